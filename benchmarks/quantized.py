@@ -1,4 +1,4 @@
-"""Quantised models to bfloat16 MaxText against `cp` + `sync` of what is written, and a plan of the largest.
+"""Quantized models to bfloat16 MaxText against `cp` + `sync` of what is written, and a plan of the largest.
 
     python benchmarks/quantized.py [--directory DIR] [--rounds N] [--parameters N] [--quick]
 
@@ -60,7 +60,7 @@ _FP8_ENDS = ("proj.weight", "kv_a_proj_with_mqa.weight")
 
 
 def tensors_of(config: Mapping[str, object]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Names, dtypes and shapes of a quantised model's tensors."""
+    """Names, dtypes and shapes of a quantized model's tensors."""
     result: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, shape in shapes_of(config).items():
         if config["quantization_config"] == MXFP4 and name.endswith(("gate_up_proj", "down_proj")):

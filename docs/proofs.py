@@ -41,8 +41,8 @@ Models of random sizes come back to the bit in all forms, for every family. Mode
 tower's inner blocks see are scanned without the tower. *Left out* is what MaxText has no place for, or no row
 takes; `--carry` keeps it.
 
-Weights of [quantised sources](quantized.md) become the numbers that they stand for before any row sees them,
-whatever the family; tests compare these with products that are made one by one. *Quantised* says where
+Weights of [quantized sources](quantized.md) become the numbers that they stand for before any row sees them,
+whatever the family; tests compare these with products that are made one by one. *Quantized* says where
 MaxText then computes as transformers does with these numbers, and which FP8 checkpoints equal those of
 MaxText's own converter.
 """
@@ -53,7 +53,7 @@ def proofs() -> str:
 
 
 def _table(version: str) -> Iterator[str]:
-    head = ("family", *LAYERS.values(), *(f"back, {form}" for form in LAYERS.values()), "towers", "quantised")
+    head = ("family", *LAYERS.values(), *(f"back, {form}" for form in LAYERS.values()), "towers", "quantized")
     lines = [_line(family, version) for family in families().values()]
     yield f"### MaxText {version}"
     yield ""
@@ -76,7 +76,7 @@ def _rows(lines: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 def _line(family: Family, version: str) -> tuple[str, ...]:
     ways = [_cell(family, version, form, step) for step in ("logits", "export") for form in LAYERS]
-    return (family.name, *ways, _towers(family, version), _quantised(family, version))
+    return (family.name, *ways, _towers(family, version), _quantized(family, version))
 
 
 def _cell(family: Family, version: str, form: str, step: str) -> str:
@@ -102,7 +102,7 @@ def _towers(family: Family, version: str) -> str:
     return _joined([*golden, _ran(family, version, list(LAYERS), "images", "images")])
 
 
-def _quantised(family: Family, version: str) -> str:
+def _quantized(family: Family, version: str) -> str:
     made = [each for each in _cases(version) if _of(each) is family and declared_quantization(_read(each))]
     golden = _said("golden", [each.parents[1].name for each in made])
     return _joined([golden, _ran(family, version, list(LAYERS), "quantized", "logits")])

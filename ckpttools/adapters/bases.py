@@ -52,7 +52,7 @@ class Base:
     """The base model of an adapter.
 
     Attributes:
-        tree: as it was opened, quantised weights as numbers.
+        tree: as it was opened, quantized weights as numbers.
         weights: its arrays under Hugging Face's names.
         config: what its `config.json` says; None where none is known.
         rows: of a MaxText base; None for a Hugging Face one.
@@ -201,7 +201,7 @@ def open_base(tree: Tree, model: ModelOptions | None = None, like: LocationLike 
         like: directory of the model that a MaxText one came from; None for what was carried along.
 
     Raises:
-        FormatError: weights are quantised and no numbers can be made of them, or two have one name.
+        FormatError: weights are quantized and no numbers can be made of them, or two have one name.
         CheckpointError: as of `ckpttools.maxtext.to_hf.model_rows`.
     """
     tree = dequantize_with_notes(tree).tree

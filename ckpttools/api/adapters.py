@@ -65,14 +65,14 @@ def merge_adapter(
         adapter: directory that PEFT saved, or its file of weights; or a checkpoint of a MaxText adapter.
         scale: of the adapter's changes, besides the adapter's own scale; -1 takes them away again.
         alpha: of a MaxText adapter, as of `ckpttools.adapter_to_peft`.
-        dtype: of the model before anything is added, as `ckpttools.cast` makes it, quantised weights among
+        dtype: of the model before anything is added, as `ckpttools.cast` makes it, quantized weights among
             it; None to leave it.
         like: of a MaxText checkpoint, as of `ckpttools.maxtext_to_hf`.
         family: name of the family whose rows are used for a MaxText checkpoint, or a file that describes one.
         common: `ckpttools.api.convert.Changing`.
 
     Raises:
-        FormatError: the adapter is of another kind, or not of this model; weights of the model are quantised,
+        FormatError: the adapter is of another kind, or not of this model; weights of the model are quantized,
             and no dtype is given.
         CheckpointError: as `ckpttools.convert`.
     """

@@ -69,7 +69,7 @@ class DiffReport:
         outcomes: number of arrays by outcome, see `ckpttools.compare.diff.OUTCOMES`.
         arrays: those that differ, or all if asked for.
         hints: which options would ignore all that differs, what is equal in numbers and not in bits, or what
-            was rounded as it was quantised.
+            was rounded as it was quantized.
     """
 
     a: SideReport
@@ -292,7 +292,7 @@ def _quantized_in_one(result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray])
         count = sum(one and not other for one, other in zip(mine, theirs, strict=True))
         if count:
             yield (
-                f"{count:,} of {plural(every, 'array')} with other values are quantised in {name} "
+                f"{count:,} of {plural(every, 'array')} with other values are quantized in {name} "
                 "alone, which rounds them: normally distributed weights by about 2.7 % of their rms in FP8, "
                 "by 12 % in MXFP4"
             )

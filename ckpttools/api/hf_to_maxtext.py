@@ -65,7 +65,7 @@ def hf_to_maxtext(
         scan: stack the layers, as MaxText's `scan_layers=true` wants them.
         scan_axis: the axis on which they are stacked (MaxText's `param_scan_axis`).
         dtype: of all floating-point arrays, such as "bfloat16"; None keeps those stored.
-        dequantize_like: how products of quantised weights and their scales are rounded: "float32" once,
+        dequantize_like: how products of quantized weights and their scales are rounded: "float32" once,
             "maxtext" as MaxText does, with scales rounded to bfloat16 first.
         exact: store in float32 what would otherwise not come back to the bit.
         maxtext: version of MaxText that is to load it: "0.2.5" or "e591f30".
@@ -77,7 +77,7 @@ def hf_to_maxtext(
         rope_layout: order of rotary pairs in MaxText's query and key.
         tied: what becomes of the output head: as the arrays are, without one, or made from the embedding if
             none is stored.
-        quantized: what becomes of quantised weights: numbers of `dtype`, bfloat16 by default, or FP8 as it
+        quantized: what becomes of quantized weights: numbers of `dtype`, bfloat16 by default, or FP8 as it
             is, with its scales beside it, as MaxText from 0.2.5 on keeps it; `dtype` then is of the others.
         max_header_bytes: longest safetensors header that is accepted.
         prefer_rank: as of `ckpttools.api.sources.Opening`.

@@ -149,7 +149,7 @@ def load(
         to: whose names, layout and values arrays are to have: of a Hugging Face model "maxtext", of a
             MaxText checkpoint "hf"; None leaves them as they are.
         dtype: of floating-point arrays, such as "bfloat16"; "like" for those of `like`; None for the stored.
-            With it, as with `to="maxtext"`, quantised weights become the numbers that they stand for.
+            With it, as with `to="maxtext"`, quantized weights become the numbers that they stand for.
         keep, drop: patterns of what is loaded, or is not, by the names it gets; as of `ckpttools.select`.
         memory_kind: memory of the devices, such as "pinned_host"; None for that of the shardings.
         max_over_read: of several processes: bytes read for each byte that their devices need, from which on
@@ -168,7 +168,7 @@ def load(
         CoverageError: names, shapes or dtypes that do not fit, axes that cannot be divided evenly, and 64-bit
             numbers where JAX would halve them; lists all.
         CheckpointError: the source cannot be read or converted, or does not fit into the memory.
-        UsageError: arguments that contradict each other; a dtype of few bits for what quantised weights stand
+        UsageError: arguments that contradict each other; a dtype of few bits for what quantized weights stand
             for.
     """
     from ckpttools.sharding.assignments import is_abstract

@@ -58,8 +58,8 @@ def quantize(
             these get the names of the hub on the way.
         destination: directory that appears when everything is written.
         scheme: "fp8-block128" as of DeepSeek V3 and Qwen, or "mxfp4" as of gpt-oss.
-        exclude: patterns of arrays that are not quantised, besides embeddings, norms, heads, routers, towers.
-        dtype: of what is not quantised, such as "bfloat16"; None keeps what is stored.
+        exclude: patterns of arrays that are not quantized, besides embeddings, norms, heads, routers, towers.
+        dtype: of what is not quantized, such as "bfloat16"; None keeps what is stored.
         like, carry: of a MaxText checkpoint, as of `ckpttools.maxtext_to_hf`.
         max_shard_size, step: as of `ckpttools.maxtext_to_hf`.
         max_header_bytes, max_index_bytes: as of `ckpttools.convert`.
@@ -67,9 +67,9 @@ def quantize(
         writing: `ckpttools.api.prepared.Writing`.
 
     Raises:
-        UsageError: there is nothing to quantise, or no such scheme; a pattern that matches nothing; a dtype
+        UsageError: there is nothing to quantize, or no such scheme; a pattern that matches nothing; a dtype
             of numbers that need scales.
-        FormatError: weights are quantised already; the source is an adapter without its model, or more than a
+        FormatError: weights are quantized already; the source is an adapter without its model, or more than a
             model; names are not those of the hub, or of the family that `config.json` names; when it runs: an
             array has NaN or infinity.
         CheckpointError: the source cannot be read or converted, or reading or writing fails.
@@ -138,9 +138,9 @@ def _model_alone(tree: Tree) -> Tree:
     hub = tree.pipe(
         partial(
             only_model,
-            others="there is more than a model in it, which nothing that loads quantised models reads",
+            others="there is more than a model in it, which nothing that loads quantized models reads",
             leaving=leaving,
-            names="nothing that loads quantised models knows these names",
+            names="nothing that loads quantized models knows these names",
         )
     )
     refuse_quantized(hub, by_config=True)

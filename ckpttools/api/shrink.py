@@ -50,7 +50,7 @@ def shrink(
         vocab: so many of the first tokens; the tokenizer stays what it is.
         like: of a MaxText checkpoint that carries no `config.json`: the model's directory, or the file.
         family: the model's family, or a file that describes one; None as the configuration says.
-        dtype: of floating-point arrays, such as "bfloat16", quantised weights among them; None to leave them.
+        dtype: of floating-point arrays, such as "bfloat16", quantized weights among them; None to leave them.
         common: `ckpttools.api.convert.Changing`.
 
     Raises:

@@ -31,7 +31,7 @@ def stats(
 ) -> StatsReport:
     """Compute extremes, mean, norm, zeros and NaN of every array, reading each element once.
 
-    Those of quantised weights are of the numbers that they stand for, in bfloat16; where not all can be made
+    Those of quantized weights are of the numbers that they stand for, in bfloat16; where not all can be made
     numbers of, of codes and scales as they are stored, and `remarks` says so.
 
     Args:

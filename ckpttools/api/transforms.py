@@ -121,7 +121,7 @@ def cast(
 ) -> Prepared:
     """Cast a checkpoint to other dtypes, rounding to nearest even and keeping NaN and infinity.
 
-    Quantised weights are multiplied by their scales where `dtype` has 16 bits or more. Values that a
+    Quantized weights are multiplied by their scales where `dtype` has 16 bits or more. Values that a
     dtype cannot hold are counted in `Receipt.counts`.
 
     Args:
@@ -131,7 +131,7 @@ def cast(
         dtype_map: pattern -> dtype, also of whole numbers; the first that matches counts, `dtype` is for the
             rest.
         force: cast also where whole numbers can be lost, and float8 that may have lost its scales.
-        dequantize_like: how products of quantised weights and their scales are rounded, as of
+        dequantize_like: how products of quantized weights and their scales are rounded, as of
             `ckpttools.hf_to_maxtext`.
         common: `ckpttools.api.convert.Changing`.
 

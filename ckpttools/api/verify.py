@@ -466,6 +466,6 @@ def same_numbers(
         # Scales that make no finite number.
         return ()
     return (
-        f"dequantised, they are equal: codes and scales of {array_count(names)} differ, but their products "
+        f"dequantized, they are equal: codes and scales of {array_count(names)} differ, but their products "
         "in float32 do not",
     )

@@ -1,4 +1,4 @@
-"""Arrays quantised on the way: the codes of another array's elements, and the scales of its blocks.
+"""Arrays quantized on the way: the codes of another array's elements, and the scales of its blocks.
 
 Both are made anew from the same elements, each block whole, so that every region has the same bits however an
 array is cut. Blocks lie on the last two axes.
@@ -41,7 +41,7 @@ class BlockEncoder(Protocol):
 
     @property
     def packed(self) -> int:
-        """Elements in one code, neighbours on the last axis; blocks have whole codes."""
+        """Elements in one code, neighbors on the last axis; blocks have whole codes."""
 
     @property
     def code(self) -> DType:
@@ -111,7 +111,7 @@ class _Blockwise(Derived):
                 except NonFiniteError as error:
                     leave = option("exclude", "PATTERN")
                     raise FormatError(
-                        "an array with NaN or infinity cannot be quantised",
+                        "an array with NaN or infinity cannot be quantized",
                         location=self.name or None,
                         got=f"in [{part}]",
                         expected="finite numbers",
@@ -207,7 +207,7 @@ class BlockCodes(_Blockwise):
 
 
 def block_codes(source: LazyArray, encoder: BlockEncoder, name: str = "") -> tuple[BlockCodes, BlockScales]:
-    """An array quantised: its codes, and the scales of its blocks.
+    """An array quantized: its codes, and the scales of its blocks.
 
     Args:
         source: floating-point numbers, at least of two axes.
@@ -219,7 +219,7 @@ def block_codes(source: LazyArray, encoder: BlockEncoder, name: str = "") -> tup
     """
     if not source.dtype.is_float or source.ndim < 2 or source.shape[-1] % encoder.packed:
         raise ShapeError(
-            "this array cannot be quantised in blocks",
+            "this array cannot be quantized in blocks",
             location=name or None,
             got=f"{source.dtype}{list(source.shape)}",
             expected=f"floating-point numbers of at least two axes, the last a multiple of {encoder.packed}",

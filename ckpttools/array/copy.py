@@ -87,7 +87,7 @@ def _merged_axes(target: np.ndarray, source: np.ndarray) -> list[_Axis]:
 
 
 def _contiguous_axis(array: np.ndarray) -> int | None:
-    """The axis along which neighbours touch in memory."""
+    """The axis along which neighbors touch in memory."""
     return next((k for k, s in enumerate(array.strides) if s == array.itemsize), None)
 
 

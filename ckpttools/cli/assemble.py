@@ -17,7 +17,7 @@ from ckpttools.cli.options import (
     resource_options,
     with_optimizer_option,
 )
-from ckpttools.cli.output import labelled_lines, print_report, width
+from ckpttools.cli.output import labeled_lines, print_report, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.transform_options import target_options
 from ckpttools.cli.write import write
@@ -108,11 +108,11 @@ def format_lines(listing: HostsListing) -> Iterator[str]:
     yield from draw_table(_COLUMNS, [_row_cells(item, newest, now) for item in listing.saves], width())
     for save in listing.saves:
         for label, text in _missing_text(save):
-            yield from labelled_lines(f"  {label}", printable(text), _LABEL, width())
+            yield from labeled_lines(f"  {label}", printable(text), _LABEL, width())
     for name, why in listing.unusable.items():
-        yield from labelled_lines("  unusable", printable(f"{name}: {why}"), _LABEL, width())
+        yield from labeled_lines("  unusable", printable(f"{name}: {why}"), _LABEL, width())
     for text in listing.lost[:_MAX_LISTED]:
-        yield from labelled_lines("  lost", printable(text), _LABEL, width())
+        yield from labeled_lines("  lost", printable(text), _LABEL, width())
 
 
 def _row_cells(save: SaveListing, newest: SaveListing | None, now: float) -> list[str]:

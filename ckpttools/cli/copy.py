@@ -15,7 +15,7 @@ from ckpttools.cli.options import (
     public_option,
     unprotected_option,
 )
-from ckpttools.cli.output import labelled_lines, print_report, print_stderr, prose_width
+from ckpttools.cli.output import labeled_lines, print_report, print_stderr, prose_width
 from ckpttools.cli.progress import progress_events, progress_option
 from ckpttools.cli.transform_options import source_and_destination
 from ckpttools.cli.units import format_disk, format_memory
@@ -88,9 +88,9 @@ def copy(
 def _note_lines(report: CopyReport) -> Iterator[str]:
     """Print the notes of the plan on stderr."""
     for name, reason in report.left_out.items():
-        yield from labelled_lines("left out", f"{name}: {reason}", 9, prose_width())
+        yield from labeled_lines("left out", f"{name}: {reason}", 9, prose_width())
     for text in report.remarks:
-        yield from labelled_lines("note", text, 9, prose_width())
+        yield from labeled_lines("note", text, 9, prose_width())
 
 
 def _plan_lines(report: CopyReport) -> Iterator[str]:

@@ -21,7 +21,7 @@ from ckpttools.cli.options import (
     prefer_rank_option,
     resource_options,
 )
-from ckpttools.cli.output import exit_with_differences, labelled_lines, print_json, print_lines, styled, width
+from ckpttools.cli.output import exit_with_differences, labeled_lines, print_json, print_lines, styled, width
 from ckpttools.cli.progress import progress_events, progress_option
 from ckpttools.cli.units import format_disk
 from ckpttools.compare.renames import indices
@@ -188,16 +188,16 @@ def _side_line(name: str, side: SideReport, remarks: Sequence[Remark]) -> Iterat
 
 
 def _indent(text: str) -> list[str]:
-    return labelled_lines("", printable(text), 2, width())
+    return labeled_lines("", printable(text), 2, width())
 
 
 def _verdict_lines(report: DiffReport) -> Iterator[str]:
     counts = [f"{plural(n, 'array')} {_OUTCOMES[o]}" for o in _OUTCOMES if (n := report.outcomes.get(o, 0))]
     if report.uncompared:
         counts.append("others not compared")
-    verdict, colour = ("Equal", "green") if report.equal else ("Different", "red")
+    verdict, color = ("Equal", "green") if report.equal else ("Different", "red")
     first, *rest = _indent(f"{verdict}: {', '.join(counts)}")
-    yield first[2:].replace(verdict, styled(verdict, fg=colour, bold=True), 1)
+    yield first[2:].replace(verdict, styled(verdict, fg=color, bold=True), 1)
     yield from rest
 
 
@@ -222,7 +222,7 @@ def _paragraph(group: Sequence[ArrayDiff]) -> Iterator[str]:
     for name in fold_lines(printable(item.name) for item in group):
         yield styled(name, bold=True)
     for label, text in _fact_lines(first, group):
-        yield from labelled_lines(f"  {label}", printable(text), _MARGIN, width(), dim=True)
+        yield from labeled_lines(f"  {label}", printable(text), _MARGIN, width(), dim=True)
 
 
 def _fact_lines(first: ArrayDiff, group: Sequence[ArrayDiff]) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, max_index_option, requests_option
-from ckpttools.cli.output import labelled_lines, print_json, print_lines, print_report, prose_width, styled
+from ckpttools.cli.output import labeled_lines, print_json, print_lines, print_report, prose_width, styled
 from ckpttools.cli.progress import progress_events, progress_option
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.location import Location
@@ -116,8 +116,8 @@ def _to_view(diagnosis: Diagnosis, fix: tuple[str, ...], checksums: bool) -> Ite
         yield styled("fixed: ", fg="green") + printable(line)
     for item in diagnosis.refused:
         yield styled("refused: ", fg="red") + printable(item.location) + ":"
-        yield from labelled_lines("", printable(item.what), _COLUMN, prose_width())
-        yield from labelled_lines("  next", printable(item.do), _COLUMN, prose_width())
+        yield from labeled_lines("", printable(item.what), _COLUMN, prose_width())
+        yield from labeled_lines("  next", printable(item.do), _COLUMN, prose_width())
     if fix and not diagnosis.fixed:
         yield f"nothing here that --fix {' --fix '.join(fix)} would repair"
     for finding in diagnosis.findings:
@@ -131,10 +131,10 @@ def _to_view(diagnosis: Diagnosis, fix: tuple[str, ...], checksums: bool) -> Ite
 def _report_lines(finding: Finding) -> Iterator[str]:
     location = styled(finding.level, fg=_COLORS[finding.level], bold=True)
     yield f"{location}  {printable(finding.location)}  [{finding.check}]"
-    yield from labelled_lines("", printable(finding.what), _COLUMN, prose_width())
-    yield from labelled_lines("  why", printable(finding.why), _COLUMN, prose_width())
+    yield from labeled_lines("", printable(finding.what), _COLUMN, prose_width())
+    yield from labeled_lines("  why", printable(finding.why), _COLUMN, prose_width())
     command = None if finding.command is None else printable(finding.command)
-    yield from labelled_lines("  next", printable(finding.do), _COLUMN, prose_width(), command=command)
+    yield from labeled_lines("  next", printable(finding.do), _COLUMN, prose_width(), command=command)
 
 
 def _verdict_line(diagnosis: Diagnosis, checksums: bool) -> str:

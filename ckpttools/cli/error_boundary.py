@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 import click
 
-from ckpttools.cli.output import click_error, error_width, labelled_lines, print_stderr
+from ckpttools.cli.output import click_error, error_width, labeled_lines, print_stderr
 from ckpttools.cli.signals import Stopped
 from ckpttools.core.errors import (
     CheckpointError,
@@ -97,12 +97,12 @@ def _describe_error(end: BaseException, traceback: bool) -> list[str]:
 def _error_lines(error: CheckpointError, room: int | None) -> list[str]:
     """Format an error in lines of the given width, keeping text to copy unbroken."""
     first, *listed = printable_text(error.message).split("\n")
-    lines = [*labelled_lines("Error:", first, 7, room, whole_words=True), *listed]
+    lines = [*labeled_lines("Error:", first, 7, room, whole_words=True), *listed]
     for label, text in error.details():
         sentence, *whole = printable_text(text).split("\n")
         is_prose = label != "at" and not _COMMAND_PATTERN.search(sentence)
         lines += (
-            labelled_lines(f"  {label}", sentence, 11, room if is_prose else None, whole_words=True) + whole
+            labeled_lines(f"  {label}", sentence, 11, room if is_prose else None, whole_words=True) + whole
         )
     return lines
 

@@ -9,7 +9,7 @@ import click
 
 from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.options import ANY_PATH, complete_family, json_option
-from ckpttools.cli.output import labelled_lines, print_json, print_lines, print_report, styled, width, wrap
+from ckpttools.cli.output import labeled_lines, print_json, print_lines, print_report, styled, width, wrap
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.location import Location
@@ -78,7 +78,7 @@ def _detail_lines(family: FamilySummary) -> Iterator[str]:
 
 def _to_entry(label: str, text: str, column: int = _COLUMN) -> Iterator[str]:
     """Format a label and a text that wraps below itself at the terminal width."""
-    yield from labelled_lines(f"  {label}", printable(text or "-"), column, _remaining_width())
+    yield from labeled_lines(f"  {label}", printable(text or "-"), column, _remaining_width())
 
 
 def _remaining_width() -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, requests_option
-from ckpttools.cli.output import labelled_lines, print_report, styled, width
+from ckpttools.cli.output import labeled_lines, print_report, styled, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import format_disk
 from ckpttools.core.text import format_age, plural, printable, sample_names
@@ -70,7 +70,7 @@ def run_lines(listing: RunListing) -> Iterator[str]:
     steps = plural(len(listing.steps), "step")
     yield f"{steps}, {len(listing.finished)} finished: {format_disk(total)}{shared}"
     for label, text in _remarks(listing):
-        yield from labelled_lines(f"  {label}", printable(text), _LABEL, width())
+        yield from labeled_lines(f"  {label}", printable(text), _LABEL, width())
 
 
 def _omitted_line(table: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

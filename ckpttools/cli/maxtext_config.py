@@ -19,7 +19,7 @@ from ckpttools.cli.options import (
 )
 from ckpttools.cli.output import (
     exit_with_differences,
-    labelled_lines,
+    labeled_lines,
     print_json,
     print_lines,
     print_stderr,
@@ -126,15 +126,15 @@ def _setting_lines(result: MaxTextConfig, form: str, command: str | None) -> Ite
 
 def _remark_lines(result: MaxTextConfig) -> Iterator[str]:
     for deviation in result.deviations:
-        yield from _labelled_lines("differs", str(deviation))
+        yield from _labeled_lines("differs", str(deviation))
     if result.unread:
-        yield from _labelled_lines("not read", f"{', '.join(result.unread)}: MaxText is told nothing of it")
+        yield from _labeled_lines("not read", f"{', '.join(result.unread)}: MaxText is told nothing of it")
     for note in result.notes:
-        yield from _labelled_lines("note", note)
+        yield from _labeled_lines("note", note)
 
 
-def _labelled_lines(label: str, text: str) -> list[str]:
-    return labelled_lines(label, printable(text), _COLUMN, width(), whole_words=True)
+def _labeled_lines(label: str, text: str) -> list[str]:
+    return labeled_lines(label, printable(text), _COLUMN, width(), whole_words=True)
 
 
 def _suggest_options(word: str) -> list[str]:
@@ -147,7 +147,7 @@ def _check_lines(result: MaxTextConfig) -> Iterator[str]:
         yield styled("nothing contradicts the checkpoint", bold=True)
     for mistake in result.mistakes:
         yield _given_settings(mistake)
-        yield from _labelled_lines("  refused", f"{mistake.reason}; {mistake.hint}")
+        yield from _labeled_lines("  refused", f"{mistake.reason}; {mistake.hint}")
     for contradiction in result.contradictions:
         yield from _contradiction_lines(contradiction)
 
@@ -156,7 +156,7 @@ def _contradiction_lines(result: Contradiction) -> Iterator[str]:
     from ckpttools.maxtext.config.report import format_value
 
     yield _given_settings(result)
-    yield from _labelled_lines("  expected", f"{format_value(result.expected)} ({result.source})")
+    yield from _labeled_lines("  expected", f"{format_value(result.expected)} ({result.source})")
 
 
 def _given_settings(result: Contradiction | Mistake) -> str:

@@ -147,7 +147,7 @@ _WORDS = re.compile(r"\S*`[^`]+`\S*|\S+")
 _AFTER_KEY = re.compile(r"(?<=[/.])(?=[^/.])")
 
 
-def labelled_lines(
+def labeled_lines(
     label: str,
     text: str,
     column: int,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttools.api.plan_report import PlanReport
-from ckpttools.cli.output import labelled_lines, print_lines, print_stderr, prose_width
+from ckpttools.cli.output import labeled_lines, print_lines, print_stderr, prose_width
 from ckpttools.cli.units import format_count, format_disk, format_exact, format_memory
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import first_names, plural
@@ -90,7 +90,7 @@ _SENTENCE_END = ("changed", "note", "INEXACT", "dropped", "share")
 
 
 def _plan_lines(label: str, text: str) -> list[str]:
-    return labelled_lines(label, text, 9, prose_width())
+    return labeled_lines(label, text, 9, prose_width())
 
 
 def _shared_line(report: PlanReport) -> Iterator[tuple[str, str]]:
@@ -188,5 +188,5 @@ def print_next(destination: Location) -> None:
         return
     lines = [f"{'next' if not number else '':<{_COLUMN}}{use}" for number, use in enumerate(result.uses)]
     for surprise in result.surprises:
-        lines += labelled_lines("note", surprise, _COLUMN, prose_width())
+        lines += labeled_lines("note", surprise, _COLUMN, prose_width())
     print_stderr(*lines)

@@ -19,7 +19,7 @@ from ckpttools.cli.options import (
 )
 from ckpttools.cli.output import (
     exit_with_differences,
-    labelled_lines,
+    labeled_lines,
     print_json,
     print_lines,
     print_stderr,
@@ -160,7 +160,7 @@ def _report_lines(built: TrainingPlan) -> Iterator[str]:
 
 
 def _row_line(label: str, text: str) -> list[str]:
-    return labelled_lines(label, text, _LABEL, prose_width())
+    return labeled_lines(label, text, _LABEL, prose_width())
 
 
 def _interval_text(each: SaveInterval) -> str:

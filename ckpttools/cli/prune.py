@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, count_option, json_option, requests_option
-from ckpttools.cli.output import labelled_lines, print_report, styled, width
+from ckpttools.cli.output import labeled_lines, print_report, styled, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import format_disk
 from ckpttools.core.text import plural, printable
@@ -78,7 +78,7 @@ def _report_lines(report: PruneReport) -> Iterator[str]:
     if rows:
         yield from draw_table(_COLUMNS, rows, width())
     for text in report.left:
-        yield from labelled_lines("  left", printable(text), 9, width())
+        yield from labeled_lines("  left", printable(text), 9, width())
     if not report.steps:
         words = {"finish": "finished", "undo": "undone"}
         yield f"The prune that was interrupted {'is' if report.is_done else 'would be'} {words[report.what]}."

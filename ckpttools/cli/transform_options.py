@@ -140,7 +140,7 @@ dequantize_like_option = click.option(
     type=click.Choice(("float32", "maxtext")),
     default="float32",
     show_default=True,
-    help="How products of quantised weights and their scales are rounded: once, from float32; or as MaxText "
+    help="How products of quantized weights and their scales are rounded: once, from float32; or as MaxText "
     "does when it loads FP8, with scales rounded to bfloat16 first.",
 )
 force_option = click.option(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckpttools.adapters.summary import AdapterReport
-from ckpttools.cli.output import labelled_lines, styled
+from ckpttools.cli.output import labeled_lines, styled
 from ckpttools.cli.units import format_count, format_disk
 from ckpttools.core.text import first_names, plural, printable
 from ckpttools.formats.adapters import LORA
@@ -31,12 +31,12 @@ def fact_lines(report: TreeReport, room: int | None) -> Iterator[str]:
         room: columns of the terminal; None for no limit.
     """
     yield styled(printable(report.path), bold=True)
-    for label, text in _labelled_lines(report):
+    for label, text in _labeled_lines(report):
         style = {"fg": "yellow"} if label == "warning" else {"dim": True}
-        yield from labelled_lines(f"  {label}", text, _COLUMN, room, **style)
+        yield from labeled_lines(f"  {label}", text, _COLUMN, room, **style)
 
 
-def _labelled_lines(report: TreeReport) -> Iterator[tuple[str, str]]:
+def _labeled_lines(report: TreeReport) -> Iterator[tuple[str, str]]:
     yield "format", _join(report.format, None if report.step is None else f"step {report.step}")
     axis = None if report.scan_axis is None else f"scan axis {report.scan_axis}"
     if kind := _join(report.kind, report.flavour, axis):
@@ -60,7 +60,7 @@ def _labelled_lines(report: TreeReport) -> Iterator[tuple[str, str]]:
     )
     yield "parameters", _parameters_text(report)
     if report.quantization:
-        yield "quantised", _quantization_lines(report.quantization, is_maxtext=report.flavour is not None)
+        yield "quantized", _quantization_lines(report.quantization, is_maxtext=report.flavour is not None)
     if report.scales:
         yield "scales", _join(plural(report.scales.num_arrays, "array"), format_disk(report.scales.nbytes))
     yield from _other_arrays_text(report)

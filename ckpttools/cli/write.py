@@ -119,7 +119,7 @@ def error_lines(errors: Mapping[str, QuantizationError]) -> Iterator[str]:
         return
     together = total_error(errors)
     if not together.largest:
-        yield f"{plural(len(errors), 'array')} quantised without any error: each value is kept"
+        yield f"{plural(len(errors), 'array')} quantized without any error: each value is kept"
         return
     worst = [(printable(name), *_error_cells(errors[name])) for name in list(errors)[:_MAX_WORST]]
     both = (f"all {plural(len(errors), 'array')}", *_error_cells(together))

@@ -17,7 +17,7 @@ from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.mapping.values import Cast
 from ckpttools.stores.memory import Bytes
 
-# Boxes of so many elements, long on the last axis, where neighbours in memory are.
+# Boxes of so many elements, long on the last axis, where neighbors in memory are.
 _BOX, _LAST, _SIDE = 2048, 128, 8
 _BOXES = 4
 # If a sample reads more than this, hypotheses are tried on a copy in memory.

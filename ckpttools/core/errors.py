@@ -75,7 +75,7 @@ class CheckpointError(Exception):
         return "; ".join(map(str.strip, self.message.splitlines())).replace(":; ", ": ")
 
     def details(self) -> list[tuple[str, str]]:
-        """The labelled lines below the message, in reading order."""
+        """The labeled lines below the message, in reading order."""
         pairs = (
             ("at", self.location and printable(self.location)),
             ("expected", _group_details(self.expected)),
@@ -105,7 +105,7 @@ class DestinationExistsError(UsageError):
 
 
 class FormatError(CheckpointError):
-    """A file is not what its name or its neighbours say it is."""
+    """A file is not what its name or its neighbors say it is."""
 
 
 class SourceChangedError(FormatError):

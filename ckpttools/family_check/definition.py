@@ -64,7 +64,7 @@ class Definition:
         return [side for row in self.rows for side in (row.left, row.right)]
 
     @cached_property
-    def labelled(self) -> dict[str, list[Field]]:
+    def labeled(self) -> dict[str, list[Field]]:
         """The fields that write an axis as words, by axis."""
         result: dict[str, list[Field]] = {}
         for field in dict.fromkeys(field for side in self.sides for field in side.key.fields if field.labels):
@@ -136,7 +136,7 @@ class Definition:
 
     def _labels(self) -> Iterator[FamilyFinding]:
         constants = self.family.constants
-        for axis, fields in self.labelled.items():
+        for axis, fields in self.labeled.items():
             counts = {len(field.labels) for field in fields}
             if len(counts) > 1:
                 yield FamilyFinding("label", axis, f"{' and '.join(map(str, fields))} have different lengths")

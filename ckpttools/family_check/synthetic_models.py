@@ -147,8 +147,8 @@ class Sizes:
             absent: axes whose fields are not there, so that their default counts.
         """
         family = definition.family
-        labelled = {axis: len(fields[0].labels) for axis, fields in definition.labelled.items()}
-        fixed = {**labelled, **family.constants, **{axis: int(family.sizes[axis][-1]) for axis in absent}}
+        labeled = {axis: len(fields[0].labels) for axis, fields in definition.labeled.items()}
+        fixed = {**labeled, **family.constants, **{axis: int(family.sizes[axis][-1]) for axis in absent}}
         formulas = {axis: item for axis, item in family.derived.items() if axis not in fixed}
         # Axes in keys, and what these follow from, are short: each of their coordinates is an array.
         short = {axis for side in definition.sides for axis in side.key.axes}

@@ -1,4 +1,4 @@
-"""Adapters, such as a LoRA, without their base model: recognised, and refused where a model is expected."""
+"""Adapters, such as a LoRA, without their base model: recognized, and refused where a model is expected."""
 
 from __future__ import annotations
 

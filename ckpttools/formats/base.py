@@ -1,4 +1,4 @@
-"""What a format is: a way to recognise and open a checkpoint, and a way to lay one out in files.
+"""What a format is: a way to recognize and open a checkpoint, and a way to lay one out in files.
 
 Adding a format is one module with a `FORMAT` object and one line: see docs/add-a-format.md.
 

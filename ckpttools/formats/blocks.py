@@ -31,8 +31,8 @@ class Atom:
     Attributes:
         length: coordinates.
         cell: coordinates that share a block; the last block, or the only one, may reach beyond the length.
-        stride: elements between neighbours inside a block.
-        step: blocks between neighbouring cells.
+        stride: elements between neighbors inside a block.
+        step: blocks between neighboring cells.
     """
 
     length: int

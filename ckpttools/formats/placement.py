@@ -185,7 +185,7 @@ class Placement:
         """The axes from slowest to fastest in which chunks follow each other.
 
         Axes with one coordinate a chunk (layers, experts) come first: all chunks of a layer are then
-        neighbours, in the file and in a task's buffer, whose axes have this order, too. Inside a chunk
+        neighbors, in the file and in a task's buffer, whose axes have this order, too. Inside a chunk
         those axes have length one, so the order of its elements is the plain C order.
         """
         single = [axis for axis, length in enumerate(self.chunk) if length == 1]
@@ -248,7 +248,7 @@ class Placement:
             yield tuple(index)
 
     def runs(self, region: Region) -> Iterator[ByteRun]:
-        """The region's bytes, as runs; neighbouring runs are joined.
+        """The region's bytes, as runs; neighboring runs are joined.
 
         The buffer holds the region's elements with the axes in `order`.
         """

@@ -85,7 +85,7 @@ def open_tree(where: LocationLike, options: ReadOptions | None = None) -> Tree:
 
     Raises:
         StorageError: nothing is there.
-        FormatError: no format recognises it, says what each of them missed; or a conversion grows there.
+        FormatError: no format recognizes it, says what each of them missed; or a conversion grows there.
     """
     path = parse(where)
     if not path.exists():

@@ -10,7 +10,7 @@ from ckpttools.maxtext.planning.intervals import Tier
 _WIDTH, _HEIGHT, _LEFT, _TOP = 720, 400, 70, 50
 _RIGHT, _BOTTOM = _WIDTH - 20, _HEIGHT - 60
 FONTS = "DejaVu Sans, Liberation Sans, Noto Sans, Arial, Helvetica, sans-serif"
-_COLOURS = ("#1f77b4", "#d62728")
+_COLORS = ("#1f77b4", "#d62728")
 # So many times shorter and longer than the best interval.
 _REACH = 30.0
 _POINTS = 120
@@ -44,17 +44,17 @@ def lost_time_svg(tiers: Sequence[Tier]) -> str:
         *_frame(top),
         *(_tick(at(seconds, 0)[0], text) for seconds, text in _TICKS if least < seconds < limit),
     ]
-    for number, (tier, colour) in enumerate(zip(tiers, _COLOURS, strict=False)):
+    for number, (tier, color) in enumerate(zip(tiers, _COLORS, strict=False)):
         times = [least * (limit / least) ** (k / _POINTS) for k in range(_POINTS + 1)]
         shown = [time for time in times if tier.lost(time) <= top]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(time, tier.lost(time)) for time in shown))
         x, y = at(tier.best_seconds, tier.lost(tier.best_seconds))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>')
         declared = f"{tier.name}: {tier.best_seconds:.0f} s, {100 * tier.lost(tier.best_seconds):.2g} % lost"
         # Above the frame, where no curve is.
         line = _TOP - 12 - 16 * (len(tiers) - 1 - number)
-        parts.append(f'<text x="{_RIGHT}" y="{line}" text-anchor="end" fill="{colour}">{declared}</text>')
+        parts.append(f'<text x="{_RIGHT}" y="{line}" text-anchor="end" fill="{color}">{declared}</text>')
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="{FONTS}" '
         'font-size="12">'

@@ -1,4 +1,4 @@
-"""Whether weights are quantised, how, and how many."""
+"""Whether weights are quantized, how, and how many."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ckpttools.quantized.weights import Quantized, last_keys, quantized_in
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How the weights of a checkpoint are quantised.
+    """How the weights of a checkpoint are quantized.
 
     Attributes:
         method: `quant_method` of the configuration, or None if that does not mention quantisation.
         scheme: the configuration's description; without one, what is stored.
-        modules: how many hold quantised weights.
+        modules: how many hold quantized weights.
         weights: how many there are; experts may lie several to a module.
         without_scales: those of them whose scales are missing.
     """
@@ -29,7 +29,7 @@ class Quantization:
 
 
 def quantization_of(tree: Tree) -> Quantization | None:
-    """What is quantised in a tree; None if nothing is and the configuration does not mention it."""
+    """What is quantized in a tree; None if nothing is and the configuration does not mention it."""
     declared, weights = declared_quantization(tree.metadata.config), list(quantized_in(tree).weights.values())
     if not (declared or weights):
         return None

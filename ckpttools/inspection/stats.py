@@ -83,7 +83,7 @@ class StatsReport:
         num_arrays, nbytes: of `arrays`.
         nan, inf: how many such elements in all of them.
         arrays: in the checkpoint's order.
-        remarks: of quantised weights, whether these are their numbers or what is stored.
+        remarks: of quantized weights, whether these are their numbers or what is stored.
     """
 
     path: str

@@ -78,14 +78,14 @@ def _spread(xs: Numbers, scratch: Scratch) -> Spread:
     mean = total / size
     if _SMALL_MEAN * mean * mean * size < squares:
         return size, mean, sqrt(squares - size * mean * mean)
-    centre = xs[0].dtype.type(mean)
+    center = xs[0].dtype.type(mean)
     with ExitStack() as stack:
         distances = [stack.enter_context(scratch.take(x.shape, x.dtype)) for x in xs]
-        total, squares = _sums([np.subtract(x, centre, out=d) for x, d in zip(xs, distances, strict=True)])
+        total, squares = _sums([np.subtract(x, center, out=d) for x, d in zip(xs, distances, strict=True)])
     off = total / size
     left = squares - size * off * off
     # Rounding may leave less than nothing.
-    return size, float(centre) + off, sqrt(max(0.0, left))
+    return size, float(center) + off, sqrt(max(0.0, left))
 
 
 def _sums(xs: Numbers) -> tuple[float, float]:

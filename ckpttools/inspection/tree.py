@@ -48,7 +48,7 @@ class ArrayReport:
         path: keys joined by "/"; in formats without a tree, such as safetensors, the name as it is.
         role: "parameter", "optimizer" or "other".
         sharding: how it was laid out on devices when saved; None if not stored or not asked for.
-        quantized: how a quantised weight is stored, such as `fp8 128x128`; its shape and dtype are those of
+        quantized: how a quantized weight is stored, such as `fp8 128x128`; its shape and dtype are those of
             the numbers that it stands for, its bytes those of its codes. None for plain arrays.
     """
 
@@ -96,7 +96,7 @@ class TreeReport:
         step: training step, or None.
         num_arrays, num_parameters, nbytes: of `arrays`; `num_parameters` counts elements of parameters.
         custom_metadata: what the user stored beside the arrays.
-        arrays: in the checkpoint's order; a quantised weight is one, whose scales are in `scales` alone.
+        arrays: in the checkpoint's order; a quantized weight is one, whose scales are in `scales` alone.
         layers, optimizer, random_states: as in `ckpttools.maxtext.view.MaxTextView`.
         families: the model families that fit best, of those that were given.
         maxtext: the versions of MaxText that store such a model so, newest first; () where all do, or none.
@@ -105,8 +105,8 @@ class TreeReport:
         warnings: what to know before loading; of all arrays, whatever the pattern.
         sidecars: files and arrays of the model beside the weights or carried along, such as its
             configuration and tokenizer; relative to the directory.
-        quantization: how weights are quantised; None if they are not.
-        scales: scales and whatever else belongs to quantised weights, as far as those are among `arrays`;
+        quantization: how weights are quantized; None if they are not.
+        scales: scales and whatever else belongs to quantized weights, as far as those are among `arrays`;
             None where there is none.
         comparison: with what it should be; None if it was not compared.
         adapter: what it is as a low-rank adapter; None where it is none.
@@ -236,7 +236,7 @@ def _adapter(tree: Tree) -> AdapterReport | None:
 
 
 def _logical(tree: Tree) -> DequantizedTree:
-    """The tree with quantised weights as one array each, where all of them are of a scheme that is read."""
+    """The tree with quantized weights as one array each, where all of them are of a scheme that is read."""
     result = weights_in(tree)
     if has_doubtful_shapes(result):
         result = shaped_weights_in(tree)
@@ -255,7 +255,7 @@ def _without_scales(tree: Tree) -> Tree:
 
 
 def _scales(tree: Tree, shown: DequantizedTree, names: Collection[str]) -> Total | None:
-    """What belongs to the quantised weights of these names."""
+    """What belongs to the quantized weights of these names."""
     weights = [item for path, item in shown.weights.items() if keystr(path) in names]
     beside = {name for weight in weights for name in weight.stored if name != weight.codes}
     arrays = [array for path, array in tree.arrays.items() if dotted(path) in beside]
@@ -410,7 +410,7 @@ def _unmerged(tree: Tree) -> Iterator[TreeWarning]:
 def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
     """Parameters of several float dtypes; the arrays named are those of all but the commonest.
 
-    Codes of quantised weights and their scales are of other dtypes than the rest in any such model.
+    Codes of quantized weights and their scales are of other dtypes than the rest in any such model.
     """
     result = quantized_in(tree)
     scaled = {
@@ -430,7 +430,7 @@ def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
 
 
 def _unreadable(tree: Tree) -> Iterator[TreeWarning]:
-    """Quantised weights that are shown as they are stored, as no numbers can be made of some."""
+    """Quantized weights that are shown as they are stored, as no numbers can be made of some."""
     result = weights_in(tree)
     if not result.faults:
         return
@@ -440,5 +440,5 @@ def _unreadable(tree: Tree) -> Iterator[TreeWarning]:
         if result.is_whole
         else f"{result.faults[0]}{more}"
     )
-    text = f"the quantised weights cannot be dequantised: {why}; `ckpt doctor` says what to do"
+    text = f"the quantized weights cannot be dequantized: {why}; `ckpt doctor` says what to do"
     yield TreeWarning("quantized", text)

@@ -66,7 +66,7 @@ def _counts(group: AxisGroup, sizes: Mapping[str, int], size: int) -> dict[str, 
 
 
 def cell_counts(group: AxisGroup, sizes: Mapping[str, int], cell: int) -> dict[str, int] | None:
-    """How many cells each axis of a group has, of so many neighbours; None where they reach over edges."""
+    """How many cells each axis of a group has, of so many neighbors; None where they reach over edges."""
     counts: dict[str, int] = {}
     for axis in group[::-1]:
         own = sizes[axis]
@@ -212,7 +212,7 @@ def cells_within(side: Side, sizes: Mapping[str, int], block: Block) -> Iterator
 
 
 def _cells(group: AxisGroup, sizes: Mapping[str, int], size: int) -> dict[int, dict[str, int]]:
-    """Neighbours in a cell -> how many cells each axis has, for all that lie within a block and an axis."""
+    """Neighbors in a cell -> how many cells each axis has, for all that lie within a block and an axis."""
     length = prod(sizes[axis] for axis in group)
     largest = length if length <= size else gcd(length, size)
     result = {cell: cell_counts(group, sizes, cell) for cell in range(1, largest + 1) if largest % cell == 0}
@@ -249,7 +249,7 @@ def times_in_block(group: AxisGroup, sizes: Mapping[str, int], counts: Mapping[s
         size: elements of a block.
 
     Raises:
-        MappingError: cells are no neighbours on this axis, or reach over blocks.
+        MappingError: cells are no neighbors on this axis, or reach over blocks.
     """
     counts = {axis: counts.get(axis, sizes[axis]) for axis in group}
     length, cells = prod(sizes[axis] for axis in group), prod(counts.values())

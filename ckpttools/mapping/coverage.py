@@ -286,7 +286,7 @@ def remaining_keys(
     needed = {side for item in packed.values() for side in item.sides}
     scaled = next((key for key in extra if is_scale(key) or key in packed or key in needed), None)
     if scaled:
-        yield f"{scaled} belongs to a quantised weight, whose numbers mean nothing without its scales"
+        yield f"{scaled} belongs to a quantized weight, whose numbers mean nothing without its scales"
     elif extra and not is_told:
         if 2 * len(extra) > len(arrays) and any(key not in arrays for key in known):
             yield f"most array names do not belong to this family: {CHECK}"

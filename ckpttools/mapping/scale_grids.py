@@ -36,7 +36,7 @@ class ScaleGrids:
     """The scales of a table's weights on the other side.
 
     Attributes:
-        table: the same rows, but that the values of quantised weights stay as they are.
+        table: the same rows, but that the values of quantized weights stay as they are.
         scales: target key of a weight -> its scales.
         values: what happens to scales on the way.
         problems: a line for each kind of weight whose scales the other side cannot have.
@@ -55,12 +55,12 @@ class ScaleGrids:
 
 @dataclass(frozen=True)
 class _Scaled:
-    """A row of quantised weights, read one way.
+    """A row of quantized weights, read one way.
 
     Attributes:
         row: as its family has it.
         source, target: its two sides.
-        indices: the coordinates of target keys that are made of quantised weights.
+        indices: the coordinates of target keys that are made of quantized weights.
         counts: cells of each axis that is cut into blocks; none where a weight has one scale.
         times: how many cells a block of a right array has on its last two axes.
         misfit: what `fits` says of the grid.
@@ -86,17 +86,17 @@ def scale_grids(
     fits: Fits = lambda row, sizes, grid: "",
     sounds: Mapping[str, ScaleCheck] | None = None,
 ) -> ScaleGrids:
-    """The scales of a table's quantised weights as expressions of those of the source's.
+    """The scales of a table's quantized weights as expressions of those of the source's.
 
     Args:
         table: rows, bound to a model.
-        arrays: source key -> array, the codes of quantised weights among them, without scales.
-        scales: source key of a quantised weight -> its scales: a grid of blocks, or one for all.
+        arrays: source key -> array, the codes of quantized weights among them, without scales.
+        scales: source key of a quantized weight -> its scales: a grid of blocks, or one for all.
         block: elements of a block on the last two axes of right arrays; None where a weight has one scale.
         inverse: left arrays are the source, not right ones.
         cut: axes on which left arrays may be longer than the model says.
         fits: says what grids left arrays should have; one that fits is made, else the coarsest.
-        sounds: source key of a quantised weight -> what looks at its scales when they are read, and at what
+        sounds: source key of a quantized weight -> what looks at its scales when they are read, and at what
             becomes of them.
     """
     sizes, flags = table.known_of(arrays, left=inverse, cut=cut)
@@ -143,7 +143,7 @@ def _is_known(row: Row, sizes: Mapping[str, int]) -> bool:
 
 
 def _scaled(row: Row, way: _Way) -> _Scaled | None:
-    """The row, if its weights are quantised.
+    """The row, if its weights are quantized.
 
     Raises:
         MappingError: only some are of those that become one array; or as `_cut`.
@@ -156,13 +156,13 @@ def _scaled(row: Row, way: _Way) -> _Scaled | None:
     for index in target.indices(sizes):
         there = [key in scales for key in keys(index)]
         if any(there) and not all(there):
-            raise MappingError("only some of its parts are quantised", got=f"{sum(there)} of {len(there)}")
+            raise MappingError("only some of its parts are quantized", got=f"{sum(there)} of {len(there)}")
         indices += [index] if any(there) else []
         count += 1
     if not indices:
         return None
     if len(indices) < count and row.op is not None:
-        raise MappingError("only some are quantised", got=f"{len(indices)} of {count}")
+        raise MappingError("only some are quantized", got=f"{len(indices)} of {count}")
     if way.block is not None:
         return _cut(_Scaled(row, source, target, tuple(indices), {}), way, way.block)
     if source.join is not None or target.join is not None:

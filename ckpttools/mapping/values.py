@@ -379,7 +379,7 @@ class BoundRecode:
     """The same whole number in the dtype `to`; numbers that it does not have are refused.
 
     What comes as floating-point numbers is taken, too, as MaxText trains with its tables in float32; but not
-    numbers so large that a neighbour may have been rounded to them, from 256 on in bfloat16.
+    numbers so large that a neighbor may have been rounded to them, from 256 on in bfloat16.
 
     Attributes:
         to, origin: names of dtypes.

@@ -61,14 +61,14 @@ class Average:
     def __call__(self, trees: Sequence[Tree]) -> Tree:
         """Return the mean of checkpoints of one model; metadata and other arrays come from the last.
 
-        Of training states the parameters are taken: means of moments mean nothing. Quantised weights are the
+        Of training states the parameters are taken: means of moments mean nothing. Quantized weights are the
         numbers that they stand for, and count as bfloat16 where a dtype is chosen. Whole numbers that are
         parameters are read and compared.
 
         Raises:
             ConfigError: the configurations describe different computations.
             UsageError: the weights are not what `MeanWeights.of` wants; a dtype of few bits for the numbers
-                of quantised weights.
+                of quantized weights.
             CoverageError: names or shapes of arrays differ; lists all that do.
             FormatError: two arrays of a checkpoint have one name.
             MappingError: whole numbers differ, or numbers of few bits may have lost their scales.
@@ -104,7 +104,7 @@ class Average:
         built = dequantize_with_notes(tree, DTYPES["float32"])
         if built.weights:
             refuse_few_bits(
-                self.dtype, tree.metadata.location, "`ckpt quantize MEAN DST` quantises such a mean"
+                self.dtype, tree.metadata.location, "`ckpt quantize MEAN DST` quantizes such a mean"
             )
         tree = tree.pipe(lambda given: with_notes(built, given))
         result = quantized_in(tree)
@@ -157,7 +157,7 @@ class _PlainParameters:
 
     Attributes:
         tree: of them.
-        dequantized: dotted names of what was quantised.
+        dequantized: dotted names of what was quantized.
         of_scales: remarks about the values of its scales.
     """
 
@@ -194,7 +194,7 @@ def _quantized_notes(counted: Sequence[_PlainParameters]) -> Notes:
             f"{_location_text(item.tree)}: {declared}"
             for item in counted
             if item.dequantized
-            for declared in (f"{array_count(item.dequantized)} dequantised", *item.of_scales)
+            for declared in (f"{array_count(item.dequantized)} dequantized", *item.of_scales)
         )
     )
 

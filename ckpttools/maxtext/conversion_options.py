@@ -43,9 +43,9 @@ class ToMaxText:
         leaves_out: leave out what MaxText has no place for, unasked: where nothing is written, nothing is
             lost.
         read: options for opening the source.
-        dequantize_like: how products of quantised weights and their scales are rounded, as of
+        dequantize_like: how products of quantized weights and their scales are rounded, as of
             `ckpttools.transforms.dequantize.Dequantize`.
-        quantized: what becomes of quantised weights: "dequantize", or "keep" for FP8 as MaxText keeps it.
+        quantized: what becomes of quantized weights: "dequantize", or "keep" for FP8 as MaxText keeps it.
     """
 
     scan: bool = True
@@ -68,10 +68,10 @@ class ToMaxText:
             expected = " or ".join(map(str, SCAN_AXES))
             raise UsageError("layers cannot be stacked on this axis", got=self.scan_axis, expected=expected)
         version = version_called(self.maxtext)
-        check_choice("way with quantised weights", self.quantized, QUANTIZED)
+        check_choice("way with quantized weights", self.quantized, QUANTIZED)
         if self.quantized == "keep" and not version.has_fp8:
             raise UsageError(
-                f"MaxText {self.maxtext} has no quantised weights",
+                f"MaxText {self.maxtext} has no quantized weights",
                 got=option("quantized", "keep"),
                 hint=f"leave it out, or {option('maxtext', NEWEST)}",
             )
@@ -128,7 +128,7 @@ class ToHuggingFace:
         return self.quantized == "dequantize" or (self.quantized is None and self.dtype is not None)
 
     def __post_init__(self) -> None:
-        check_choice("way with quantised weights", self.quantized, QUANTIZED)
+        check_choice("way with quantized weights", self.quantized, QUANTIZED)
         check_choice("way with padding rows", self.padding_rows, WAYS)
         if self.carry and self.spelling == TEXT:
             raise UsageError(

@@ -1,7 +1,7 @@
 """The `config.json` to write: the model's, with what it says of the weights true of those beside it.
 
 That is their dtype, at the top and in each part (`text_config`, `vision_config`), whether they are
-quantised, and whether the output head is an array of its own.
+quantized, and whether the output head is an array of its own.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class WeightsConfig:
         others = (
             change for change in self.changes if not change.startswith(FIELD) and not _is_dtype_change(change)
         )
-        return WeightsConfig(built.config, (*others, *built.changes, "it says how weights are quantised"))
+        return WeightsConfig(built.config, (*others, *built.changes, "it says how weights are quantized"))
 
 
 def config_for_weights(
@@ -116,7 +116,7 @@ def config_for_weights(
     declared = declared_quantization(built)
     if declared and _has_plain_arrays(arrays, config):
         built = without_quantization(built)
-        changes.append(f"{FIELD} is left out, as no weight is quantised; it was {scheme(declared)}")
+        changes.append(f"{FIELD} is left out, as no weight is quantized; it was {scheme(declared)}")
     return WeightsConfig(built, tuple(changes))
 
 

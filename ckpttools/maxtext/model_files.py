@@ -202,7 +202,7 @@ def stale_files(
 
 def stale_file_notes(names: Collection[str]) -> Notes:
     """Return a note on stale files that are left out."""
-    declared = f"left out, as weights are not quantised any more as it says: {', '.join(names)}"
+    declared = f"left out, as weights are not quantized any more as it says: {', '.join(names)}"
     return Notes(remarks=(declared,) if names else ())
 
 

@@ -1,4 +1,4 @@
-"""FP8 as MaxText keeps it: beside each quantised leaf its scales, `kernel` and `kernel_scale`.
+"""FP8 as MaxText keeps it: beside each quantized leaf its scales, `kernel` and `kernel_scale`.
 
 The grid of scales has the axes of the kernel, each with as many elements as it has blocks; an axis that is
 shorter than a block has one for each of its coordinates. Scales of whole arrays have no axes but those on
@@ -36,7 +36,7 @@ from ckpttools.transforms.cast import cast
 from ckpttools.transforms.dequantize import dequantize_with_notes
 
 Quantized = Literal["dequantize", "keep"]
-"""What becomes of quantised weights."""
+"""What becomes of quantized weights."""
 QUANTIZED: tuple[Quantized, ...] = ("dequantize", "keep")
 SCALE = "_scale"
 IGNORES_SCALES = (
@@ -44,7 +44,7 @@ IGNORES_SCALES = (
     "with the bare codes, without an error"
 )
 """Measured."""
-# The dtypes that MaxText knows as quantised.
+# The dtypes that MaxText knows as quantized.
 CODES = frozenset(("float8_e4m3fn", "float8_e5m2"))
 # Modules of latent attention, which 0.2.5 makes without a size of blocks.
 _WITHOUT_BLOCKS = frozenset(("wq_a", "wq_b", "wkv_a", "wkv_b"))
@@ -77,7 +77,7 @@ def split_quantized(tree: Tree) -> KeptWeights:
     """Separate the quantized weights of a tree from their scales, and check the scales.
 
     Raises:
-        UsageError: no weight is quantised.
+        UsageError: no weight is quantized.
         FormatError: weights are of another scheme than MaxText has, or not with their scales; lists all.
     """
     result = weights_in(tree)
@@ -87,10 +87,10 @@ def split_quantized(tree: Tree) -> KeptWeights:
     weights = list(result.readable.values())
     if not weights:
         raise UsageError(
-            "no weight is quantised",
+            "no weight is quantized",
             location=location or None,
             got=option("quantized", "keep"),
-            hint=f"leave it out; or quantise the model first: ckpt quantize {location or 'SRC'} DST",
+            hint=f"leave it out; or quantize the model first: ckpt quantize {location or 'SRC'} DST",
         )
     faults = [
         f"{weight.name}: {weight.scheme}, which MaxText has no form of"
@@ -143,7 +143,7 @@ def _kept_scales(arrays: Mapping[Path, LazyArray], paths: Mapping[str, Path], we
             "exponents that are stored as whole numbers have no form in MaxText",
             location=weight.scales[0].name,
             got=scales.dtype,
-            hint=f"leave out {option('quantized', 'keep')}: the weights are dequantised",
+            hint=f"leave out {option('quantized', 'keep')}: the weights are dequantized",
         )
     return cast(scales, DTYPES["float32"])
 
@@ -152,11 +152,11 @@ def refusal_error(lines: Sequence[str], config: Mapping[str, Any] | None, locati
     """Return the error that lists quantized weights which cannot be kept."""
     declared = declared_quantization(config)
     return FormatError(
-        "these quantised weights cannot be converted as they are:" + listing(list(lines)),
+        "these quantized weights cannot be converted as they are:" + listing(list(lines)),
         location=location or None,
         got=f"{scheme(declared)} ({FIELD})" if declared else None,
         expected="FP8 with one scale for each weight, or for each square block within the axes of kernels",
-        hint=f"dequantise them: {option('quantized', 'dequantize')}",
+        hint=f"dequantize them: {option('quantized', 'dequantize')}",
     )
 
 
@@ -181,7 +181,7 @@ def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: KeptWeight
     Args:
         table: of the model.
         arrays: what is mapped, by name.
-        kept: what of it is quantised.
+        kept: what of it is quantized.
     """
     if not kept.scales:
         return ScaleGrids(table, {})
@@ -256,10 +256,10 @@ class Native:
 
     Attributes:
         arrays: by dotted names, without scales.
-        scales: name of a quantised leaf -> its scales.
-        sounds: name of a quantised leaf -> what looks at its scales.
+        scales: name of a quantized leaf -> its scales.
+        sounds: name of a quantized leaf -> what looks at its scales.
         block: elements of a block; None where each leaf has one scale.
-        notes: what dequantising does to values.
+        notes: what dequantizing does to values.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -281,7 +281,7 @@ def native_parameters(
         arrays: by dotted names.
         config: the model's, which may say how large blocks are; else the grids of scales do.
         location: for messages.
-        dtype: of the numbers that are made of quantised leaves; None to keep these.
+        dtype: of the numbers that are made of quantized leaves; None to keep these.
 
     Raises:
         FormatError: scales do not fit, or are no numbers; lists all.
@@ -310,7 +310,7 @@ def block_of(
 
     Args:
         arrays: by dotted names.
-        scales: name of a quantised leaf -> its scales.
+        scales: name of a quantized leaf -> its scales.
         config: the model's.
 
     Returns:
@@ -345,7 +345,7 @@ def hugging_face_grids(
     Args:
         table: of the model.
         arrays: what is mapped.
-        native: what of it is quantised.
+        native: what of it is quantized.
         cut: axes on which arrays may be longer than the model says.
     """
     result = unread_grids(table, arrays, native, cut)
@@ -394,7 +394,7 @@ def with_quantization_config(
     Args:
         config: the model's.
         arrays: all that is written beside it, by name.
-        weights: names of those that are quantised -> their scales.
+        weights: names of those that are quantized -> their scales.
         block: elements of a block.
     """
     size = list(block) if block else None

@@ -72,12 +72,12 @@ class Shrink:
             ConfigError: there is no configuration, or its sizes do not fit the family with fewer layers.
             UsageError: there are no such layers, or they are no model in this order.
             CoverageError: arrays that no row of the family is about, or that cannot be cut; lists all.
-            FormatError: it is an adapter without its model, weights are quantised, or two arrays have one
+            FormatError: it is an adapter without its model, weights are quantized, or two arrays have one
                 name, keys joined by dots.
         """
         refuse_adapters(tree)
         require_numbers(tree, "only plain weights can be cut")
-        _refuse_quantised(tree)
+        _refuse_quantized(tree)
         named = with_family_names(tree)
         tree = named.tree
         view, location = view_of(tree), tree.metadata.location
@@ -104,7 +104,7 @@ class Shrink:
         return Transformed(result, named.notes + Notes(dropped=built.dropped, remarks=remarks))
 
 
-def _refuse_quantised(tree: Tree) -> None:
+def _refuse_quantized(tree: Tree) -> None:
     """Raise if quantized weights remain that cannot be cut."""
     if result := quantized_in(tree).weights:
         raise quantized_error(result.values(), tree.metadata.config, tree.metadata.location, done="cut")

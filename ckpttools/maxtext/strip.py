@@ -55,7 +55,7 @@ class StripOptimizer:
         """Return the parameters, in Linen's flavour with the nodes that MaxText writes.
 
         Raises:
-            MappingError: a quantised weight would lose its scales.
+            MappingError: a quantized weight would lose its scales.
             FormatError: there are no parameters, it is unclear what they are, or some have no place in
                 the other flavour.
             UsageError: there is nothing to strip, no step to keep, or a pattern matches nothing.

@@ -93,8 +93,8 @@ class _ConvertedArrays:
     """The arrays that the rows give for a source.
 
     Attributes:
-        mapped: without quantised weights.
-        codes: the codes of weights that stay quantised.
+        mapped: without quantized weights.
+        codes: the codes of weights that stay quantized.
         grids: their scales, and rows that leave the codes as they are.
         plain: the arrays of `mapped`; changed ones in the dtype that they had in the model.
     """
@@ -116,7 +116,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     Raises:
         ConfigError: nothing says which model it is, or its configuration contradicts the carried one.
         CoverageError: the arrays are not those of that model.
-        FormatError: weights are quantised, or nothing shows on which axis layers are stacked.
+        FormatError: weights are quantized, or nothing shows on which axis layers are stacked.
     """
     source = bind_source(tree, options, files)
     bound, files = source.bound, source.files
@@ -275,7 +275,7 @@ def _carried_arrays(
     """Return the arrays that MaxText has no place for but that are written.
 
     Raises:
-        FormatError: they are quantised, unlike those that come from MaxText.
+        FormatError: they are quantized, unlike those that come from MaxText.
     """
     if options.spelling == TEXT:
         return {}
@@ -437,7 +437,7 @@ class BoundSource:
 
     Attributes:
         tree: with its layers on the axis that the user names.
-        native: its parameters, with the scales of those that stay quantised.
+        native: its parameters, with the scales of those that stay quantized.
         unbound: its parameters, with what the user, the model's files and the arrays themselves say of them.
         bound: the rows.
         head, towers: names of parameters that are not expected: the output head, and towers.

@@ -107,7 +107,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     Raises:
         ConfigError: there is no configuration, or it is not one.
         CoverageError: the arrays do not match it, or a part of the model would be lost unasked.
-        FormatError: weights are quantised in a way that is not read, or are not with their scales.
+        FormatError: weights are quantized in a way that is not read, or are not with their scales.
     """
     drop = expand_branches(dotted_patterns(options.drop, tree), map(dotted, tree.arrays))
     bare = drop_states(tree, drop)
@@ -228,7 +228,7 @@ def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, Scal
     Raises:
         ConfigError: the family that the user names makes other values than that of the configuration.
         CoverageError: the arrays are not those of the model.
-        FormatError: weights are quantised in blocks that cannot be rearranged.
+        FormatError: weights are quantized in blocks that cannot be rearranged.
     """
     tree, arrays, drop, config = source.kept.tree, source.arrays, source.drop, source.config
     grids = native_grids(source.table, arrays, source.kept)
@@ -312,7 +312,7 @@ def maxtext_remarks(
 def _stale_config_remarks(declared: Mapping[str, object] | None) -> Iterator[str]:
     """Yield a remark if a configuration declares plain weights quantized."""
     if declared:
-        yield f"{CONFIG} says {scheme(declared)}, but no weight is quantised: they are taken as they are"
+        yield f"{CONFIG} says {scheme(declared)}, but no weight is quantized: they are taken as they are"
 
 
 def _lost_array_remarks(names: Collection[str]) -> Iterator[str]:

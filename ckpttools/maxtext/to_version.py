@@ -47,7 +47,7 @@ class ForVersion:
 
         Raises:
             FormatError: it is none of MaxText's, nothing says which layout its layers have, an optimizer
-                holds state that the version has no place for, or the version knows no quantised weights.
+                holds state that the version has no place for, or the version knows no quantized weights.
             UsageError: it is in the version's layout already.
             UnknownNameError: there is no such version, or no such family.
         """
@@ -60,10 +60,10 @@ class ForVersion:
             )
         if scale_pairs(view_of(tree).named) and not version.has_fp8:
             raise FormatError(
-                f"MaxText {version.name} has no quantised weights",
+                f"MaxText {version.name} has no quantized weights",
                 location=tree.metadata.location or None,
                 got="FP8 with scales",
-                hint="dequantise the checkpoint first: "
+                hint="dequantize the checkpoint first: "
                 + step(
                     'ckpttools.cast("SRC", "DST", dtype="bfloat16")',
                     f"ckpt cast {quote(tree.metadata.location or 'SRC')} DST --dtype bfloat16",

@@ -46,7 +46,7 @@ SCALED_ATTENTION = (
 )
 
 # RoPE has two layouts. Hugging Face rotates (x[i], x[i + head_dim/2]); MaxText's `llama3.1` rope rotates
-# neighbours, so there head_dim is stored as (pair half), not (half pair). Its default rope keeps halves.
+# neighbors, so there head_dim is stored as (pair half), not (half pair). Its default rope keeps halves.
 SCALED_ROTARY_ATTENTION = rows("""
     below self_attention <-> self_attn
     query.kernel: embed heads head_dim
@@ -140,7 +140,7 @@ LLAMA3_LIMITS = """
         -- it is 8192 in MaxText's code
 """
 LLAMA_SETTINGS = DECODER_SETTINGS + HEAD_DIM_SETTING + ROPE_SETTINGS + LLAMA3_LIMITS
-# Routing by the softmax of those that are chosen, which is that of all, renormalised.
+# Routing by the softmax of those that are chosen, which is that of all, renormalized.
 EXPERT_SETTINGS = """
     num_experts:         expert
     num_experts_per_tok: config.num_experts_per_tok

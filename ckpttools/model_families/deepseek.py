@@ -142,7 +142,7 @@ FAMILY = Family(
     routed_score_func:                "softmax"
     n_routing_groups:                 config.n_group, if config.n_group not in [null, 1]
     topk_routing_group:               config.topk_group, if config.n_group not in [null, 1]
-    # Where nothing is stretched, YaRN by a factor of 1: only that turns neighbours.
+    # Where nothing is stretched, YaRN by a factor of 1: only that turns neighbors.
     rope_type:                        "yarn"
     rope_max_timescale:               rope.theta | 10000
     rope_factor:                      rope.factor, if rope.type is "yarn"

@@ -29,7 +29,7 @@ INPUTS = rows("""
     in_proj_ba.kernel: embed (key_heads input ratio)
         <-> in_proj_{input:b,a}.weight: (key_heads ratio) embed
 """)
-# Published with fused experts; quantised, or written by transformers, there is an array for each expert.
+# Published with fused experts; quantized, or written by transformers, there is an array for each expert.
 EXPERTS = rows("""
     below mlp.routed_experts <-> mlp
     gate.kernel: embed expert     <-> gate.weight:                       expert embed

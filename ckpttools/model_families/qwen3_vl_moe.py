@@ -48,7 +48,7 @@ FAMILY = Family(
     flags={"tied": TIED, "turned": TURNED, "apart": APART, "vision": VISION},
     towers=("vision",),
     unscanned_with_towers=DEEPSTACK,
-    # It normalises whatever it says.
+    # It normalizes whatever it says.
     spellings=(HUB, replace(TEXT, without=(*TEXT.without, "norm_topk_prob"))),
     settings=SettingRules(
         """

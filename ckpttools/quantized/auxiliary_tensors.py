@@ -1,4 +1,4 @@
-"""What belongs to quantised weights beside their scales: the rest of their modules.
+"""What belongs to quantized weights beside their scales: the rest of their modules.
 
 Shapes, orders of columns, tables of codes, scales of activations: what there is differs from scheme to
 scheme, and loaders need all of it. So the module of a weight is taken whole. Its `bias` is not of it: that is
@@ -49,7 +49,7 @@ class _ModuleFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class _Modules:
-    """The modules that hold quantised weights.
+    """The modules that hold quantized weights.
 
     Attributes:
         weights: those of each module.
@@ -139,11 +139,11 @@ class _Modules:
 def auxiliary_tensors(
     arrays: Collection[str], weights: Mapping[str, Collection[str]], whole: Collection[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """What belongs to quantised weights and does not scale them.
+    """What belongs to quantized weights and does not scale them.
 
     Args:
         arrays: names of all arrays, keys joined by dots.
-        weights: name of each quantised weight -> names of its scales.
+        weights: name of each quantized weight -> names of its scales.
         whole: those of the weights to which all belongs that lies below their modules.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a `config.json` says of how weights are quantised, of which are not, and of their dtype."""
+"""What a `config.json` says of how weights are quantized, of which are not, and of their dtype."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ckpttools.quantized.scales import split_name
 
 FIELD = "quantization_config"
 _FIELDS = (FIELD, "compression_config")
-# What tools write beside config.json that says how weights are quantised, and loaders read first.
+# What tools write beside config.json that says how weights are quantized, and loaders read first.
 FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")
-# Where it lists the modules that are not quantised.
+# Where it lists the modules that are not quantized.
 _EXEMPT = (
     *("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "exclude"),
     *("llm_int8_skip_modules", "unquantized_modules"),
@@ -27,7 +27,7 @@ _EXPERTS = "expert_dtype"
 
 
 def declared_quantization(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """What a `config.json` says of how its weights are quantised; None if it says nothing."""
+    """What a `config.json` says of how its weights are quantized; None if it says nothing."""
     config = config or {}
     text = config.get("text_config")
     locations = [config, text] if isinstance(text, Mapping) else [config]
@@ -42,7 +42,7 @@ def declared_quantization(config: Mapping[str, Any] | None) -> Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ExemptModules:
-    """Modules that are not quantised.
+    """Modules that are not quantized.
 
     Attributes:
         names: of modules, or their last keys.
@@ -64,7 +64,7 @@ class ExemptModules:
 
 
 def exempt_modules(declared: Mapping[str, Any] | None) -> ExemptModules:
-    """The modules that a `quantization_config` says are not quantised.
+    """The modules that a `quantization_config` says are not quantized.
 
     Of regular expressions (`re:.*lm_head`) those that are globs as well; the others exempt nothing.
     """
@@ -102,7 +102,7 @@ def stated_dtypes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without what it and its parts say of how weights are quantised."""
+    """A configuration without what it and its parts say of how weights are quantized."""
     left = {field: item for field, item in config.items() if field not in (*_FIELDS, _EXPERTS)}
     parts = {field: item for field, item in left.items() if field.endswith(_PART) and isinstance(item, dict)}
     return left | {field: without_quantization(item) for field, item in parts.items()}

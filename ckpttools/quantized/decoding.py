@@ -188,7 +188,7 @@ class Decode:
         wrong = self.out_of_range_factors(factors)
         if wrong.size:
             raise DamagedScalesError(
-                "a quantised weight has scales of which no finite numbers can be made",
+                "a quantized weight has scales of which no finite numbers can be made",
                 location=self.where,
                 got=", ".join(f"{value:g}" for value in wrong[:3]),
                 expected=f"scales of which products are within the range of {self.result}",
@@ -384,7 +384,7 @@ def array_of(
     """The numbers of a weight.
 
     Args:
-        weight: one that is stored quantised.
+        weight: one that is stored quantized.
         arrays: by name, at least those that it is made of.
         dtype: of the numbers: float32, bfloat16 or float16.
         like: how products are rounded.

@@ -1,4 +1,4 @@
-"""Which quantised weights of a checkpoint can be made numbers of, as schemes read them; why others cannot."""
+"""Which quantized weights of a checkpoint can be made numbers of, as schemes read them; why others cannot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ckpttools.quantized.weights import Quantized, is_scale, quantized_in
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The quantised weights of a checkpoint as logical arrays.
+    """The quantized weights of a checkpoint as logical arrays.
 
     Attributes:
         readable: by the names of their arrays of codes.
@@ -41,12 +41,12 @@ class Weights:
 
 
 def weights_in(tree: Tree) -> Weights:
-    """The quantised weights of a tree; worked out once, and nothing is read.
+    """The quantized weights of a tree; worked out once, and nothing is read.
 
     Where arrays say the shapes of weights, rows may be shorter than here: `shaped_weights_in` reads them.
 
     Raises:
-        FormatError: arrays of a quantised tree have one name, keys joined by dots.
+        FormatError: arrays of a quantized tree have one name, keys joined by dots.
     """
     return tree.once(_weights_in)
 
@@ -96,12 +96,12 @@ def weights_of(
     config: Mapping[str, Any] | None,
     shapes: Mapping[str, Shape] | None = None,
 ) -> Weights:
-    """What schemes make of quantised weights.
+    """What schemes make of quantized weights.
 
     Args:
         arrays: all, by name.
         result: the weights among them.
-        config: the `config.json`, which says how they are quantised.
+        config: the `config.json`, which says how they are quantized.
         shapes: as of `ckpttools.quantized.schemes.base.Module`.
     """
     declared = declared_quantization(config) or {}
@@ -143,16 +143,16 @@ def _clashes(weights: Iterable[Weight], arrays: Mapping[str, ArrayLike], used: s
     count = Counter(weight.name for weight in weights)
     for name, times in count.items():
         if times > 1 or (name in arrays and name not in used):
-            yield f"{name}: there is a plain array and a quantised one of this name"
+            yield f"{name}: there is a plain array and a quantized one of this name"
 
 
 def unreadable_error(result: Weights, config: Mapping[str, Any] | None, location: str) -> FormatError:
-    """The error that lists what cannot be dequantised, and why."""
+    """The error that lists what cannot be dequantized, and why."""
     declared = declared_quantization(config)
     is_read = (declared or {}).get("quant_method") in read_methods()
     is_damaged = is_read and not result.is_whole
     return FormatError(
-        "these quantised weights cannot be dequantised, and their numbers mean nothing without their scales:"
+        "these quantized weights cannot be dequantized, and their numbers mean nothing without their scales:"
         + listing(list(result.faults)),
         location=location or None,
         got=f"{scheme(declared)} ({FIELD})",
@@ -171,7 +171,7 @@ def _expected(is_read: bool, is_damaged: bool) -> str:
 
 _COMPRESSED = "compressed-tensors"
 _DENSE = "dense"
-# Which each group says of itself, or which says that nothing is quantised.
+# Which each group says of itself, or which says that nothing is quantized.
 _GENERAL = frozenset((_DENSE, "mixed-precision"))
 
 

@@ -32,7 +32,7 @@ class DequantizedTree:
         tree: without scales; its configuration does not mention quantization.
         notes: the effects of dequantization on values.
         weights: the dequantized weights by their paths in `tree`.
-        declared: what the configuration said of quantisation, in words; empty where nothing was dequantised.
+        declared: what the configuration said of quantisation, in words; empty where nothing was dequantized.
         dtype, like: of the numbers, and how products are rounded.
         of_scales: those of the remarks that are about the values of scales.
     """
@@ -57,7 +57,7 @@ def dequantize_tree(
     """Replace quantized weights by their dequantized values; only stored shapes are read.
 
     Args:
-        tree: any checkpoint; one without quantised weights stays as it is.
+        tree: any checkpoint; one without quantized weights stays as it is.
         dtype: of the numbers: float32, bfloat16 or float16; others are of float32. None for bfloat16.
         like: how products are rounded.
         weights: as of `weights_in`; None to work them out, with the shapes that are stored.
@@ -104,7 +104,7 @@ def _value_notes(result: Iterable[Weight], dtype: DType, like: Like) -> Notes:
     count = Counter((item.scheme, _is_exact(item, dtype)) for item in result)
     exact, inexact = [], []
     for (named, is_exact), number in count.items():
-        text = f"dequantised from {named} to {dtype}: "
+        text = f"dequantized from {named} to {dtype}: "
         if is_exact:
             exact.append(Note.of_arrays(number, f"{text}exact"))
         else:
@@ -162,13 +162,13 @@ def dequantize_where_possible(
     built = dequantize_tree(tree, dtype, weights=result)
     count, schemes = array_count(built.weights), _schemes(built.weights.values())
     to = next(built.tree.arrays[path].dtype for path in built.weights)
-    return NumericTree(built.tree, f"{count} dequantised from {schemes} to {to}")
+    return NumericTree(built.tree, f"{count} dequantized from {schemes} to {to}")
 
 
 def make_comparable(a: Tree, b: Tree, *, is_read: bool = False) -> tuple[NumericTree, NumericTree]:
     """Make two trees comparable: unchanged if both store their weights in the same way, else dequantized.
 
-    Those of one are in the dtype that the other has most of, in float32 where both are quantised: rounding
+    Those of one are in the dtype that the other has most of, in float32 where both are quantized: rounding
     would make different products equal. Where one has codes of which no numbers can be made, because nothing
     says how, codes of both are compared. `is_read` and errors as of `dequantize_where_possible`.
     """

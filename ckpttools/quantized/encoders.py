@@ -124,7 +124,7 @@ def block_maxima(values: np.ndarray, block: tuple[int, int]) -> np.ndarray:
 
 
 def _maxima(values: np.ndarray, axis: int, size: int) -> np.ndarray:
-    """The largest of every `size` neighbours on one axis of two, of fewer at the end."""
+    """The largest of every `size` neighbors on one axis of two, of fewer at the end."""
     import numpy as np
 
     length = values.shape[axis]

@@ -1,4 +1,4 @@
-"""What quantising has lost: largest and root-mean-square error, added up from parts in any order."""
+"""What quantizing has lost: largest and root-mean-square error, added up from parts in any order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SQUARES, _OWN = "quantization_error_squares", "quantized_squares"
 
 @dataclass(frozen=True, slots=True)
 class QuantizationError:
-    """How far the values of a quantised array are from what they were.
+    """How far the values of a quantized array are from what they were.
 
     Attributes:
         elements: how many there are.
@@ -39,7 +39,7 @@ def error_sums(values: np.ndarray, decoded: np.ndarray) -> dict[str, float]:
     """What a part adds to the tally of its array.
 
     Args:
-        values: what was quantised, floating-point numbers of any dtype.
+        values: what was quantized, floating-point numbers of any dtype.
         decoded: float32 of the same shape, what the codes stand for.
     """
     import numpy as np

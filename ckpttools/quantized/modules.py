@@ -1,4 +1,4 @@
-"""Which weights of a Hugging Face model are quantised when it is, by their names, and which are not.
+"""Which weights of a Hugging Face model are quantized when it is, by their names, and which are not.
 
 That is what published models do: matrices that tokens are multiplied by. Tables of embeddings, norms, output
 heads, what chooses experts, and towers stay as they are; loaders know it of the list in `config.json`.
@@ -44,7 +44,7 @@ SEPARATE_EXPERTS = frozenset(
     )
 )
 """Models whose fused experts, (expert, out, in), transformers 5.23 loads from single ones as well, by its
-table of conversions. Where it dequantises, it knows scales of single ones alone, and fused codes
+table of conversions. Where it dequantizes, it knows scales of single ones alone, and fused codes
 are numbers to it.
 """
 _FUSED_IN, _FUSED_OUT = "gate_up_proj", "down_proj"
@@ -62,7 +62,7 @@ _FUSED_MODULES = {
 
 
 def is_linear(name: str, array: ArrayLike) -> bool:
-    """Whether this is the matrix of a linear layer that is quantised in published models."""
+    """Whether this is the matrix of a linear layer that is quantized in published models."""
     module, key, index = split_name(name)
     if key != WEIGHT or index or len(array.shape) != 2 or not is_plain(array.dtype):
         return False
@@ -111,14 +111,14 @@ def is_out_first(name: str, array: ArrayLike, hidden: int | None) -> bool | None
     return (second == hidden) == name.endswith(_FUSED_IN)
 
 
-def half_quantized_experts(quantised: Iterable[str], plain: Iterable[str]) -> list[str]:
-    """The quantised ones of matrices that vLLM puts together with others that are not.
+def half_quantized_experts(quantized: Iterable[str], plain: Iterable[str]) -> list[str]:
+    """The quantized ones of matrices that vLLM puts together with others that are not.
 
     These are q, k and v, gate and up, all experts of a layer. It refuses such models (`is_layer_skipped`), or
     takes codes for numbers.
     """
     others = set(map(_quantized_together, plain))
-    return [name for name in quantised if _quantized_together(name) in others]
+    return [name for name in quantized if _quantized_together(name) in others]
 
 
 def _quantized_together(name: str) -> tuple[str, ...]:
@@ -130,8 +130,8 @@ def _quantized_together(name: str) -> tuple[str, ...]:
     return above, *_FUSED_MODULES.get(last, (last,))
 
 
-def unquantized_modules(arrays: Mapping[str, ArrayLike], quantised: Collection[str]) -> list[str]:
-    """The modules of matrices that are not quantised, each by its full name.
+def unquantized_modules(arrays: Mapping[str, ArrayLike], quantized: Collection[str]) -> list[str]:
+    """The modules of matrices that are not quantized, each by its full name.
 
     Also an output head that shares the embedding, and so is no array: loaders make a module of it. vLLM looks
     for the full names of linear layers; transformers before 5 for parts of names, so that `model.layers.1`
@@ -139,10 +139,10 @@ def unquantized_modules(arrays: Mapping[str, ArrayLike], quantised: Collection[s
 
     Args:
         arrays: by name.
-        quantised: names of those that are.
+        quantized: names of those that are.
     """
-    others = set(_modules_above(quantised))
-    matrices = (name for name, array in arrays.items() if name not in quantised and len(array.shape) > 1)
+    others = set(_modules_above(quantized))
+    matrices = (name for name, array in arrays.items() if name not in quantized and len(array.shape) > 1)
     modules = dict.fromkeys((_HEAD, *(name.rpartition(".")[0] for name in matrices)))
     return sort_naturally(module for module in modules if module and module not in others)
 

@@ -105,13 +105,13 @@ def damaged_error(
     """Return the error for damaged scales.
 
     Args:
-        lines: one for each quantised weight that has some.
+        lines: one for each quantized weight that has some.
         location: the checkpoint.
-        got: how its weights are quantised.
+        got: how its weights are quantized.
         hint: the next step.
     """
     return DamagedScalesError(
-        "these quantised weights have scales of which no finite numbers can be made:" + listing(list(lines)),
+        "these quantized weights have scales of which no finite numbers can be made:" + listing(list(lines)),
         location=location,
         got=got,
         hint=hint,
@@ -168,7 +168,7 @@ def _error_of(result: Mapping[Decode, float], hint: str) -> DamagedScalesError:
 
 
 def _scaled_arrays(arrays: Iterable[LazyArray]) -> Iterator[tuple[ScaleCheck, Sequence[LazyArray]]]:
-    """What makes numbers of scales, and these, of all arrays that are made of quantised weights."""
+    """What makes numbers of scales, and these, of all arrays that are made of quantized weights."""
     for item in distinct_arrays(arrays):
         if isinstance(item, Dequantized) and isinstance(item.decoding, Decode):
             yield ScaleCheck(item.decoding), item.scales[: len(item.decoding.scales)]
@@ -219,7 +219,7 @@ def check_values(
     """Reads all scales that lie on this machine, and says of which ones numbers vanish or change their signs.
 
     Args:
-        tree: with the quantised weights.
+        tree: with the quantized weights.
         weights: those whose scales are read.
         dtype: of the numbers that are expected; None for bfloat16.
         like: how products are rounded.
@@ -238,9 +238,9 @@ def check_values(
         )
     if not result.not_positive:
         return Notes()
-    count = plural(len(result.not_positive), "quantised weight")
+    count = plural(len(result.not_positive), "quantized weight")
     remark = (
-        f"{count} with scales that are zero or negative, which quantisers do not write: numbers of their "
+        f"{count} with scales that are zero or negative, which quantizers do not write: numbers of their "
         f"blocks vanish, or change their signs ({first_names(result.not_positive)})"
     )
     return Notes(remarks=(remark,))

@@ -1,4 +1,4 @@
-"""Why quantised weights are refused where plain ones are needed, and what to do with them then."""
+"""Why quantized weights are refused where plain ones are needed, and what to do with them then."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FROM_AWQ = (
 )
 _DEQUANTIZING = {
     "bitsandbytes": _IN_TRANSFORMERS,
-    "gptq": "with GPTQModel, which quantised it",
+    "gptq": "with GPTQModel, which quantized it",
     "compressed-tensors": "in transformers, from_pretrained with CompressedTensorsConfig(dequantize=True), "
     "then save_pretrained",
 }
@@ -38,7 +38,7 @@ _DEQUANTIZING = {
 def refuse_quantized(
     arrays: Mapping[str, ArrayLike], config: Mapping[str, Any] | None, location: str
 ) -> None:
-    """Refuses quantised weights, with their scales and without.
+    """Refuses quantized weights, with their scales and without.
 
     Args:
         arrays: all of them by name, before any is left out.
@@ -46,7 +46,7 @@ def refuse_quantized(
         location: for messages.
 
     Raises:
-        FormatError: there are some; says how they are quantised and which have no scale. Or the configuration
+        FormatError: there are some; says how they are quantized and which have no scale. Or the configuration
             says so, and there is no telling which they are.
     """
     result = quantized(arrays, config)
@@ -56,7 +56,7 @@ def refuse_quantized(
 
 
 def signs_of_scheme(arrays: Mapping[str, ArrayLike], config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The arrays that plain weights do not have, where `config` says that weights are quantised."""
+    """The arrays that plain weights do not have, where `config` says that weights are quantized."""
     declared = declared_quantization(config)
     exempt = exempt_modules(declared)
     return tuple(
@@ -73,7 +73,7 @@ def refuse_unknown(
     *,
     done: str = "converted",
 ) -> None:
-    """Refuses arrays of a scheme where no quantised weight is known among them.
+    """Refuses arrays of a scheme where no quantized weight is known among them.
 
     Args:
         arrays, config, location: as for `refuse_quantized`.
@@ -85,7 +85,7 @@ def refuse_unknown(
     signs = signs_of_scheme(arrays, config)
     if signs:
         raise FormatError(
-            f"these arrays cannot be {done}: config.json says that weights are quantised, and these look so"
+            f"these arrays cannot be {done}: config.json says that weights are quantized, and these look so"
             + listing([f"{name}: {arrays[name].dtype}" for name in signs]),
             location=location or None,
             got=f"{scheme(declared_quantization(config))} ({FIELD})",
@@ -118,7 +118,7 @@ def refuse_unmappable(
 def quantized_error(
     result: Iterable[Quantized], config: Mapping[str, Any] | None, location: str, *, done: str = "converted"
 ) -> FormatError:
-    """The error that says which weights are quantised, how, and what to do.
+    """The error that says which weights are quantized, how, and what to do.
 
     Args:
         result: the weights.
@@ -133,7 +133,7 @@ def quantized_error(
     bare = sum(weight.is_bare for weight in weights)
     how = f"{scheme(declared)} ({FIELD})" if declared else _dtypes(weights)
     return FormatError(
-        f"quantised weights cannot be {done}: their numbers mean nothing without their scales"
+        f"quantized weights cannot be {done}: their numbers mean nothing without their scales"
         + listing([str(weight) for weight in weights]),
         location=location or None,
         got=f"{how}; {bare} of {len(weights)} without scales" if bare else how,
@@ -168,7 +168,7 @@ def _missing(bare: int) -> str:
 
 
 def remedy(declared: Mapping[str, Any] | None, *, is_read: bool = True, location: str = "SRC") -> str:
-    """What to do with quantised weights where plain ones are needed.
+    """What to do with quantized weights where plain ones are needed.
 
     Args:
         declared: the `quantization_config`.
@@ -179,8 +179,8 @@ def remedy(declared: Mapping[str, Any] | None, *, is_read: bool = True, location
     method = str((declared or {}).get("quant_method"))
     if is_read and method in read_methods():
         call = f'ckpttools.cast({json.dumps(location, ensure_ascii=False)}, "DST", dtype="bfloat16")'
-        return f"dequantise the model: {step(call, f'ckpt cast {quote(location)} DST --dtype bfloat16')}"
+        return f"dequantize the model: {step(call, f'ckpt cast {quote(location)} DST --dtype bfloat16')}"
     if method == "awq":
         return f"{_FROM_AWQ}; or {release}"
-    how = _DEQUANTIZING.get(method, "with the tool that quantised it")
-    return f"dequantise the model to bfloat16 {how}; or {release}"
+    how = _DEQUANTIZING.get(method, "with the tool that quantized it")
+    return f"dequantize the model to bfloat16 {how}; or {release}"

@@ -1,6 +1,6 @@
-"""Quantised weights: which arrays they are.
+"""Quantized weights: which arrays they are.
 
-The numbers of a quantised weight mean nothing without its scales: nothing may part them, and none may be
+The numbers of a quantized weight mean nothing without its scales: nothing may part them, and none may be
 taken for the weight's own numbers. `ckpttools.quantized.scales` finds which arrays scale which,
 `ckpttools.quantized.auxiliary_tensors` what else belongs to them.
 """
@@ -58,7 +58,7 @@ _DEEPEST = 2
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A quantised weight.
+    """A quantized weight.
 
     Attributes:
         name: of the array.
@@ -95,7 +95,7 @@ def last_keys(names: Iterable[str]) -> str:
 def quantized(
     arrays: Mapping[str, ArrayLike], config: Mapping[str, Any] | None = None
 ) -> dict[str, Quantized]:
-    """The quantised weights among arrays.
+    """The quantized weights among arrays.
 
     Args:
         arrays: by name, keys joined by dots.
@@ -104,8 +104,8 @@ def quantized(
     Returns:
         By name, those that have scales, whatever they are called; those without that are float8 or less,
         unless `config` says that the numbers are the weights themselves (its list of modules that are not
-        quantised does not say so); and whole numbers with the name of a weight. Where `config` says that
-        weights are quantised, matrices of whole numbers with several arrays beside them as well, and of every
+        quantized does not say so); and whole numbers with the name of a weight. Where `config` says that
+        weights are quantized, matrices of whole numbers with several arrays beside them as well, and of every
         other module with anything but plain numbers the largest such array: it stands for a weight of a
         scheme that is not known.
     """
@@ -267,7 +267,7 @@ def can_be_scaled(name: str, dtype: DType) -> bool:
 
 
 def _can_be_exempt(array: ArrayLike, config: Mapping[str, Any] | None) -> bool:
-    """Whether a module that is not quantised may have such an array.
+    """Whether a module that is not quantized may have such an array.
 
     Nothing tells float8 that has lost its scales from float8 that is meant, but a configuration that says so.
     """
@@ -280,7 +280,7 @@ def is_scale(name: str) -> bool:
 
 
 def _needs_scale(name: str, array: ArrayLike) -> bool:
-    """Whether an array that nothing scales is a quantised weight all the same."""
+    """Whether an array that nothing scales is a quantized weight all the same."""
     if len(array.shape) < 2 or not is_narrow(array.dtype) or scales_word(name):
         return False
     words = words_of_key(bare_name(name).rpartition(".")[2])
@@ -293,7 +293,7 @@ def _needs_scale(name: str, array: ArrayLike) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedTree:
-    """What looks quantised in a tree.
+    """What looks quantized in a tree.
 
     Attributes:
         paths: of all arrays, by their dotted names.
@@ -313,7 +313,7 @@ class QuantizedTree:
 
 
 def quantized_in(tree: Tree) -> QuantizedTree:
-    """What is quantised in a tree; worked out once."""
+    """What is quantized in a tree; worked out once."""
     return tree.once(_find_weights)
 
 
@@ -336,7 +336,7 @@ def _last(path: Path) -> str:
 
 
 def by_names(tree: Tree) -> tuple[dict[str, Path], dict[str, Quantized]]:
-    """The paths of all arrays by their dotted names, and the quantised weights among them.
+    """The paths of all arrays by their dotted names, and the quantized weights among them.
 
     Raises:
         FormatError: there are such weights, and arrays have one name.

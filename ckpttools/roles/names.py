@@ -73,7 +73,7 @@ TELLING_BESIDE = frozenset(_TOLD_BESIDE.values())
 _WITHIN = frozenset(("state", "inner_state", "inner_opt_state", "base_optimizer_state", "fast_state")) | {
     "no_prefix",
 }
-_LABELLED = "inner_states"
+_LABELED = "inner_states"
 # Adafactor's: one axis is summed up in these ...
 SUMMED = frozenset(("v_row", "v_col"))
 # ... and those that a parameter does not need have the shape (1,).
@@ -199,12 +199,12 @@ def may_tell(key: str | int) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_within(key: str | int) -> bool:
-    return key in _WITHIN or key == _LABELLED or str(key).isdecimal() or container(key) is not None
+    return key in _WITHIN or key == _LABELED or str(key).isdecimal() or container(key) is not None
 
 
 def wraps_states(path: Path, k: int) -> bool:
     """Whether the key at `k` is one of those around the states within an optimizer's, or a label of one."""
-    return _is_within(path[k]) or (k > 0 and path[k - 1] == _LABELLED)
+    return _is_within(path[k]) or (k > 0 and path[k - 1] == _LABELED)
 
 
 def is_telling(key: str | int) -> bool:

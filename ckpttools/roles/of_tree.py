@@ -196,10 +196,10 @@ def _inferred(
     others = frozenset((*random, *_random_states(known)))
     own = set(map(core_of, learned))
     paths = outside((path for path in known if path in own or not is_bookkeeping(path)), others)
-    return _analysed(Mirrors({path: known[path] for path in paths}), frozenset(map(keys_of, empty)), others)
+    return _analyzed(Mirrors({path: known[path] for path in paths}), frozenset(map(keys_of, empty)), others)
 
 
-def _analysed(mirrors: Mirrors, empty: frozenset[Path], others: frozenset[Path]) -> Roles:
+def _analyzed(mirrors: Mirrors, empty: frozenset[Path], others: frozenset[Path]) -> Roles:
     """First what names say, then what mirrors parameters as moments do, then what does so without a sign."""
     result = named_state(mirrors, empty)
     result |= unnamed_state(mirrors, outside(mirrors.arrays, result.state))

@@ -138,7 +138,7 @@ class FormatTests:
             assert _data(one) == _data(other)
 
     @pytest.mark.parametrize("scheme", SCHEMES)
-    def test_it_recognises_its_own_and_nothing_else(self, scheme: str) -> None:
+    def test_it_recognizes_its_own_and_nothing_else(self, scheme: str) -> None:
         with new_location(scheme) as location:
             assert self.format.why_not(location)
             (location / "notes.txt").put(b"no checkpoint")

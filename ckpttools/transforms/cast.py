@@ -56,7 +56,7 @@ class CastMap:
             to leave them.
         force: cast also where whole numbers can be lost: they are rounded, and clipped to the dtype's range;
             where signs and zeros can be, of float8_e8m0fnu; and float8 that may have lost its scales.
-        dequantize_like: how products of quantised weights and their scales are rounded, as of `Dequantize`.
+        dequantize_like: how products of quantized weights and their scales are rounded, as of `Dequantize`.
     """
 
     dtypes: Mapping[str, DType | str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class CastMap:
     dequantize_like: Like = "float32"
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The tree with its values cast, quantised weights dequantised where `dtype` is one of numbers.
+        """The tree with its values cast, quantized weights dequantized where `dtype` is one of numbers.
 
         Where it is not, and by schemes that are not read, they and what belongs to them stay as they are.
 
@@ -74,7 +74,7 @@ class CastMap:
             UnknownNameError: no dtype has this name.
             MappingError: whole numbers, or signs, can be lost, without `force`; an array that cannot be cast
                 at all.
-            FormatError: a quantised weight, which has scales; a pattern that names what belongs to one;
+            FormatError: a quantized weight, which has scales; a pattern that names what belongs to one;
                 numbers that may have lost their scales, without `force`.
         """
         plain = self._dequantize(tree)

@@ -1,4 +1,4 @@
-"""Quantised weights as plain numbers: codes times scales, in the dtype that is expected."""
+"""Quantized weights as plain numbers: codes times scales, in the dtype that is expected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIKES: tuple[Like, ...] = ("float32", "maxtext")
 
 @dataclass(frozen=True)
 class Dequantize:
-    """Quantised weights as the numbers that they stand for; other arrays stay as they are.
+    """Quantized weights as the numbers that they stand for; other arrays stay as they are.
 
     Of what is stored it reads shapes that some schemes keep as arrays, and scales that lie on this machine.
 
@@ -55,7 +55,7 @@ def with_notes(built: DequantizedTree, tree: Tree) -> Transformed:
     if built.tree is tree:
         return Transformed(tree)
     declared = (
-        f"{FIELD} is left out of config.json, as no weight is quantised any more; it was {built.declared}"
+        f"{FIELD} is left out of config.json, as no weight is quantized any more; it was {built.declared}"
     )
     # What a checkpoint in MaxText's names carries along stays as it is.
     is_written = built.declared and all(len(path) == 1 for path in built.weights)
@@ -65,7 +65,7 @@ def with_notes(built: DequantizedTree, tree: Tree) -> Transformed:
 def dequantize_with_notes(
     tree: Tree, dtype: DType | None = None, like: Like = "float32", *, is_read: bool = True
 ) -> DequantizedTree:
-    """The tree of plain numbers; as it is where no configuration says how weights are quantised.
+    """The tree of plain numbers; as it is where no configuration says how weights are quantized.
 
     Arguments and errors are those of `Dequantize`. Scales are looked at if numbers are going to be read.
     """
@@ -82,7 +82,7 @@ def dequantize_with_notes(
 
 
 def refuse_few_bits(dtype: DType | None, location: str, hint: str | None = None) -> None:
-    """Refuses to put the numbers of a model whose weights are quantised into so few bits without scales.
+    """Refuses to put the numbers of a model whose weights are quantized into so few bits without scales.
 
     Args:
         dtype: of the numbers; None for that of each.
@@ -94,7 +94,7 @@ def refuse_few_bits(dtype: DType | None, location: str, hint: str | None = None)
     """
     if dtype is not None and not is_plain(dtype):
         raise UsageError(
-            f"{dtype} has too few bits for dequantised weights, which are stored without scales",
+            f"{dtype} has too few bits for dequantized weights, which are stored without scales",
             location=location or None,
             got=option("dtype", dtype),
             expected="bfloat16, float16 or float32",
@@ -104,7 +104,7 @@ def refuse_few_bits(dtype: DType | None, location: str, hint: str | None = None)
 
 
 def require_numbers(tree: Tree, why: str) -> None:
-    """Refuses quantised weights that could be made numbers of on the way.
+    """Refuses quantized weights that could be made numbers of on the way.
 
     Args:
         tree: any checkpoint.
@@ -116,16 +116,16 @@ def require_numbers(tree: Tree, why: str) -> None:
     if has_readable_scheme(tree):
         declared, location = declared_quantization(tree.metadata.config), tree.metadata.location or None
         raise FormatError(
-            f"{why}, and these weights are quantised",
+            f"{why}, and these weights are quantized",
             location=location,
             got=scheme(declared) or next(map(str, quantized_in(tree).weights.values()), None),
             expected="plain weights",
-            hint=f"{option('dtype', 'bfloat16')} dequantises them on the way, as `ckpt cast` does",
+            hint=f"{option('dtype', 'bfloat16')} dequantizes them on the way, as `ckpt cast` does",
         )
 
 
 def declares_quantization(tree: Tree) -> bool:
-    """Whether a tree has quantised weights, and a configuration that says how, or MaxText's names.
+    """Whether a tree has quantized weights, and a configuration that says how, or MaxText's names.
 
     Or scales of activations and caches alone, which that configuration is about as well.
     """
@@ -136,13 +136,13 @@ def declares_quantization(tree: Tree) -> bool:
 
 
 def is_half_quantized(tree: Tree) -> bool:
-    """Whether some of what vLLM puts together is quantised and some is not."""
-    quantised, named = quantized_in(tree).weights, {dotted(path): item for path, item in tree.arrays.items()}
+    """Whether some of what vLLM puts together is quantized and some is not."""
+    quantized, named = quantized_in(tree).weights, {dotted(path): item for path, item in tree.arrays.items()}
     plain = (name for name, item in named.items() if is_linear(name, item) or is_fused(name, item))
-    return bool(half_quantized_experts(quantised, (name for name in plain if name not in quantised)))
+    return bool(half_quantized_experts(quantized, (name for name in plain if name not in quantized)))
 
 
 def has_readable_scheme(tree: Tree) -> bool:
-    """Whether a tree has quantised weights, and its configuration names a method that is read."""
+    """Whether a tree has quantized weights, and its configuration names a method that is read."""
     declared = declared_quantization(tree.metadata.config)
     return (not declared or declared.get("quant_method") in read_methods()) and declares_quantization(tree)

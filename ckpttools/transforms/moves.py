@@ -45,7 +45,7 @@ def move_leaves(tree: Tree, moves: Iterable[Move]) -> Tree:
 
     Raises:
         MappingError: two leaves would have the same path, or one would lie below another; no array is left;
-            a quantised weight would lose its scale.
+            a quantized weight would lose its scale.
         FormatError: a list would have gaps, and none has in `tree`.
     """
     listed = list(moves)

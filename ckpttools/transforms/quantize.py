@@ -1,4 +1,4 @@
-"""Plain weights of a Hugging Face model as quantised ones, as models are published."""
+"""Plain weights of a Hugging Face model as quantized ones, as models are published."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ckpttools.transforms.select import require_matches
 
 _FP8, _MXFP4 = "fp8-block128", "mxfp4"
 _BLOCK = 128
-# Of what published models do not quantise.
+# Of what published models do not quantize.
 _PUBLISHED_BITS = 16
 # Patterns that are listed in a command.
 _FEW = 4
@@ -66,7 +66,7 @@ class TargetScheme:
     Attributes:
         takes: whether it is for an array.
         built: what becomes of one: name -> array.
-        declared: what `quantization_config` says, but for the modules that are not quantised.
+        declared: what `quantization_config` says, but for the modules that are not quantized.
         words: what is done, for notes.
         what: which arrays it is for, for messages.
     """
@@ -120,14 +120,14 @@ SCHEMES: Mapping[str, TargetScheme] = {
             "activation_scheme": "dynamic",
             "weight_block_size": [_BLOCK, _BLOCK],
         },
-        f"quantised to FP8 (E4M3) in blocks of {_BLOCK} x {_BLOCK} with float32 scales: rounded",
+        f"quantized to FP8 (E4M3) in blocks of {_BLOCK} x {_BLOCK} with float32 scales: rounded",
         "the matrices of linear layers, `X.weight`, and fused experts of models that load single ones too",
     ),
     _MXFP4: TargetScheme(
         _is_mxfp4,
         _mxfp4,
         {"quant_method": "mxfp4"},
-        "quantised to MXFP4 (E2M1 in groups of 32, exponents as scales): rounded",
+        "quantized to MXFP4 (E2M1 in groups of 32, exponents as scales): rounded",
         "the experts of gpt-oss, (expert, in, out) of `X.experts.gate_up_proj` and `down_proj`",
     ),
 }
@@ -135,13 +135,13 @@ SCHEMES: Mapping[str, TargetScheme] = {
 
 @dataclass(frozen=True)
 class Quantize:
-    """The weights of a Hugging Face model quantised, with what `config.json` has to say of it.
+    """The weights of a Hugging Face model quantized, with what `config.json` has to say of it.
 
     Attributes:
         scheme: one of `SCHEMES`.
-        exclude: patterns, as of `Select`, of arrays that are not quantised.
-        dtype: of the floating-point arrays that are not quantised, tables of whole numbers apart; None to
-            leave them. What is quantised is so from its own numbers, not from rounded ones.
+        exclude: patterns, as of `Select`, of arrays that are not quantized.
+        dtype: of the floating-point arrays that are not quantized, tables of whole numbers apart; None to
+            leave them. What is quantized is so from its own numbers, not from rounded ones.
     """
 
     scheme: str = _FP8
@@ -155,17 +155,17 @@ class Quantize:
             )
         if self.dtype is not None and not is_plain(self.dtype):
             raise UsageError(
-                "the arrays that are not quantised need a dtype that does without scales",
+                "the arrays that are not quantized need a dtype that does without scales",
                 got=option("dtype", self.dtype),
                 expected="bfloat16, float16 or float32",
             )
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The quantised tree. Values that no scale fits, such as NaN, are refused when they are read.
+        """The quantized tree. Values that no scale fits, such as NaN, are refused when they are read.
 
         Raises:
-            UsageError: a pattern that matches nothing; there is nothing to quantise.
-            FormatError: weights are quantised already.
+            UsageError: a pattern that matches nothing; there is nothing to quantize.
+            FormatError: weights are quantized already.
         """
         refuse_quantized(tree, by_config=True)
         named = by_name(tree.arrays)
@@ -182,7 +182,7 @@ class Quantize:
         return Transformed(built, self._notes(tree, chosen, others))
 
     def _chosen_paths(self, tree: Tree) -> set[Path]:
-        """What is to be quantised."""
+        """What is to be quantized."""
         require_matches(self.exclude, tree.arrays, tree.metadata.location)
         how, model = SCHEMES[self.scheme], _model(tree.metadata.config)
         chosen = {
@@ -192,7 +192,7 @@ class Quantize:
         }
         if not chosen:
             raise UsageError(
-                "there is nothing to quantise",
+                "there is nothing to quantize",
                 location=tree.metadata.location or None,
                 expected=how.what,
                 hint=f"`ckpt inspect tree {quote(tree.metadata.location or 'SRC')} --flat` shows all names",
@@ -214,7 +214,7 @@ class Quantize:
 
 
 def refuse_quantized(tree: Tree, *, by_config: bool = False, hint: str | None = None) -> None:
-    """Raises FormatError where weights are quantised.
+    """Raises FormatError where weights are quantized.
 
     Args:
         tree: the weights.
@@ -227,7 +227,7 @@ def refuse_quantized(tree: Tree, *, by_config: bool = False, hint: str | None = 
         if read.faults and not read.is_whole:
             raise unreadable_error(read, tree.metadata.config, tree.metadata.location)
         raise FormatError(
-            "weights are quantised already",
+            "weights are quantized already",
             location=tree.metadata.location or None,
             got=f"{scheme(declared)} ({FIELD})" if declared else next(map(str, result.values())),
             hint=hint or remedy(declared, location=tree.metadata.location or "SRC"),
@@ -265,7 +265,7 @@ def _with_scheme(
 
 
 def _wide(others: Mapping[Path, LazyArray]) -> Iterator[str]:
-    """What to say where most numbers that are not quantised are of more bits than in published models."""
+    """What to say where most numbers that are not quantized are of more bits than in published models."""
     wide: list[Path] = []
     elements = 0
     for path, array in others.items():
@@ -276,7 +276,7 @@ def _wide(others: Mapping[Path, LazyArray]) -> Iterator[str]:
     if elements > 0:
         dtypes = ", ".join(sorted({others[path].dtype.name for path in wide}))
         yield (
-            f"{array_count(wide)} not quantised stay {dtypes}, and what loads them computes in it, or casts; "
+            f"{array_count(wide)} not quantized stay {dtypes}, and what loads them computes in it, or casts; "
             f"{option('dtype', 'bfloat16')} writes them as published models have them"
         )
 
@@ -289,7 +289,7 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterato
     if others:
         other = _scheme_for(dotted(others[0]), tree.arrays[others[0]], tree.metadata.config)
         instead = f"; {option('scheme', other)} is for those" if other else ""
-        yield f"not quantised: {array_count(others)} of fused experts; this scheme is for {how.what}{instead}"
+        yield f"not quantized: {array_count(others)} of fused experts; this scheme is for {how.what}{instead}"
     yield from _half_quantized(tree, chosen, how)
     block = how.declared.get("weight_block_size")
     uneven = [
@@ -300,7 +300,7 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterato
     if uneven:
         yield (
             f"the last blocks of {array_count(uneven)} are smaller than the others, as in DeepSeek V3's: "
-            "vLLM and `ckpt cast` read such; transformers up to 5.23, where it dequantises, refuses them or "
+            "vLLM and `ckpt cast` read such; transformers up to 5.23, where it dequantizes, refuses them or "
             f"gives rows the scales of others, without an error; {option('exclude')} leaves arrays out, such "
             f"as {uneven[0]}"
         )
@@ -321,18 +321,18 @@ def _half_quantized(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> 
         )
         yield (
             "vLLM does not load this, transformers does: q, k and v, gate and up, and the experts of a "
-            "layer are one matrix there, and of some a part alone is quantised; "
+            "layer are one matrix there, and of some a part alone is quantized; "
             f"add {rest} to leave out all of these"
         )
 
 
-def _patterns(names: Sequence[str], quantised: Collection[str]) -> list[str]:
-    """Patterns for names: one for those of a kind, where it is of no others that are quantised."""
+def _patterns(names: Sequence[str], quantized: Collection[str]) -> list[str]:
+    """Patterns for names: one for those of a kind, where it is of no others that are quantized."""
     kinds: dict[str, list[str]] = {}
     for name in names:
         kind = f"*{EXPERTS}*" if EXPERTS in name else f"*.{'.'.join(name.rsplit('.', 2)[1:])}"
         kinds.setdefault(kind, []).append(name)
-    others = {*quantised} - {*names}
+    others = {*quantized} - {*names}
     alone = {kind for kind in kinds if not any(matches(other, kind) for other in others)}
     return [item for kind, those in kinds.items() for item in ([kind] if kind in alone else those)]
 

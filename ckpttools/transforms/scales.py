@@ -1,4 +1,4 @@
-"""Quantised weights keep what they need: what transforms may not part, and may not take for plain numbers."""
+"""Quantized weights keep what they need: what transforms may not part, and may not take for plain numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ckpttools.quantized.weights import Quantized, by_names, last_keys, quantize
 def spare_quantized(
     tree: Tree, expected: Mapping[Path, DType], named: Collection[Path], *, force: bool
 ) -> tuple[dict[Path, DType], Notes]:
-    """What of a cast may be done: what quantised weights need stays as it is, unless it is asked for by name.
+    """What of a cast may be done: what quantized weights need stays as it is, unless it is asked for by name.
 
     Args:
         tree: before the cast.
@@ -36,8 +36,8 @@ def spare_quantized(
         Of `expected` what is to be cast, and what to say of it.
 
     Raises:
-        FormatError: a quantised weight is to be cast, or by name what belongs to one; numbers of few bits
-            that may have lost their scales; or others to so few bits beside quantised weights.
+        FormatError: a quantized weight is to be cast, or by name what belongs to one; numbers of few bits
+            that may have lost their scales; or others to so few bits beside quantized weights.
     """
     result, config, location = quantized_in(tree), tree.metadata.config, tree.metadata.location
     if expected and declared_quantization(config):
@@ -53,7 +53,7 @@ def spare_quantized(
     asked = [f"{side}, which belongs to {item.name}" for side, item in sides.items() if names[side] in named]
     if asked:
         raise FormatError(
-            "what belongs to quantised weights cannot be cast:" + listing(asked),
+            "what belongs to quantized weights cannot be cast:" + listing(asked),
             location=location or None,
             got=scheme(declared_quantization(config)) or None,
             hint=f"name other arrays in {option('dtype_map')}; {option('dtype')} leaves these as they are",
@@ -74,19 +74,19 @@ def _refuse_unknown(tree: Tree, expected: Collection[Path]) -> None:
 
 
 def _refuse_few_bits(tree: Tree, expected: Mapping[Path, DType]) -> None:
-    """Refuses casts to few bits beside quantised weights: what reads these takes such numbers for codes."""
+    """Refuses casts to few bits beside quantized weights: what reads these takes such numbers for codes."""
     result = quantized_in(tree).weights
     few = {path: dtype for path, dtype in expected.items() if dtype.is_float and not is_plain(dtype)}
     if result and few:
         declared = declared_quantization(tree.metadata.config)
         lines = [f"{dotted(path)}: {tree.arrays[path].dtype} to {dtype}" for path, dtype in few.items()]
         raise FormatError(
-            "beside quantised weights, arrays that are cast to so few bits would be taken for weights "
+            "beside quantized weights, arrays that are cast to so few bits would be taken for weights "
             "without their scales:" + listing(lines),
             location=tree.metadata.location or None,
             got=scheme(declared) or next(map(str, result.values())),
-            hint="leave these arrays as they are; or dequantise the whole model (ckpt cast SRC DST --dtype "
-            "bfloat16), and quantise that (ckpt quantize SRC DST)",
+            hint="leave these arrays as they are; or dequantize the whole model (ckpt cast SRC DST --dtype "
+            "bfloat16), and quantize that (ckpt quantize SRC DST)",
         )
 
 
@@ -94,9 +94,9 @@ def _untouched(sides: Mapping[str, Quantized], declared: Mapping[str, Any] | Non
     if sides:
         count = f"{len(sides)} array" + "s" * (len(sides) > 1)
         keys = ", ".join(dict.fromkeys(last_keys([side]) for side in sides))
-        yield f"not cast, as they belong to quantised weights: {count} ({keys})"
+        yield f"not cast, as they belong to quantized weights: {count} ({keys})"
         if declared:
-            yield f"the weights stay quantised, {scheme(declared)}: {remedy(declared)}"
+            yield f"the weights stay quantized, {scheme(declared)}: {remedy(declared)}"
 
 
 def _taken(unclear: Collection[Quantized]) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _taken(unclear: Collection[Quantized]) -> Iterator[str]:
 
 
 def refuse_separation(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> None:
-    """Refuses a tree in which quantised weights and what belongs to them are not as they were, together.
+    """Refuses a tree in which quantized weights and what belongs to them are not as they were, together.
 
     Args:
         tree: before.
@@ -136,7 +136,7 @@ def refuse_separation(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> 
 
 
 def _refuse_halves(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> None:
-    """Refuses parts of quantised modules without the others; arguments and errors as `refuse_separation`."""
+    """Refuses parts of quantized modules without the others; arguments and errors as `refuse_separation`."""
     before = quantized_in(tree).scaled_weights
     targets = {dotted(source): dotted(target) for target, source in sources.items()}
     weights = {id(tree.arrays[path]): tree.arrays[path] for path in before}
@@ -145,10 +145,10 @@ def _refuse_halves(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> Non
     if lost or left:
         declared = declared_quantization(tree.metadata.config)
         what = (
-            "quantised weights would lose their scales, or what else they need, without which their numbers "
+            "quantized weights would lose their scales, or what else they need, without which their numbers "
             "mean nothing:"
             if lost
-            else "of quantised modules a part would be left, which means nothing without their weights:"
+            else "of quantized modules a part would be left, which means nothing without their weights:"
         )
         raise MappingError(
             what + listing([*lost, *left]),
@@ -164,11 +164,11 @@ def _refuse_rearranging(tree: Tree, lines: Iterator[str]) -> None:
     wrong = list(lines)
     if wrong:
         raise MappingError(
-            "what belongs to quantised modules can be renamed, not rearranged:" + listing(wrong),
+            "what belongs to quantized modules can be renamed, not rearranged:" + listing(wrong),
             location=tree.metadata.location or None,
             got=scheme(declared_quantization(tree.metadata.config)) or None,
             expected="each of these arrays as it is, or all of a module's stacked alike on a new first axis",
-            hint="leave the axes of these arrays as they are, or dequantise the model first",
+            hint="leave the axes of these arrays as they are, or dequantize the model first",
         )
 
 
@@ -251,7 +251,7 @@ def _fewest_sides(weights: Collection[Quantized]) -> dict[DType, int]:
     return fewest
 
 
-# Which parts of quantised modules a tree has in another order than they were in.
+# Which parts of quantized modules a tree has in another order than they were in.
 #
 # Numbers are packed along axes, and scaled in groups along axes: in another order of elements they mean
 # something else. Whole modules side by side along a new first axis, as experts are, are in the old order, and
@@ -265,7 +265,7 @@ class _Origin:
     Attributes:
         how: stacks and places in stacks around the members; the same for all arrays of modules that are
             treated alike.
-        members: names of parts of quantised modules, in order.
+        members: names of parts of quantized modules, in order.
     """
 
     how: tuple[object, ...]
@@ -273,11 +273,11 @@ class _Origin:
 
 
 def is_rearranged(built: Tree, members: Mapping[int, str]) -> Iterator[str]:
-    """A line for each array in which a part of a quantised module is in another order.
+    """A line for each array in which a part of a quantized module is in another order.
 
     Args:
         built: the new tree.
-        members: identity -> name of each part of a quantised module in the old one.
+        members: identity -> name of each part of a quantized module in the old one.
     """
     for name, array, member in _others(built, members):
         if member.dtype == array.dtype:
@@ -285,7 +285,7 @@ def is_rearranged(built: Tree, members: Mapping[int, str]) -> Iterator[str]:
 
 
 def recast(built: Tree, members: Mapping[int, str]) -> Iterator[str]:
-    """A line for each array that a part of a quantised module is in another dtype in; as `is_rearranged`."""
+    """A line for each array that a part of a quantized module is in another dtype in; as `is_rearranged`."""
     for name, array, member in _others(built, members):
         if member.dtype != array.dtype:
             yield f"{name}: cast from {member.dtype} to {array.dtype}"
@@ -313,11 +313,11 @@ def _members(array: LazyArray, members: Mapping[int, str]) -> Iterator[LazyArray
 def separate_members(
     built: Tree, members: Mapping[int, str], before: Mapping[str, Quantized]
 ) -> Iterator[str]:
-    """A line for each array made of parts of quantised modules whose other parts are not made alike.
+    """A line for each array made of parts of quantized modules whose other parts are not made alike.
 
     Args:
         built, members: as for `is_rearranged`.
-        before: the quantised weights of the old tree.
+        before: the quantized weights of the old tree.
     """
     origins: dict[str, _Origin] = {}
     for path, array in built.arrays.items():

@@ -84,7 +84,7 @@ def test_merging_and_converting_may_be_exchanged(tmp_path, case, scan):
 @pytest.mark.parametrize(
     ("case", "dtype", "native"), [("patterns", "bfloat16", False), ("dora", "float32", True)]
 )
-def test_a_quantised_base_becomes_numbers_on_the_way(tmp_path, case, dtype, native):
+def test_a_quantized_base_becomes_numbers_on_the_way(tmp_path, case, dtype, native):
     """As a cast makes them, and then a merge: arrays and configuration."""
     base, adapter = tmp_path / "base", PEFT / case
     ckpttools.quantize(base_of(case), base)
@@ -92,7 +92,7 @@ def test_a_quantised_base_becomes_numbers_on_the_way(tmp_path, case, dtype, nati
         ckpttools.hf_to_maxtext(base, tmp_path / "native", quantized="keep")
         base = tmp_path / "native"
     told = " ".join(run("adapter", "merge", base, adapter, tmp_path / "one", code=3).split())
-    assert "weights are quantised" in told and "--dtype bfloat16 dequantises them on the way" in told
+    assert "weights are quantized" in told and "--dtype bfloat16 dequantizes them on the way" in told
     run("adapter", "merge", base, adapter, tmp_path / "one", "--dtype", dtype)
     ckpttools.cast(base, tmp_path / "plain", dtype=dtype)
     ckpttools.merge_adapter(tmp_path / "plain", tmp_path / "two", adapter=adapter)

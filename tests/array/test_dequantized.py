@@ -1,4 +1,4 @@
-"""Quantised weights as the numbers that they stand for: every scheme against products made one by one."""
+"""Quantized weights as the numbers that they stand for: every scheme against products made one by one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import quantised_weights as built
-from support.quantised_weights import Made
+from support import quantized_weights as built
+from support.quantized_weights import Made
 
 from ckpttools.array.nodes import (
     Dequantized,

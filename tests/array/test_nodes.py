@@ -317,7 +317,7 @@ def test_a_cast_of_a_huge_array_holds_what_is_under_it():
 
 
 def test_relayout_reads_rope_halves_in_bounds():
-    """Two neighbours of an interleaved head lie half a head apart: the read block between them is read."""
+    """Two neighbors of an interleaved head lie half a head apart: the read block between them is read."""
     seen: list[tuple[int, int]] = []
     truth = noise((64, 5), BF16)
     source = counted(stored(truth, BF16), seen)

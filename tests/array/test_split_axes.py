@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.quantised_weights import fp8_rows
+from support.quantized_weights import fp8_rows
 
 from ckpttools.array.nodes import Relayout, pad_array, relayout, stack, window
 from ckpttools.array.scratch import Scratch

@@ -41,7 +41,7 @@ def numbers(carriers, dtype):
 
 
 def key_order(carriers, dtype):
-    """Bit patterns as whole numbers in the order of the values: neighbours are one ulp apart."""
+    """Bit patterns as whole numbers in the order of the values: neighbors are one ulp apart."""
     bits = carriers.astype(np.int64)
     sign = 1 << (dtype.bits - 1)
     return np.where(bits & sign, -(bits & (sign - 1)), bits)
@@ -139,7 +139,7 @@ SORTED = {dtype: Sorted(dtype) for dtype in (BF16, F16, DTYPES["float8_e4m3fn"],
 @settings(max_examples=100)
 @given(data=st.data())
 def test_float64_is_rounded_once(to, data):
-    """Values a hair's breadth from the middle of two neighbours are what rounding twice gets wrong."""
+    """Values a hair's breadth from the middle of two neighbors are what rounding twice gets wrong."""
     every = SORTED[to].values
     at = data.draw(st.integers(0, len(every) - 2))
     middle = every[at] / 2 + every[at + 1] / 2

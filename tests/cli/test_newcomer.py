@@ -20,7 +20,7 @@ from support.orbax_items import change_index
 from support.torch_files import save, whole
 
 from ckpttools.cli.main import main
-from ckpttools.cli.output import labelled_lines, wrap
+from ckpttools.cli.output import labeled_lines, wrap
 from ckpttools.formats.orbax.runs import why_not
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspection.tree import inspect_tree
@@ -415,10 +415,10 @@ class TestLines:
     def test_long_command_gets_its_own_line(self):
         command = "ckpt doctor '/some where/else' --fix merge"
         text = f"mend it: {command}; that is all there is to say of it, and enough"
-        lines = labelled_lines("  next", text, 8, 60, command=command)
+        lines = labeled_lines("  next", text, 8, 60, command=command)
         assert [line[8:] for line in lines][:2] == ["mend it:", command]
         assert all(len(line) <= 60 for line in lines)
-        assert labelled_lines("  next", f"run {command}", 8, None, command=command) == [
+        assert labeled_lines("  next", f"run {command}", 8, None, command=command) == [
             f"  next  run {command}"
         ]
 

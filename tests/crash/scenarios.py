@@ -139,7 +139,7 @@ def _done(ended: Ended) -> None:
 
 
 def empty_location(root: Path, scenario: Scenario) -> Path:
-    """The place, with neighbours of DST that are nobody's business; returns DST."""
+    """The place, with neighbors of DST that are nobody's business; returns DST."""
     location = root / LOCATION
     shutil.rmtree(location, ignore_errors=True)
     destination = location / scenario.destination

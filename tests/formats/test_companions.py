@@ -152,7 +152,7 @@ def test_plain_zarr_reports_dropped_sidecars(model, tmp_path):
 
 
 def test_carried_files_do_not_depend_on_target(tmp_path):
-    """Of Qwen3.5 the way back goes by it: whether experts are apart, as in quantised files."""
+    """Of Qwen3.5 the way back goes by it: whether experts are apart, as in quantized files."""
     shutil.copytree(GOLDEN_0_2_5 / "qwen3.5" / "hf", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_bytes())
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}

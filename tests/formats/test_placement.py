@@ -120,7 +120,7 @@ def test_estimates_are_near_the_truth(case, data):
 
 @given(st.integers(1, 5), st.integers(2, 6), st.integers(2, 6), st.integers(1, 6))
 def test_all_chunks_of_a_layer_are_one_run(layers, rows, columns, piece):
-    """Stacked in the middle, cut on the first axis: a layer's chunks are neighbours in file and buffer."""
+    """Stacked in the middle, cut on the first axis: a layer's chunks are neighbors in file and buffer."""
     placement = Placement((rows * piece, layers, columns), 2, (rows, 1, columns), DataFile("f"))
     for layer in range(layers):
         region = Region((0, layer, 0), (rows * piece, layer + 1, columns))

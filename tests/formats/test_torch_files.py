@@ -309,7 +309,7 @@ def test_pickle_calls_are_named_and_not_executed(tmp_path, protocol, monkeypatch
     assert "posix.system" in told and "nothing of it was executed" in told
 
 
-class QuantisedTensor:
+class QuantizedTensor:
     """As those of Transformer Engine: what makes one is a method of the class."""
 
     @classmethod
@@ -317,14 +317,14 @@ class QuantisedTensor:
         pytest.fail("it was called")
 
     def __reduce_ex__(self, protocol):
-        return QuantisedTensor.built, (0,)
+        return QuantizedTensor.built, (0,)
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
 def test_a_method_that_is_called_is_named_with_its_class(tmp_path, protocol):
-    path = archived(tmp_path / "x.pt", pickle.dumps({"x": QuantisedTensor()}, protocol), {})
+    path = archived(tmp_path / "x.pt", pickle.dumps({"x": QuantizedTensor()}, protocol), {})
     told = ckpt("inspect", "tree", path).output
-    assert "getattr" in told and "QuantisedTensor" in told and "tensor.dequantize()" in told
+    assert "getattr" in told and "QuantizedTensor" in told and "tensor.dequantize()" in told
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))

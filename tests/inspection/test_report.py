@@ -406,8 +406,8 @@ class TestPage:
 CONTRAST = """(() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const style = getComputedStyle(document.documentElement);
-  const light = (colour) => {
-    canvas.fillStyle = colour;
+  const light = (color) => {
+    canvas.fillStyle = color;
     canvas.fillRect(0, 0, 1, 1);
     const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((each) => {
       const share = each / 255;

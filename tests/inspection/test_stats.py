@@ -193,9 +193,9 @@ def test_every_pattern_there_is(dtype: DType):
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32, F64], ids=str)
 @pytest.mark.parametrize("scale", [1e-4, 0.02, 1.0, 3e4])
-@pytest.mark.parametrize("centre", [0.0, 1.0, 100.0])
-def test_weights_as_models_have_them(dtype: DType, scale: float, centre: float):
-    drawn = np.random.default_rng(0).standard_normal(70_001) * scale + centre * scale
+@pytest.mark.parametrize("center", [0.0, 1.0, 100.0])
+def test_weights_as_models_have_them(dtype: DType, scale: float, center: float):
+    drawn = np.random.default_rng(0).standard_normal(70_001) * scale + center * scale
     with np.errstate(over="ignore"):
         truth = drawn.astype(dtype.numpy).view(dtype.carrier)
     result = one(stored(truth, dtype)).statistics

@@ -17,7 +17,7 @@ from support.hf_models import write_llama
 from support.locations import DOCS, FIXTURES, GOLDEN_0_2_5, HF, TRAINED
 from support.object_stores import files_in
 from support.pages import run_page
-from support.quantised_weights import fp4_experts, fp8_blocks, fp8_rows, int4, mxfp4, nvfp4
+from support.quantized_weights import fp4_experts, fp8_blocks, fp8_rows, int4, mxfp4, nvfp4
 from support.stored_trees import contents
 from support.trees import lazy, tree_with
 
@@ -321,7 +321,7 @@ def test_a_step_counts_once_however_it_is_named(models, tmp_path):
             ckpttools.average(models / "run", tmp_path / "out", steps=steps)
 
 
-QUANTISED = [
+QUANTIZED = [
     lambda rng: fp8_blocks(rng, (24, 16), (8, 8)),
     lambda rng: fp8_rows(rng, (24, 16)),
     lambda rng: nvfp4(rng, 8, 4, divides=False),
@@ -331,8 +331,8 @@ QUANTISED = [
 ]
 
 
-@pytest.mark.parametrize("make", QUANTISED)
-def test_quantised_weights_count_as_their_numbers_and_are_rounded_once(make):
+@pytest.mark.parametrize("make", QUANTIZED)
+def test_quantized_weights_count_as_their_numbers_and_are_rounded_once(make):
     one, other = (make(np.random.default_rng(seed)) for seed in (1, 2))
     exact = (one.product.astype(np.float64) + other.product) / 2
     built = Average()([one.tree, other.tree])[one.name]
@@ -343,7 +343,7 @@ def test_quantised_weights_count_as_their_numbers_and_are_rounded_once(make):
     for mixed in ([plain, other.tree], [other.tree, plain]):
         mean = Average()(mixed)
         assert np.array_equal(mean[one.name].read(), exact.astype(np.float32))
-        assert "dequantised" in str(mean.metadata.notes)
+        assert "dequantized" in str(mean.metadata.notes)
     codes = one.tree.with_metadata(config={})
     with pytest.raises(CheckpointError):
         Average()([codes, Tree({path: codes[path] for path in list(codes)[:1]}, codes.metadata)])

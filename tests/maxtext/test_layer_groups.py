@@ -237,8 +237,8 @@ class TestDeepSeek:
         tree = model(config, 0)
         scale = "model.layers.1.mlp.experts.0.up_proj.weight_scale_inv"
         leaves = {**tree.leaves, (scale,): tree["model.norm.weight",]}
-        with pytest.raises(FormatError, match="quantised weights cannot be converted") as error:
+        with pytest.raises(FormatError, match="quantized weights cannot be converted") as error:
             to_maxtext(type(tree)(leaves, tree.metadata), ToMaxText())
-        assert "dequantise the model to bfloat16" in str(error.value.hint)
+        assert "dequantize the model to bfloat16" in str(error.value.hint)
         weight = scale.removesuffix("_scale_inv")
         assert f"{weight}: bfloat16, with weight_scale_inv" in error.value.message

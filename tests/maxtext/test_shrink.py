@@ -212,11 +212,11 @@ def test_impossible_shrinks_are_refused(location, how, kind, declared):
         ckpttools.open(location).pipe(Shrink(how))
 
 
-def test_a_quantised_model_is_cut_by_its_numbers(tmp_path):
+def test_a_quantized_model_is_cut_by_its_numbers(tmp_path):
     """As a cast of the whole model makes them, of which no copy is needed."""
     source, kept = GOLDEN / "gpt-oss/hf", {"layers": 2, "experts": 2}
     ckpttools.quantize(source, tmp_path / "mxfp4", scheme="mxfp4")
-    assert "--dtype bfloat16 dequantises them" in run(
+    assert "--dtype bfloat16 dequantizes them" in run(
         "shrink", tmp_path / "mxfp4", tmp_path / "one", "--layers", "2", code=3
     )
     ckpttools.shrink(tmp_path / "mxfp4", tmp_path / "one", dtype="bfloat16", **kept)

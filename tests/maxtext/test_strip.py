@@ -12,7 +12,7 @@ from hypothesis import given
 from support.command_line import ended, run
 from support.golden_data import described, golden_checkpoint, leaves_by_package
 from support.locations import FIXTURES, TRAINED
-from support.quantised_kinds import GPTQ, KINDS
+from support.quantized_kinds import GPTQ, KINDS
 from support.scripts import answers
 from support.train_data import ALL, golden_leaves, layered
 from support.trees import lazy
@@ -226,7 +226,7 @@ def test_loads(loaded, name):
     assert {case: problem for case, problem in loaded[name].items() if problem} == {}
 
 
-def test_a_quantised_module_stays_whole():
+def test_a_quantized_module_stays_whole():
     """What belongs to a weight stays with it; to leave some of it out is refused."""
     layer = ("params", "params", "decoder", "layers_0")
     parts = {key: lazy(np.zeros(shape, dtype)) for key, (dtype, shape) in KINDS["gptq"][1].items()}

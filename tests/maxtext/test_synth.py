@@ -54,7 +54,7 @@ def test_noise_is_as_wide_as_it_is_said():
     assert abs(values.std() / 0.02 - 1) < 0.01 and abs(values.mean()) < 0.0003
     other = seeded_noise((300, 400), 1, "w", 0.02).read()
     assert abs(np.corrcoef(values.ravel(), other.ravel())[0, 1]) < 0.01
-    # Neighbours along each axis have nothing in common, either.
+    # Neighbors along each axis have nothing in common, either.
     assert abs(np.corrcoef(values[1:].ravel(), values[:-1].ravel())[0, 1]) < 0.01
     assert abs(np.corrcoef(values[:, 1:].ravel(), values[:, :-1].ravel())[0, 1]) < 0.01
 
@@ -143,7 +143,7 @@ def test_a_configuration_may_lie_beside_its_model(tmp_path):
     assert ckpt("synth", tmp_path / "noise0", tmp_path / "noise0/x").exit_code == 2
 
 
-def test_a_quantised_configuration_gives_plain_numbers(tmp_path):
+def test_a_quantized_configuration_gives_plain_numbers(tmp_path):
     run("synth", GOLDEN_0_2_5 / "qwen3.5-fp8/hf", tmp_path / "made")
     assert "quantization_config" not in json.loads((tmp_path / "made/config.json").read_text())
     assert {array.dtype.name for array in ckpttools.open(tmp_path / "made").arrays.values()} == {"bfloat16"}

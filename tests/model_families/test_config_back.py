@@ -166,7 +166,7 @@ class TestSettingsAlone:
 
 
 class TestCheckpoints:
-    # Qwen 3 with experts: MaxText always renormalises, and the model does not.
+    # Qwen 3 with experts: MaxText always renormalizes, and the model does not.
     @pytest.mark.parametrize("case", ["llama3.1", "gemma2", "deepseek2"])
     @pytest.mark.parametrize("scan", ["--scan", "--no-scan"])
     def test_sizes_come_from_arrays(self, tmp_path, case, scan):

@@ -132,7 +132,7 @@ def maxtext(config, tensors, interleaved):
     scale = dim**-0.5 if config["model_type"] in ("llama", "mistral") else 1
 
     def rope(array):
-        """Halves to neighbours on the last axis."""
+        """Halves to neighbors on the last axis."""
         if not interleaved:
             return array
         out = np.empty_like(array)
@@ -203,10 +203,10 @@ def test_fields_of_which_a_configuration_says_nothing(family, absent):
 
 @pytest.mark.parametrize("rope", LLAMA3_ROPES)
 def test_a_llama3_rope_reorders_query_and_key(rope):
-    halves, neighbours = config_of("llama"), config_of("llama", **rope)
+    halves, neighbors = config_of("llama"), config_of("llama", **rope)
     tensors = lazy(weights(llama_shapes(halves)))
     one = bound(halves).to_left(tensors).arrays
-    other = bound(neighbours).to_left(tensors).arrays
+    other = bound(neighbors).to_left(tensors).arrays
     differ = {key for key in one if one[key].read().tobytes() != other[key].read().tobytes()}
     assert differ == {
         f"decoder.layers_{k}.self_attention.{n}.kernel" for k in (0, 1) for n in ("query", "key")

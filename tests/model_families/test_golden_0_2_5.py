@@ -35,7 +35,7 @@ EVERY_CASE = pytest.mark.parametrize(
 # Embeddings are multiplied by the root of 32, which does not come back in 16 bits.
 ROUNDED = ("gemma3-vision", "gemma4-vision", "gemma4-e2b")
 # Blocks of 8 x 8 in place of 128 x 128; its scales are beside its kernels.
-QUANTISED = ("qwen3.5-fp8",)
+QUANTIZED = ("qwen3.5-fp8",)
 TOWERS = ("params/params/vision_encoder/", "params/params/audio_encoder/")
 
 
@@ -65,7 +65,7 @@ def converted(tmp_path_factory):
             text_only=is_text_only(model, scan),
             carry=True,
             exact=exact,
-            quantized="keep" if model in QUANTISED else "dequantize",
+            quantized="keep" if model in QUANTIZED else "dequantize",
         )
         plan_to_maxtext(hugging_face(model), options, Resources(jobs=2)).run(location)
         return location

@@ -186,7 +186,7 @@ def test_a_text_model_is_one_that_transformers_has(tmp_path, model):
 
 
 def test_a_text_model_states_what_the_whole_one_means_by_saying_nothing():
-    """Qwen3-VL normalises the weights of experts whatever it says, Qwen 3 only where it is told to."""
+    """Qwen3-VL normalizes the weights of experts whatever it says, Qwen 3 only where it is told to."""
     whole = json.loads((GOLDEN_0_2_5 / "qwen3-vl-moe" / "hf" / "config.json").read_bytes())
     text = next(spelling for spelling in families()["qwen3-vl-moe"].spellings if spelling.name == "text")
     for declared in ({}, {"norm_topk_prob": False}):

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.quantised_weights import tree_of
+from support.quantized_weights import tree_of
 
 import ckpttools
 from ckpttools.core.dtypes import DTYPES

@@ -1,4 +1,4 @@
-"""Quantised models through the commands: equal, bit for bit, to their dequantised ones."""
+"""Quantized models through the commands: equal, bit for bit, to their dequantized ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support import quantised_weights as built
+from support import quantized_weights as built
 from support.command_line import run, succeed
 from support.locations import GOLDEN, ROOT
 from support.measured import within
@@ -29,14 +29,14 @@ FP8 = {"quant_method": "fp8", "weight_block_size": list(BLOCK), "modules_to_not_
 
 
 class Pair:
-    """A tiny quantised model in shards, and the same in bfloat16.
+    """A tiny quantized model in shards, and the same in bfloat16.
 
     Attributes:
-        quantised, plain: their directories.
+        quantized, plain: their directories.
     """
 
     def __init__(self, directory: Path, family: str) -> None:
-        self.quantised, self.plain = directory / "quantised", directory / "plain"
+        self.quantized, self.plain = directory / "quantized", directory / "plain"
         source = GOLDEN / family / "hf"
         self.config = json.loads((source / "config.json").read_bytes()) | {"torch_dtype": "bfloat16"}
         self.config.pop("dtype", None)
@@ -60,7 +60,7 @@ class Pair:
             sides = {key: value for key, value in weight.arrays.items() if not key.endswith("_bias")}
             stored |= {key.replace(part, name): value for key, value in sides.items()}
             plain[name] = weight.bfloat16
-        self._write(self.quantised, stored, {"quantization_config": declared})
+        self._write(self.quantized, stored, {"quantization_config": declared})
         self._write(self.plain, plain, {})
 
     def _write(self, directory: Path, arrays: dict[str, np.ndarray], more: dict[str, object]) -> None:
@@ -94,31 +94,31 @@ def content(location: Path) -> dict[str, tuple[str, bytes]]:
 
 
 class TestEqual:
-    def test_cast_makes_the_dequantised_model(self, pair, tmp_path):
-        done = " ".join(run("cast", pair.quantised, tmp_path / "out", "--dtype", "bfloat16").split())
+    def test_cast_makes_the_dequantized_model(self, pair, tmp_path):
+        done = " ".join(run("cast", pair.quantized, tmp_path / "out", "--dtype", "bfloat16").split())
         assert content(tmp_path / "out") == content(pair.plain)
         config = json.loads((tmp_path / "out" / "config.json").read_bytes())
         assert config == pair.config
         assert "quantization_config is left out of config.json" in done
         # What is exact is said by the plan alone.
-        assert ("dequantised from" in done) == ("mxfp4" not in done)
+        assert ("dequantized from" in done) == ("mxfp4" not in done)
 
     def test_a_config_that_needs_no_other_change(self, pair, tmp_path):
         """The dtype is true of the weights as it is: only what is said of quantisation goes."""
-        ckpttools.convert(pair.quantised, tmp_path / "out", format="orbax", dtype="bfloat16")
+        ckpttools.convert(pair.quantized, tmp_path / "out", format="orbax", dtype="bfloat16")
         ckpttools.convert(tmp_path / "out", tmp_path / "back", format="safetensors")
         assert content(tmp_path / "back") == content(pair.plain)
         assert json.loads((tmp_path / "back" / "config.json").read_bytes()) == pair.config
 
     @pytest.mark.parametrize("options", [{}, {"scan": False}, {"dtype": "float32"}])
     def test_maxtext_gets_the_same_from_both(self, pair, tmp_path, options):
-        out = [tmp_path / "quantised", tmp_path / "plain"]
+        out = [tmp_path / "quantized", tmp_path / "plain"]
         if options.get("dtype"):
             # Products stay in float32: the plain model has lost what was rounded.
-            ckpttools.cast(pair.quantised, tmp_path / "wide", dtype="float32")
-            sources = [pair.quantised, tmp_path / "wide"]
+            ckpttools.cast(pair.quantized, tmp_path / "wide", dtype="float32")
+            sources = [pair.quantized, tmp_path / "wide"]
         else:
-            sources = [pair.quantised, pair.plain]
+            sources = [pair.quantized, pair.plain]
         for source, destination in zip(sources, out, strict=True):
             ckpttools.hf_to_maxtext(source, destination, **options)
         assert content(out[0]) == content(out[1])
@@ -128,8 +128,8 @@ class TestEqual:
         assert "quantization_config" not in config
 
     def test_a_plan_in_a_file(self, pair, tmp_path):
-        run("convert", "hf-to-maxtext", pair.quantised, tmp_path / "a", "--memory", "200MiB")
-        run("plan", "-o", tmp_path / "plan", "convert", "hf-to-maxtext", pair.quantised, tmp_path / "b")
+        run("convert", "hf-to-maxtext", pair.quantized, tmp_path / "a", "--memory", "200MiB")
+        run("plan", "-o", tmp_path / "plan", "convert", "hf-to-maxtext", pair.quantized, tmp_path / "b")
         run("run", tmp_path / "plan", "--part", "0/1")
         run("run", tmp_path / "plan", "--publish")
         assert content(tmp_path / "a") == content(tmp_path / "b")
@@ -137,7 +137,7 @@ class TestEqual:
 
 def test_scales_that_have_changed_since_the_plan_are_refused(fp8, tmp_path):
     """They lie in another file than the weights, and are not read again for each of them."""
-    source = shutil.copytree(fp8.quantised, tmp_path / "hf")
+    source = shutil.copytree(fp8.quantized, tmp_path / "hf")
     run("plan", "-o", tmp_path / "plan", "cast", source, tmp_path / "out", "--dtype", "bfloat16")
     scales = source / "model-00002-of-00002.safetensors"
     save_file({name: 2 * array for name, array in load_file(scales).items()}, scales)
@@ -215,7 +215,7 @@ def test_a_mean_names_the_model_of_damaged_scales(fp8, tmp_path, gcs, is_far):
     def damage(arrays):
         arrays["model.layers.1.mlp.up_proj.weight_scale_inv"][0, 1] = np.inf
 
-    whole, *damaged = fp8.quantised, *(rewritten(fp8, tmp_path / name, damage) for name in "ab")
+    whole, *damaged = fp8.quantized, *(rewritten(fp8, tmp_path / name, damage) for name in "ab")
     if is_far:
         files = [
             {item.name: item.read_bytes() for item in location.iterdir()} for location in (whole, *damaged)
@@ -237,7 +237,7 @@ def test_a_mean_names_the_model_of_damaged_scales(fp8, tmp_path, gcs, is_far):
 def test_a_mean_tells_of_scales_that_are_zero_whichever_model_has_them(fp8, tmp_path, location):
     name = "model.layers.1.mlp.up_proj.weight_scale_inv"
     odd = rewritten(fp8, tmp_path / "odd", lambda arrays: arrays[name].__setitem__((0, 1), 0))
-    models = [fp8.quantised]
+    models = [fp8.quantized]
     models.insert(location, odd)
     plan = ckpttools.average.plan(models[0], tmp_path / "mean", others=models[1:]).plan
     (told,) = (remark for remark in plan.notes.remarks if "zero or negative" in remark)
@@ -245,12 +245,12 @@ def test_a_mean_tells_of_scales_that_are_zero_whichever_model_has_them(fp8, tmp_
 
 
 def rewritten(pair: Pair, directory: Path, change) -> Path:
-    """The quantised model with its arrays changed, in one file."""
-    arrays = {dotted(path): array.read() for path, array in open_tree(pair.quantised).arrays.items()}
+    """The quantized model with its arrays changed, in one file."""
+    arrays = {dotted(path): array.read() for path, array in open_tree(pair.quantized).arrays.items()}
     change(arrays)
     directory.mkdir()
     save_file(arrays, directory / "model.safetensors")
-    (directory / "config.json").write_bytes((pair.quantised / "config.json").read_bytes())
+    (directory / "config.json").write_bytes((pair.quantized / "config.json").read_bytes())
     return directory
 
 
@@ -260,7 +260,7 @@ def fp8(tmp_path_factory):
 
 
 def test_products_that_rounding_would_make_equal_differ(tmp_path):
-    """Two models that are quantised in different ways have the same bfloat16, and not the same products."""
+    """Two models that are quantized in different ways have the same bfloat16, and not the same products."""
     rows = built.fp8_rows(np.random.default_rng(0), (16, 24))
     scale = np.float32(0.0117)
     rows.arrays[f"{rows.name}_scale"][...] = scale
@@ -332,42 +332,42 @@ class TestLooking:
     """Commands that look at numbers look at those that are meant."""
 
     def test_inspect_tree_shows_one_array_for_each_weight(self, pair):
-        report, plain = ckpttools.inspect(pair.quantised), ckpttools.inspect(pair.plain)
+        report, plain = ckpttools.inspect(pair.quantized), ckpttools.inspect(pair.plain)
         assert {item.path: item.shape for item in report.arrays} == {e.path: e.shape for e in plain.arrays}
         assert {item.dtype for item in report.arrays} == {item.dtype for item in plain.arrays}
         assert report.num_parameters == plain.num_parameters
         assert report.families == plain.families
-        quantised = [item for item in report.arrays if item.quantized]
-        assert {item.quantized for item in quantised} in ({"fp8 24x40"}, {"mxfp4"})
-        files = pair.quantised.glob("*.safetensors")
+        quantized = [item for item in report.arrays if item.quantized]
+        assert {item.quantized for item in quantized} in ({"fp8 24x40"}, {"mxfp4"})
+        files = pair.quantized.glob("*.safetensors")
         stored = sum(array.nbytes for file in files for array in open_tree(file).arrays.values())
         assert report.nbytes == stored
         assert report.nbytes == sum(item.nbytes for item in report.arrays) + report.scales.nbytes
-        assert report.scales.num_arrays == len(quantised)
-        text = " ".join(succeed("inspect", "tree", pair.quantised).output.split())
-        assert f"scales {len(quantised)} arrays" in text
-        assert quantised[0].quantized in text
+        assert report.scales.num_arrays == len(quantized)
+        text = " ".join(succeed("inspect", "tree", pair.quantized).output.split())
+        assert f"scales {len(quantized)} arrays" in text
+        assert quantized[0].quantized in text
 
-    def test_against_the_family_and_the_dequantised_model(self, pair):
+    def test_against_the_family_and_the_dequantized_model(self, pair):
         for against in (pair.plain, pair.plain / "config.json"):
-            assert ckpttools.inspect(pair.quantised, against=against).comparison.is_same
+            assert ckpttools.inspect(pair.quantized, against=against).comparison.is_same
 
     def test_diff_and_verify_say_equal_after_dequantisation(self, pair, tmp_path):
-        ckpttools.hf_to_maxtext(pair.quantised, tmp_path / "maxtext")
+        ckpttools.hf_to_maxtext(pair.quantized, tmp_path / "maxtext")
         for a, b in (
-            (pair.quantised, pair.plain),
-            (pair.plain, pair.quantised),
-            (pair.quantised, pair.quantised),
-            (pair.quantised, tmp_path / "maxtext"),
+            (pair.quantized, pair.plain),
+            (pair.plain, pair.quantized),
+            (pair.quantized, pair.quantized),
+            (pair.quantized, tmp_path / "maxtext"),
         ):
             report = ckpttools.diff(a, b)
             assert report.equal, report
-            declared = [str(remark) for remark in report.remarks if "dequantised" in remark.text]
+            declared = [str(remark) for remark in report.remarks if "dequantized" in remark.text]
             assert len(declared) == (a != b)
         for made_of_it in (tmp_path / "maxtext", pair.plain):
-            report = ckpttools.verify(made_of_it, pair.quantised)
+            report = ckpttools.verify(made_of_it, pair.quantized)
             assert report.equal
-            assert "dequantised from" in report.remarks[0]
+            assert "dequantized from" in report.remarks[0]
 
     def test_diff_finds_one_other_scale(self, pair, tmp_path):
         def change(arrays):
@@ -379,21 +379,21 @@ class TestLooking:
         assert not ckpttools.verify(pair.plain, other).equal
 
     def test_statistics_and_digests_are_of_the_numbers(self, pair):
-        looks = [ckpttools.stats(item).arrays for item in (pair.quantised, pair.plain)]
+        looks = [ckpttools.stats(item).arrays for item in (pair.quantized, pair.plain)]
         assert {e.path: e.statistics for e in looks[0]} == {e.path: e.statistics for e in looks[1]}
-        digests = {ckpttools.hash(item, names="maxtext").digest for item in (pair.quantised, pair.plain)}
+        digests = {ckpttools.hash(item, names="maxtext").digest for item in (pair.quantized, pair.plain)}
         assert len(digests) == 1
 
     def test_load(self, pair):
         import jax
 
         expected = ckpttools.load(pair.plain, to="maxtext")
-        got = ckpttools.load(pair.quantised, to="maxtext")
+        got = ckpttools.load(pair.quantized, to="maxtext")
         assert jax.tree.structure(got) == jax.tree.structure(expected)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
             assert a.dtype == b.dtype
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-        assert len(ckpttools.load(pair.quantised, dtype="bfloat16")) == len(ckpttools.open(pair.plain))
+        assert len(ckpttools.load(pair.quantized, dtype="bfloat16")) == len(ckpttools.open(pair.plain))
 
 
 def test_diff_does_not_fail_where_it_looks_for_causes(fp8, tmp_path):
@@ -418,8 +418,8 @@ def test_diff_does_not_fail_where_it_looks_for_causes(fp8, tmp_path):
 
 def test_like_maxtext_rounds_scales_before(fp8, tmp_path):
     """28 % of the elements are one unit in the last place off the product in float32."""
-    run("cast", fp8.quantised, tmp_path / "a", "--dtype", "bfloat16", "--dequantize-like", "maxtext")
-    result = {dotted(path): array.read() for path, array in open_tree(fp8.quantised).arrays.items()}
+    run("cast", fp8.quantized, tmp_path / "a", "--dtype", "bfloat16", "--dequantize-like", "maxtext")
+    result = {dotted(path): array.read() for path, array in open_tree(fp8.quantized).arrays.items()}
     made_of_it = {dotted(path): array.read() for path, array in open_tree(tmp_path / "a").arrays.items()}
     name = "model.layers.0.mlp.up_proj.weight"
     scales = result[f"{name}_scale_inv"].astype(ml_dtypes.bfloat16)
@@ -457,8 +457,8 @@ def test_damaged_scales_are_named_wherever_numbers_are_looked_at(fp8, tmp_path):
         for name in names:
             arrays[f"{name}_scale_inv"][0, 0] = np.nan
 
-    blocks = SimpleNamespace(quantised=tmp_path / "blocks")
-    ckpttools.quantize(fp8.plain, blocks.quantised)
+    blocks = SimpleNamespace(quantized=tmp_path / "blocks")
+    ckpttools.quantize(fp8.plain, blocks.quantized)
     bad = rewritten(blocks, tmp_path / "bad", damage)
     for arguments in ((bad, fp8.plain), (fp8.plain, bad)):
         for command in (ckpttools.diff, ckpttools.verify):
@@ -471,7 +471,7 @@ def test_damaged_scales_are_named_wherever_numbers_are_looked_at(fp8, tmp_path):
         assert f"{names[0]}_scale_inv: nan" in str(report.remarks[0])
     bare = rewritten(fp8, tmp_path / "bare", lambda arrays: arrays.pop(f"{names[0]}_scale_inv"))
     assert "without its scale" in run("inspect", "stats", bare)
-    assert ckpttools.stats(fp8.quantised, filter=names[0]).remarks[0].endswith("to bfloat16")
+    assert ckpttools.stats(fp8.quantized, filter=names[0]).remarks[0].endswith("to bfloat16")
 
 
 class TestDoctor:
@@ -479,10 +479,10 @@ class TestDoctor:
         return [finding for finding in examine(directory).findings if finding.check == "quantization"]
 
     def test_all_is_well(self, pair):
-        (finding,) = self.findings(pair.quantised)
+        (finding,) = self.findings(pair.quantized)
         assert finding.level == "info"
-        assert f"ckpt cast {pair.quantised} DST --dtype bfloat16" in finding.do
-        assert ("--quantized keep" in finding.do) == ("deepseek3" in str(pair.quantised))
+        assert f"ckpt cast {pair.quantized} DST --dtype bfloat16" in finding.do
+        assert ("--quantized keep" in finding.do) == ("deepseek3" in str(pair.quantized))
 
     def test_a_grid_that_does_not_fit(self, fp8, tmp_path):
         def change(arrays):
@@ -500,7 +500,7 @@ class TestPage:
     def test_every_command(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         for family, name in (("deepseek3", "DeepSeek-V3"), ("gpt-oss", "gpt-oss")):
-            Pair(tmp_path / "made" / name, family).quantised.rename(tmp_path / name)
+            Pair(tmp_path / "made" / name, family).quantized.rename(tmp_path / name)
         lines = (ROOT / "docs" / "quantized.md").read_text().splitlines()
         commands = [line.removeprefix("$ ckpt ").split() for line in lines if line.startswith("$ ckpt ")]
         assert len(commands) == 7
@@ -511,7 +511,7 @@ class TestPage:
         )
 
 
-def test_an_array_beyond_the_memory_is_dequantised_within_it(tmp_path):
+def test_an_array_beyond_the_memory_is_dequantized_within_it(tmp_path):
     """128 MiB are written of one array: the interpreter and its libraries leave a third of that."""
     source, count = tmp_path / "hf", 8192
     scales = {"dtype": "F32", "shape": [64, 64], "data_offsets": [count * count, count * count + 4 * 64 * 64]}

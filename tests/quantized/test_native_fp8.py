@@ -110,7 +110,7 @@ def test_no_scales_as_large_as_the_weight_are_made():
     assert "the last block is smaller" in result.problems[0] and not result.scales
 
 
-def quantised(
+def quantized(
     directory: Path, *, skipped: str = "nothing", block: int | None = BLOCK, **config: object
 ) -> Path:
     """A tiny Llama with FP8 weights; in blocks, or with one scale each."""
@@ -151,7 +151,7 @@ def arrays(location: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("scan", [True, False])
 @pytest.mark.parametrize("block", [BLOCK, None])
 def test_there_and_back(tmp_path, scan, block):
-    source = quantised(tmp_path / "hf", block=block)
+    source = quantized(tmp_path / "hf", block=block)
     receipt = ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=scan)
     native = open_tree(parse(tmp_path / "native")).arrays
     kernels = {dotted(path): item for path, item in native.items()}
@@ -167,9 +167,9 @@ def test_there_and_back(tmp_path, scan, block):
 
 
 @pytest.mark.parametrize("block", [BLOCK, None])
-def test_dequantised_on_the_way_or_later_is_the_same(tmp_path, block):
+def test_dequantized_on_the_way_or_later_is_the_same(tmp_path, block):
     """Of as many layers as heads, too: of which of both a kernel has one scale each other kernels tell."""
-    source = quantised(tmp_path / "hf", block=block)
+    source = quantized(tmp_path / "hf", block=block)
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     ckpttools.hf_to_maxtext(source, tmp_path / "plain", dtype="float32")
     ckpttools.cast(tmp_path / "native", tmp_path / "cast", dtype="float32")
@@ -180,8 +180,8 @@ def test_dequantised_on_the_way_or_later_is_the_same(tmp_path, block):
     assert "quantization_config" not in json.loads((tmp_path / "a" / "config.json").read_bytes())
 
 
-def test_a_dtype_is_of_what_is_not_quantised(tmp_path):
-    source = quantised(tmp_path / "hf")
+def test_a_dtype_is_of_what_is_not_quantized(tmp_path):
+    source = quantized(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", dtype="float32")
     leaves = open_tree(parse(tmp_path / "native")).arrays
     result = {"/".join(map(str, path[-2:])): item.dtype.name for path, item in leaves.items()}
@@ -219,7 +219,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_the_doctor_looks_at_scales_of_maxtext(tmp_path, damage):
-    source = quantised(tmp_path / "hf", block=None, num_hidden_layers=3)
+    source = quantized(tmp_path / "hf", block=None, num_hidden_layers=3)
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     sound = ckpttools.doctor(tmp_path / "native").findings
     (declared,) = (item for item in sound if item.check == "native-fp8")
@@ -251,7 +251,7 @@ def test_the_doctor_looks_at_scales_of_maxtext(tmp_path, damage):
 @pytest.mark.parametrize("to_hf", [False, True])
 def test_scales_that_are_kept_are_looked_at_however_many_they_are(tmp_path, to_hf):
     """Nothing multiplies by them on the way."""
-    source = quantised(tmp_path / "hf", num_hidden_layers=1)
+    source = quantized(tmp_path / "hf", num_hidden_layers=1)
     if to_hf:
         ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     tree = ckpttools.open(tmp_path / "native" if to_hf else source)
@@ -270,7 +270,7 @@ def test_scales_that_are_kept_are_looked_at_however_many_they_are(tmp_path, to_h
 @pytest.mark.parametrize("to_hf", [False, True])
 def test_scales_far_away_that_are_kept_are_looked_at_when_they_are_copied(tmp_path, gcs, to_hf):
     """Where no number of small requests is made before."""
-    source = quantised(tmp_path / "hf", num_hidden_layers=1)
+    source = quantized(tmp_path / "hf", num_hidden_layers=1)
     if to_hf:
         ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     tree = ckpttools.open(tmp_path / "native" if to_hf else source)
@@ -299,7 +299,7 @@ def test_scales_far_away_that_are_kept_are_looked_at_when_they_are_copied(tmp_pa
 @pytest.mark.parametrize("scan", [True, False])
 def test_scales_that_a_row_multiplies_beyond_the_range_are_refused(tmp_path, scan):
     """MaxText's query has 1/4 of the scales, which are sound; four times as much makes no finite numbers."""
-    source = quantised(tmp_path / "hf")
+    source = quantized(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=scan)
     tree = ckpttools.open(tmp_path / "native")
     (path, *_) = (path for path in tree.arrays if dotted(path).endswith("query.kernel_scale"))
@@ -338,7 +338,7 @@ def test_damaged_scales_are_all_listed_however_they_are_read_together(counts, li
 
 
 def test_maxtext_settings_for_fp8_are_reported(tmp_path):
-    source = quantised(tmp_path / "hf")
+    source = quantized(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     there, advice, settings = ckpttools.maxtext_config(tmp_path / "native").notes
     assert "7 arrays in FP8 (float8_e4m3fn)" in there and f"weight_block_size={BLOCK} " in settings
@@ -368,18 +368,18 @@ def test_maxtext_is_told_the_dtype_that_the_codes_have():
     ],
 )
 def test_mismatched_fp8_settings_are_reported(settings, expected, tmp_path):
-    source = quantised(tmp_path / "hf")
+    source = quantized(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     result = ckpttools.maxtext_config(tmp_path / "native", check=settings).contradictions
     assert {item.name: item.expected for item in result} == expected
 
 
 def test_settings_of_fp8_are_not_of_every_checkpoint(tmp_path):
-    source = quantised(tmp_path / "hf")
+    source = quantized(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     ckpttools.hf_to_maxtext(source, tmp_path / "plain")
     ckpttools.hf_to_maxtext(
-        quantised(tmp_path / "odd", intermediate_size=120), tmp_path / "kept", quantized="keep", scan=False
+        quantized(tmp_path / "odd", intermediate_size=120), tmp_path / "kept", quantized="keep", scan=False
     )
     fp8 = "weight_dtype=float8_e4m3fn"
 
@@ -399,13 +399,13 @@ def test_settings_of_fp8_are_not_of_every_checkpoint(tmp_path):
 
 
 def test_scales_that_are_not_multiplied_by_a_power_of_two_are_told_of(tmp_path):
-    source = quantised(tmp_path / "hf", head_dim=32, num_attention_heads=2, num_key_value_heads=2)
+    source = quantized(tmp_path / "hf", head_dim=32, num_attention_heads=2, num_key_value_heads=2)
     inexact = ckpttools.hf_to_maxtext.plan(source, tmp_path / "native", quantized="keep").plan.notes.inexact
     assert ["query" in item.subject and "its scales are" in item.text for item in inexact] == [True]
 
 
 def test_blocks_over_edges_come_back_and_fp8_models_are_told_that_they_do_not_fit(tmp_path):
-    source = quantised(tmp_path / "hf", head_dim=4, intermediate_size=120)
+    source = quantized(tmp_path / "hf", head_dim=4, intermediate_size=120)
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=False)
     grids = {path[-3:]: item.shape for path, item in open_tree(parse(tmp_path / "native")).arrays.items()}
     # A block of 16 has four heads of 4; of blocks in 120 columns each 8 have a scale.
@@ -428,24 +428,24 @@ def test_blocks_over_edges_come_back_and_fp8_models_are_told_that_they_do_not_fi
 
 
 def test_all_that_is_not_kept_is_listed(tmp_path):
-    source = quantised(tmp_path / "hf", skipped="layers.2.mlp.up")
+    source = quantized(tmp_path / "hf", skipped="layers.2.mlp.up")
     with pytest.raises(FormatError, match="cannot be converted as they are") as caught:
         ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
-    assert "only some of its parts are quantised: 3 of 4" in str(caught.value)
+    assert "only some of its parts are quantized: 3 of 4" in str(caught.value)
     assert caught.value.location == str(source)
     assert "dequantize" in (caught.value.hint or "") and not (tmp_path / "native").exists()
     ckpttools.hf_to_maxtext(source, tmp_path / "plain")
 
 
 def test_single_layers_may_be_left_as_they_are(tmp_path):
-    source = quantised(tmp_path / "hf", skipped="layers.2.mlp.up")
+    source = quantized(tmp_path / "hf", skipped="layers.2.mlp.up")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=False)
     ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back")
     assert arrays(tmp_path / "back") == arrays(source)
 
 
 def test_a_carried_configuration_is_told_of_once(tmp_path):
-    source = quantised(tmp_path / "hf")
+    source = quantized(tmp_path / "hf")
     run("convert", "hf-to-maxtext", source, tmp_path / "plain")
     told = " ".join(run("quantize", tmp_path / "plain", tmp_path / "out").split())
     assert "INEXACT" in told
@@ -454,7 +454,7 @@ def test_a_carried_configuration_is_told_of_once(tmp_path):
 
 def test_cast_to_fp8_next_to_fp8_is_refused(tmp_path):
     """What reads such a model would take the numbers for codes that have lost their scales."""
-    source, few = quantised(tmp_path / "hf"), "float8_e4m3fn"
+    source, few = quantized(tmp_path / "hf"), "float8_e4m3fn"
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     for model in (source, tmp_path / "native"):
         for how in ({"dtype": few}, {"dtype": few, "force": True}, {"dtype_map": {"*norm*": few}}):
@@ -470,7 +470,7 @@ def test_cast_to_fp8_next_to_fp8_is_refused(tmp_path):
     for model in (source, tmp_path / "native"):
         with pytest.raises(UsageError, match="has too few bits") as caught:
             ckpttools.average(model, tmp_path / "never", others=[model], dtype=few)
-        assert caught.value.hint == "`ckpt quantize MEAN DST` quantises such a mean"
+        assert caught.value.hint == "`ckpt quantize MEAN DST` quantizes such a mean"
         with pytest.raises(UsageError, match="has too few bits") as caught:
             ckpttools.load(model, dtype=few)
         assert caught.value.hint == "without `dtype` codes and scales are loaded as they are stored"
@@ -479,10 +479,10 @@ def test_cast_to_fp8_next_to_fp8_is_refused(tmp_path):
 
 def test_invalid_quantized_options_are_refused(tmp_path):
     write_llama(tmp_path / "plain")
-    with pytest.raises(UsageError, match="no weight is quantised"):
+    with pytest.raises(UsageError, match="no weight is quantized"):
         ckpttools.hf_to_maxtext(tmp_path / "plain", tmp_path / "native", quantized="keep")
-    source = quantised(tmp_path / "hf")
-    with pytest.raises(UsageError, match="has no quantised weights"):
+    source = quantized(tmp_path / "hf")
+    with pytest.raises(UsageError, match="has no quantized weights"):
         ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", maxtext="e591f30")
     with pytest.raises(UsageError, match="`quantized` cannot be this"):
         ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="leave")
@@ -490,7 +490,7 @@ def test_invalid_quantized_options_are_refused(tmp_path):
 
 def test_a_plan_in_a_file_has_scales_that_are_looked_at(tmp_path):
     """Also those that a row multiplies; no part plans again."""
-    source, here, back = quantised(tmp_path / "hf"), tmp_path / "native", tmp_path / "back"
+    source, here, back = quantized(tmp_path / "hf"), tmp_path / "native", tmp_path / "back"
     for number, command in enumerate(
         (
             ("convert", "hf-to-maxtext", source, here, "--quantized", "keep"),
@@ -505,7 +505,7 @@ def test_a_plan_in_a_file_has_scales_that_are_looked_at(tmp_path):
 
 
 def test_scales_go_where_their_kernels_go(tmp_path):
-    source = quantised(tmp_path / "hf")
+    source = quantized(tmp_path / "hf")
     for scan in (True, False):
         ckpttools.hf_to_maxtext(source, tmp_path / f"scan-{scan}", quantized="keep", scan=scan)
     ckpttools.unstack(tmp_path / "scan-True", tmp_path / "unstacked")
@@ -520,7 +520,7 @@ def test_scales_go_where_their_kernels_go(tmp_path):
 
 def test_extra_quantization_file_is_kept_only_when_true(tmp_path):
     """Loaders read such a file before config.json."""
-    source, name = quantised(tmp_path / "hf"), "hf_quant_config.json"
+    source, name = quantized(tmp_path / "hf"), "hf_quant_config.json"
     (source / name).write_text('{"quantization": {"quant_algo": "FP8"}}')
     told = run("cast", source, tmp_path / "plain", "--dtype", "bfloat16")
     assert f"as it says: {name}" in " ".join(told.split())
@@ -536,7 +536,7 @@ def test_extra_quantization_file_is_kept_only_when_true(tmp_path):
 
 
 def test_a_run_with_another_configuration_gets_one_that_says_how(tmp_path):
-    source = quantised(tmp_path / "hf")
+    source = quantized(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     write_llama(tmp_path / "like")
     ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back", like=tmp_path / "like")
@@ -549,7 +549,7 @@ def test_a_run_with_another_configuration_gets_one_that_says_how(tmp_path):
 def test_bfloat16_scales_stay_bfloat16_and_exponents_become_float32(tmp_path):
     for dtype, expected in (("bfloat16", "bfloat16"), ("float8_e8m0fnu", "float32")):
         location = tmp_path / dtype
-        source = quantised(location / "hf")
+        source = quantized(location / "hf")
         tree = open_tree(parse(source))
         leaves = dict(tree.leaves)
         for path, array in tree.arrays.items():
@@ -566,7 +566,7 @@ def test_bfloat16_scales_stay_bfloat16_and_exponents_become_float32(tmp_path):
 
 
 def test_digests_in_maxtext_names_are_of_the_numbers(tmp_path):
-    source = quantised(tmp_path / "hf")
+    source = quantized(tmp_path / "hf")
     run("convert", "hf-to-maxtext", source, tmp_path / "native", "--quantized", "keep")
     run("unstack", tmp_path / "native", tmp_path / "apart")
     locations = (source, tmp_path / "native", tmp_path / "apart")
@@ -577,7 +577,7 @@ def test_digests_in_maxtext_names_are_of_the_numbers(tmp_path):
 
 def test_codes_that_nothing_tells_of_are_compared_as_they_are(tmp_path):
     """zarr has no place for a configuration: the same codes and scales are equal all the same."""
-    source = quantised(tmp_path / "hf")
+    source = quantized(tmp_path / "hf")
     run("convert", "to-zarr3", source, tmp_path / "zarr")
     assert ckpttools.diff(tmp_path / "zarr", source).equal
     assert ckpttools.verify(source, tmp_path / "zarr").equal
@@ -586,7 +586,7 @@ def test_codes_that_nothing_tells_of_are_compared_as_they_are(tmp_path):
 def test_a_mean_is_of_numbers_and_never_of_codes(tmp_path):
     for seed in (0, 1):
         (tmp_path / str(seed)).mkdir()
-        source = quantised(tmp_path / str(seed) / "hf", seed=seed)
+        source = quantized(tmp_path / str(seed) / "hf", seed=seed)
         ckpttools.hf_to_maxtext(source, tmp_path / f"native{seed}", quantized="keep")
         ckpttools.hf_to_maxtext(source, tmp_path / f"plain{seed}", dtype="float32")
     for name in ("native", "plain"):
@@ -625,7 +625,7 @@ def test_layers_that_are_carried_in_fp8_come_back_as_numbers_where_the_model_doe
     assert arrays(tmp_path / "asked") == arrays(tmp_path / "cast-before") == arrays(tmp_path / "expected")
     # In one line, however many notes there are of it.
     told = run("convert", "maxtext-to-hf", tmp_path / "native", tmp_path / "told", "--dtype", "bfloat16")
-    assert " and 1 more: dequantised" not in " ".join(told.split())
+    assert " and 1 more: dequantized" not in " ".join(told.split())
 
 
 def test_value_counts_cover_written_arrays(tmp_path):
@@ -654,7 +654,7 @@ def test_heads_of_layers_that_predict_stay_as_they_are(tmp_path):
     assert not [name for name in built if "head" in name and "scale" in name]
 
 
-def test_a_run_is_quantised_with_what_its_model_has_besides(tmp_path):
+def test_a_run_is_quantized_with_what_its_model_has_besides(tmp_path):
     source = with_prediction(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "run")
     told = " ".join(run("quantize", tmp_path / "run", tmp_path / "less", "--like", source).split())

@@ -123,7 +123,7 @@ def test_settings_are_refused_where_arrays_of_any_kind_contradict_them(tmp_path)
     assert told.exit_code == 3 and "the arrays are not those of the model" in told.output
 
 
-def test_settings_of_quantised_weights_are_refused_where_their_scales_are_damaged(tmp_path):
+def test_settings_of_quantized_weights_are_refused_where_their_scales_are_damaged(tmp_path):
     """That arrays cannot be compared with their configuration is no reason to be silent."""
     write_llama(tmp_path / "model")
     succeed("quantize", tmp_path / "model", tmp_path / "fp8", "--scheme", "fp8-block128")

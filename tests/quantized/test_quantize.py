@@ -44,7 +44,7 @@ def shaped(*shape: int, dtype: str = PLAIN) -> LazyArray:
     return Constant(shape, DTYPES[dtype], bytes(DTYPES[dtype].itemsize))
 
 
-def test_matrices_are_quantised_and_all_else_is_as_it_was(tmp_path):
+def test_matrices_are_quantized_and_all_else_is_as_it_was(tmp_path):
     tensors = write_llama(tmp_path / "hf", hidden_size=192, intermediate_size=320, num_hidden_layers=2)
     receipt = ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8")
     built = load_file(tmp_path / "fp8" / "model.safetensors")
@@ -158,13 +158,13 @@ def test_names_are_those_of_the_family_that_the_configuration_names(tmp_path):
 
 
 def test_unquantized_arrays_get_requested_dtype(tmp_path):
-    """A run in float32; what is quantised is so from its own numbers, not from rounded ones."""
+    """A run in float32; what is quantized is so from its own numbers, not from rounded ones."""
     tensors = write_llama(tmp_path / "hf", dtype="float32", num_hidden_layers=2)
     config = config_of(tmp_path / "hf") | {"torch_dtype": PLAIN}
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "run")
     declared = " ".join(run("quantize", tmp_path / "hf", tmp_path / "wide").split())
-    assert "7 arrays not quantised stay float32" in declared and "--dtype bfloat16" in declared
+    assert "7 arrays not quantized stay float32" in declared and "--dtype bfloat16" in declared
     for source, location in (("hf", "made"), ("run", "of-run")):
         declared = run("quantize", tmp_path / source, tmp_path / location, "--dtype", PLAIN)
         assert "stay float32" not in declared and "torch_dtype" not in declared
@@ -224,7 +224,7 @@ def test_nan_is_refused_with_its_array_and_nothing_is_left(tmp_path):
     tensors = write_llama(tmp_path / "hf")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = np.nan
     save_file(tensors, tmp_path / "hf" / "model.safetensors")
-    with pytest.raises(FormatError, match="cannot be quantised") as caught:
+    with pytest.raises(FormatError, match="cannot be quantized") as caught:
         ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8")
     assert caught.value.location == "model.layers.1.mlp.up_proj.weight"
     assert not (tmp_path / "fp8").exists()
@@ -292,14 +292,14 @@ def test_invalid_quantize_options_are_refused(tmp_path):
         Quantize("fp7")
     with pytest.raises(UsageError, match="matches"):
         ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8", exclude="*.nothing")
-    with pytest.raises(UsageError, match="nothing to quantise"):
+    with pytest.raises(UsageError, match="nothing to quantize"):
         ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8", scheme="mxfp4")
     with pytest.raises(UsageError, match="applies only to MaxText"):
         ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8", like=tmp_path / "hf")
     with pytest.raises(UsageError, match="applies only to MaxText"):
         ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8", carry=True)
     ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8")
-    with pytest.raises(FormatError, match="quantised already"):
+    with pytest.raises(FormatError, match="quantized already"):
         ckpttools.quantize(tmp_path / "fp8", tmp_path / "twice")
 
 
@@ -313,7 +313,7 @@ def test_smaller_edge_blocks_are_reported(tmp_path):
 
 
 def test_fused_experts_become_single_ones_where_models_are_loaded_from_such(tmp_path):
-    """Of fused codes transformers 5.23 takes no scales where it dequantises."""
+    """Of fused codes transformers 5.23 takes no scales where it dequantizes."""
     names = [f"model.layers.0.mlp.experts.{key}" for key in ("gate_up_proj", "down_proj")]
     tensors = {
         name: np.random.default_rng(0).standard_normal(shape).astype(ml_dtypes.bfloat16)

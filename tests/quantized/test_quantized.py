@@ -1,4 +1,4 @@
-"""Quantised weights: nothing parts them from their scales, and nothing takes their numbers for weights."""
+"""Quantized weights: nothing parts them from their scales, and nothing takes their numbers for weights."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def fp8_arrays(family: str, *, scales: bool = True) -> dict[str, np.ndarray]:
     """A golden model with its matrices in float8."""
     arrays = {}
     for name, array in load_file(GOLDEN / family / "hf" / "model.safetensors").items():
-        quantise = name.endswith("proj.weight") or ("experts" in name and array.ndim == 3)
-        arrays[name] = array.astype(ml_dtypes.float8_e4m3fn) if quantise else array
-        if quantise and scales:
+        quantize = name.endswith("proj.weight") or ("experts" in name and array.ndim == 3)
+        arrays[name] = array.astype(ml_dtypes.float8_e4m3fn) if quantize else array
+        if quantize and scales:
             rows, columns = (-(-length // 128) for length in array.shape[-2:])
             arrays[f"{name}_scale_inv"] = np.full((*array.shape[:-2], rows, columns), 0.5, np.float32)
     return arrays
@@ -125,12 +125,12 @@ class TestToMaxText:
             plan_to_maxtext(source)
         assert error.value.got == "mxfp4 (quantization_config)"
 
-    def test_a_dequantised_model_whose_configuration_does_not_know(self, tmp_path):
+    def test_a_dequantized_model_whose_configuration_does_not_know(self, tmp_path):
         arrays = load_file(GOLDEN / "llama3.1" / "hf" / "model.safetensors")
         source = write(tmp_path / "source", "llama3.1", arrays)
         config = json.loads((GOLDEN / "llama3.1" / "hf" / "config.json").read_bytes())
         done = " ".join(run("convert", "hf-to-maxtext", source, tmp_path / "maxtext").split())
-        assert "config.json says fp8, e4m3 in blocks of 128 x 128, but no weight is quantised" in done
+        assert "config.json says fp8, e4m3 in blocks of 128 x 128, but no weight is quantized" in done
         for command, there in (("maxtext-to-hf", "maxtext"), ("to-safetensors", "source")):
             done = run("convert", command, tmp_path / there, tmp_path / command)
             assert "config.json: quantization_config is left out" in done
@@ -235,7 +235,7 @@ class TestTransforms:
     def test_numbers_are_not_cast(self, name):
         weight = next(iter(SCHEMES[name]))
         tree = module_of(SCHEMES[name])
-        with pytest.raises(FormatError, match="quantised weights cannot be cast"):
+        with pytest.raises(FormatError, match="quantized weights cannot be cast"):
             tree.pipe(CastMap({f"*up.{weight}": "float32"}, force=True))
         assert tree.pipe(CastMap({"norm*": "float32"})).arrays["norm.weight",].dtype.name == "float32"
 
@@ -271,7 +271,7 @@ WEIGHTS = st.lists(st.sampled_from(sorted(PAIRS)), min_size=1, unique=True)
 
 
 @st.composite
-def quantised_trees(draw):
+def quantized_trees(draw):
     """A tree, and the paths of each weight's scales; plain arrays lie between them."""
     modules = draw(MODULES)
     dtypes: dict[str, str] = {}
@@ -302,9 +302,9 @@ def is_whole(array, codes):
 
 
 @settings(max_examples=60)
-@given(quantised_trees(), st.data())
-def test_no_transform_parts_a_weight_from_a_scale_or_casts_it(quantised, data):
-    tree, scales = quantised
+@given(quantized_trees(), st.data())
+def test_no_transform_parts_a_weight_from_a_scale_or_casts_it(quantized, data):
+    tree, scales = quantized
     names = st.sampled_from([name for (name,) in tree.arrays])
     some = st.lists(names, max_size=4, unique=True)
     dtypes = st.sampled_from(("bfloat16", "float32", "float8_e5m2"))
@@ -337,10 +337,10 @@ def test_no_transform_parts_a_weight_from_a_scale_or_casts_it(quantised, data):
 
 
 @settings(max_examples=30)
-@given(quantised_trees())
-def test_separating_weights_and_scales_is_detected(quantised):
+@given(quantized_trees())
+def test_separating_weights_and_scales_is_detected(quantized):
     """Each weight may go with its own scales, and every module may have another name."""
-    tree, scales = quantised
+    tree, scales = quantized
     assert {item.name: set(item.scales) for item in found_in(tree).values()} == {
         weight: set(theirs) for weight, theirs in scales.items()
     }

@@ -1,4 +1,4 @@
-"""All of a quantised module or nothing of it, whatever its scheme."""
+"""All of a quantized module or nothing of it, whatever its scheme."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.command_line import run
 from support.golden_data import convert
 from support.locations import GOLDEN
-from support.quantised_kinds import (
+from support.quantized_kinds import (
     GPTQ,
     KINDS,
     MODULES,
@@ -25,7 +25,7 @@ from support.quantised_kinds import (
     tree_of_kind,
     write,
 )
-from support.quantised_weights import fp8_blocks, tree_of
+from support.quantized_weights import fp8_blocks, tree_of
 
 from ckpttools.api.save import save
 from ckpttools.array.tree import Tree, dotted
@@ -81,20 +81,20 @@ class TestEachKind:
 
     def test_casts_leave_alone_what_belongs_to_a_weight(self, kind):
         tree = tree_of_kind(kind)
-        quantised = {path for path in tree.arrays if path[0] not in PLAIN}
+        quantized = {path for path in tree.arrays if path[0] not in PLAIN}
         floats = kind.endswith(("fp8", "blocks"))
         if floats:
-            with pytest.raises(FormatError, match="quantised weights cannot be cast"):
+            with pytest.raises(FormatError, match="quantized weights cannot be cast"):
                 tree.pipe(CastTo("float8_e5m2"))
         if kind in UNREADABLE:
-            with pytest.raises(FormatError, match="cannot be dequantised"):
+            with pytest.raises(FormatError, match="cannot be dequantized"):
                 tree.pipe(CastTo("float64"))
         by_name = floats or kind in {*READ, *UNREADABLE}
         built = tree.pipe(
             CastMap({f"*{name}": "float64" for name in PLAIN}) if by_name else CastTo("float64")
         )
         for path, array in built.arrays.items():
-            if path in quantised:
+            if path in quantized:
                 assert array is tree.arrays[path]
             else:
                 assert array.dtype.name == "float64"
@@ -102,11 +102,11 @@ class TestEachKind:
         sides = [key for key, (dtype, _) in KINDS[kind][1].items() if DTYPES[dtype].is_float]
         if not by_name:
             assert all(key.rpartition(".")[2] in remarks for key in sides)
-        for (name,) in quantised:
+        for (name,) in quantized:
             with pytest.raises(FormatError, match="cannot be cast"):
                 tree.pipe(CastMap({name: "int16"}, force=True))
 
-    def test_casts_to_numbers_dequantise_what_is_read(self, kind):
+    def test_casts_to_numbers_dequantize_what_is_read(self, kind):
         if kind not in READ:
             return
         tree = tree_of_kind(kind)
@@ -213,8 +213,8 @@ class TestWhoseItIs:
             assert cast.arrays[f"{MODULES[0]}.scales",] is tree.arrays[f"{MODULES[0]}.scales",]
 
     @pytest.mark.parametrize("key", ["weight", "bias"])
-    def test_float8_without_a_scale_in_a_module_that_is_not_quantised(self, key):
-        """It is never dequantised as it is, nor beside others that are."""
+    def test_float8_without_a_scale_in_a_module_that_is_not_quantized(self, key):
+        """It is never dequantized as it is, nor beside others that are."""
         built = fp8_blocks(np.random.default_rng(0), (16, 16), (8, 8))
         codes = built.arrays[built.name]
         arrays = {**built.arrays, f"lm_head.{key}": codes if key == "weight" else codes[0]}
@@ -306,7 +306,7 @@ class TestPlainFloat8:
 
 
 class TestIndices:
-    """Whole numbers that are no weights, in models that are quantised."""
+    """Whole numbers that are no weights, in models that are quantized."""
 
     def test_they_own_nothing(self):
         names = {
@@ -408,7 +408,7 @@ class TestWeightsMadeOfSeveral:
             self.remapped(stacked, drop=drop)
 
 
-def quantised_maxtext(tree: Tree, kind: str) -> Tree:
+def quantized_maxtext(tree: Tree, kind: str) -> Tree:
     """A MaxText tree with its matrices as FP8-native runs, AQT and Qwix store them."""
     float8, float32 = DTYPES["float8_e4m3fn"], DTYPES["float32"]
     leaves = {}
@@ -436,7 +436,7 @@ class TestMaxText:
     @pytest.mark.parametrize("kind", ["fp8", "fp8 per tensor", "aqt", "qwix"])
     def test_apart_and_together_again(self, kind, tmp_path):
         plain = open_tree(convert(tmp_path / "plain", "qwen3"))
-        save(quantised_maxtext(plain, kind), tmp_path / "source", "orbax")
+        save(quantized_maxtext(plain, kind), tmp_path / "source", "orbax")
         run("unstack", tmp_path / "source", tmp_path / "apart")
         run("stack", tmp_path / "apart", tmp_path / "together")
         expected = bytes_of(tmp_path / "source")
@@ -463,7 +463,7 @@ def arrays_of(dtypes: dict[str, str], rank: int = 2) -> Tree:
 
 
 class TestUnknownSchemes:
-    """Where the configuration says that weights are quantised, and no name tells how."""
+    """Where the configuration says that weights are quantized, and no name tells how."""
 
     NORM: ClassVar = {"m.norm.weight": "bfloat16", "m.down.weight": "bfloat16"}
 

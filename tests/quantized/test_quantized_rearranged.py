@@ -1,4 +1,4 @@
-"""Parts of quantised modules may have other names, and no other order of elements."""
+"""Parts of quantized modules may have other names, and no other order of elements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from support.command_line import run
-from support.quantised_kinds import KINDS, MODULES, PLAIN, tree_of_kind, write
+from support.quantized_kinds import KINDS, MODULES, PLAIN, tree_of_kind, write
 
 from ckpttools.array.nodes import Relayout, elementwise, relayout, stack
 from ckpttools.array.tree import Tree

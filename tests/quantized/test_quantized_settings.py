@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support import quantised_weights as built
+from support import quantized_weights as built
 from support.command_line import run
 
 from ckpttools.core.errors import FormatError
@@ -20,7 +20,7 @@ def numbers(tree, name):
     return array.read().view(ml_dtypes.bfloat16)
 
 
-def test_no_part_of_the_configuration_of_plain_numbers_says_that_they_are_quantised():
+def test_no_part_of_the_configuration_of_plain_numbers_says_that_they_are_quantized():
     """It may be said in several places."""
     weight = built.fp8_rows(np.random.default_rng(0), (8, 8))
     part = {"text_config": {"quantization_config": weight.config, "hidden_size": 8}}
@@ -149,7 +149,7 @@ def test_weights_of_activations_that_are_rotated_at_run_time_are_refused(locatio
         assert np.array_equal(numbers(tree, weight.name), weight.bfloat16)
 
 
-def test_tables_of_experts_beside_dequantised_weights_are_no_codes():
+def test_tables_of_experts_beside_dequantized_weights_are_no_codes():
     floats = {f"layers.mlp.{key}": np.ones((2, 4, 4), ml_dtypes.bfloat16) for key in ("wi_0", "wi_1", "wo")}
     arrays = {**floats, "layers.mlp.tid2eid": np.zeros((9, 2), np.int32)}
     tree = built.tree_of(arrays, {"quantization_config": {"quant_method": "fp8"}})

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support import quantised_weights as built
+from support import quantized_weights as built
 from support.command_line import ended, succeed
 
 from ckpttools.array.tree import Tree
@@ -148,13 +148,13 @@ CACHES = {f"m.self_attn.{name}": np.ones((), np.float32) for name in ("k_scale",
 PLAIN = {"m.self_attn.v_proj.weight": np.ones((4, 4), ml_dtypes.bfloat16)}
 
 
-@pytest.mark.parametrize("is_quantised", [True, False])
-def test_scales_of_caches_beside_plain_weights_are_left_out_and_said(is_quantised):
+@pytest.mark.parametrize("is_quantized", [True, False])
+def test_scales_of_caches_beside_plain_weights_are_left_out_and_said(is_quantized):
     weight = built.fp8_tensor(np.random.default_rng(0), (4, 4))
-    arrays = {**PLAIN, **CACHES, **(weight.arrays if is_quantised else {})}
+    arrays = {**PLAIN, **CACHES, **(weight.arrays if is_quantized else {})}
     tree = built.tree_of(arrays, {"quantization_config": weight.config})
     done = Dequantize("bfloat16")(tree)
-    expected = {*PLAIN, weight.name} if is_quantised else {*PLAIN}
+    expected = {*PLAIN, weight.name} if is_quantized else {*PLAIN}
     assert {path[0] for path in done.tree.arrays} == expected
     assert any("k_scale, v_scale" in line for line in done.notes.remarks)
     assert not done.tree.metadata.config

@@ -1,4 +1,4 @@
-"""Arrays quantised on the way: the codes and scales that direct formulas give, whatever region is read."""
+"""Arrays quantized on the way: the codes and scales that direct formulas give, whatever region is read."""
 
 import json
 
@@ -170,13 +170,13 @@ def test_non_finite_values_are_refused_with_their_array(bad, dtype, encoder):
     truth = np.ones((5, 32), DTYPES[dtype].numpy)
     truth[4, 31] = bad
     for code in block_codes(stored(truth, DTYPES[dtype]), encoder, "model.w"):
-        with pytest.raises(FormatError, match="cannot be quantised") as caught:
+        with pytest.raises(FormatError, match="cannot be quantized") as caught:
             code.read()
         assert caught.value.location == "model.w"
 
 
 def test_a_float64_that_float32_cannot_hold_is_refused():
-    with pytest.raises(FormatError, match="cannot be quantised"):
+    with pytest.raises(FormatError, match="cannot be quantized"):
         block_codes(stored(np.full((2, 2), 1e300), DTYPES["float64"]), Fp8Blocks())[1].read()
 
 

@@ -50,7 +50,7 @@ def results(tmp_path_factory):
     work = directory / "work"
     work.mkdir()
     jobs = [[*CHECKS, *CASES], str(work)]
-    # What is compiled here makes arrays, and proves nothing: optimising it took 4 CPU seconds of 19.
+    # What is compiled here makes arrays, and proves nothing: optimizing it took 4 CPU seconds of 19.
     return answers("eight_devices_script", jobs, directory, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
 
 

@@ -25,7 +25,7 @@ from ckpttools.stores import parse
 
 STEERING = "a\x1b[2Jb\x1b]0;title\x07c\x9bd\u202ee\u2066f\rg\nError: all is lost"
 ONES = (zarr3([LITTLE], [2]), np.ones(4, "float32"))
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def header_file(path, header):
@@ -198,7 +198,7 @@ class TestNames:
             self.check(ckpt(*words).output, words)
 
     def check(self, output, what):
-        shown = COLOUR.sub("", output)
+        shown = COLOR.sub("", output)
         assert all(line.isprintable() for line in shown.split("\n")), (what, shown)
         assert "\nError: all is lost" not in shown, (what, shown)
 

@@ -91,7 +91,7 @@ class Browser:
         return message
 
     def look(self, width: int, height: int, *, dark: bool = False) -> None:
-        """Sets the size of the window and the colours that the reader prefers."""
+        """Sets the size of the window and the colors that the reader prefers."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,

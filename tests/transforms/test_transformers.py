@@ -114,7 +114,7 @@ LINEAR = {
     "shared_expert_intermediate_size": 128,
 }
 # Scheme, dtype, class, and what its configuration says beside `SIZES`.
-QUANTISED = {
+QUANTIZED = {
     "float16": ("fp8-block128", "float16", "LlamaForCausalLM", {}),
     "float32": ("fp8-block128", "float32", "LlamaForCausalLM", {}),
     "tied": ("fp8-block128", "bfloat16", "LlamaForCausalLM", {"tie_word_embeddings": True}),
@@ -124,10 +124,10 @@ QUANTISED = {
 }
 
 
-@pytest.mark.parametrize("case", QUANTISED)
+@pytest.mark.parametrize("case", QUANTIZED)
 def test_a_model_of_transformers_takes_what_quantize_writes(tmp_path, case):
-    pytest.importorskip("accelerate", reason="transformers dequantises with it alone")
-    scheme, dtype, name, declared = QUANTISED[case]
+    pytest.importorskip("accelerate", reason="transformers dequantizes with it alone")
+    scheme, dtype, name, declared = QUANTIZED[case]
     kind = getattr(transformers, name)
     model = kind(kind.config_class(**SIZES, **declared)).to(getattr(torch, dtype))
     drawn = torch.Generator().manual_seed(0)
@@ -137,18 +137,18 @@ def test_a_model_of_transformers_takes_what_quantize_writes(tmp_path, case):
     model.save_pretrained(tmp_path / "hf")
     if case == "fused experts":
         fuse(tmp_path / "hf" / "model.safetensors")
-    ckpttools.quantize(tmp_path / "hf", tmp_path / "quantised", scheme=scheme)
-    ckpttools.cast(tmp_path / "quantised", tmp_path / "plain", dtype=dtype)
-    built, loaded = kind.from_pretrained(tmp_path / "quantised", output_loading_info=True, dtype=dtype)
+    ckpttools.quantize(tmp_path / "hf", tmp_path / "quantized", scheme=scheme)
+    ckpttools.cast(tmp_path / "quantized", tmp_path / "plain", dtype=dtype)
+    built, loaded = kind.from_pretrained(tmp_path / "quantized", output_loading_info=True, dtype=dtype)
     assert {what: sorted(names) for what, names in loaded.items() if names} == {}
     expected = kind.from_pretrained(tmp_path / "plain", dtype=dtype).state_dict()
     for key, tensor in built.state_dict().items():
         assert torch.equal(tensor, expected[key]), key
     if scheme != "mxfp4":
-        declared = json.loads((tmp_path / "quantised" / "config.json").read_bytes())["quantization_config"]
+        declared = json.loads((tmp_path / "quantized" / "config.json").read_bytes())["quantization_config"]
         assert linear_in_fp8(kind, built.config, declared["modules_to_not_convert"]) == {
             name.removesuffix(".weight_scale_inv")
-            for name in safetensors_torch.load_file(tmp_path / "quantised" / "model.safetensors")
+            for name in safetensors_torch.load_file(tmp_path / "quantized" / "model.safetensors")
             if name.endswith("_scale_inv") and ".experts." not in name
         }
 

@@ -20,7 +20,7 @@ def all_zeros(case: Case) -> Iterator[Hypothesis]:
     """One side is zeros, as arrays are that were made and never filled."""
     for side in case.sides:
         if side.array.dtype.has_zero:
-            advice = f"{side.name} was not written, or never initialised"
+            advice = f"{side.name} was not written, or never initialized"
             cause = Cause("zeros", f"{side.name} is all zeros", advice)
             yield Hypothesis(cause, ((side.array, zeros_like(side.array)),))
 

@@ -15,7 +15,7 @@ from ckpttools.stores.location import Location
 
 _WHY_LATEST = "Orbax treats it as the latest and fails; an older step would silently be other weights"
 _WHY = "`ckpt copy` refuses the run; other commands open another step"
-_LOST = "every command skips it: it has lost too much to be recognised as a step, or was only begun"
+_LOST = "every command skips it: it has lost too much to be recognized as a step, or was only begun"
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:

@@ -46,7 +46,7 @@ def _unfinished(step: Directory, inventory: Inventory) -> Finding:
         return Finding(level, str(step.path), what, why, do, command=command)
     way = remedy(step.path, inventory.path, is_uncommitted=True)
     told_by = COMMIT_FILE if commits_by_file(step.path) else "their names"
-    why = f"Orbax recognises finished steps by {told_by}, so it takes this for one and fails to load it"
+    why = f"Orbax recognizes finished steps by {told_by}, so it takes this for one and fails to load it"
     do = f"{earlier}; or {way.words}: {way.command}"
     return Finding(ERROR, str(step.path), what, why, do, way.fix, command=way.command)
 

@@ -22,7 +22,7 @@ from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.joined import Joined, joined_at, refuse_parts
 from ckpttools.formats.orbax.metadata import SavedLeaf, key_impls
-from ckpttools.formats.orbax.naming import ITEM, Neighbours
+from ckpttools.formats.orbax.naming import ITEM, Neighbors
 from ckpttools.formats.orbax.options import HELP, OPTIONS, STORAGE
 from ckpttools.formats.orbax.saves import Save
 from ckpttools.formats.orbax.several_items import one_item, open_items, several_items_error
@@ -143,7 +143,7 @@ def _item(target: Target, level: str, declared: str | None) -> str:
     as_read = target.tree.metadata.item if target.keeps_names else None
     if target.destination is None or level == "run":
         return declared or as_read or ITEM
-    beside = Neighbours(target.destination)
+    beside = Neighbors(target.destination)
     if level == "item":
         beside.check_bare()
         return ITEM

@@ -21,7 +21,7 @@ ITEM = "items"
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class Neighbors:
     """The steps of a run beside the one that is written.
 
     Attributes:

@@ -16,7 +16,7 @@ from ckpttools.core.region import Shape
 from ckpttools.formats.torch.pickled import Global, Persistent, Record, in_few_words
 
 # Names of `torch.<X>Storage` and of `torch.<dtype>`, as torch 2.13 has them (torch/storage.py,
-# torch/_utils.py). Quantised types (QInt8Storage and so on) hold codes of a scheme and are not in here.
+# torch/_utils.py). Quantized types (QInt8Storage and so on) hold codes of a scheme and are not in here.
 _STORAGES = {
     "BoolStorage": "bool",
     "ByteStorage": "uint8",

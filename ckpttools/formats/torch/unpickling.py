@@ -63,7 +63,7 @@ def _refuse_strange(machine: Machine, allowed: Callable[[Global], bool], locatio
     strange = sorted({str(item) for item in machine.globals.values() if not allowed(item)})
     if strange:
         alone = "the weights alone from there: torch.save(model.state_dict(), FILE), or as safetensors"
-        plain = "plain tensors from there, of such as are quantised tensor.dequantize()"
+        plain = "plain tensors from there, of such as are quantized tensor.dequantize()"
         raise FormatError(
             "the pickle has objects that no weights are made of:" + listing(strange),
             location=location,

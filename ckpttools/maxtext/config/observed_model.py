@@ -192,7 +192,7 @@ def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) 
 
     Raises:
         CoverageError: they do. Of weights in a scheme that is not read nothing is said.
-        FormatError: two arrays have one name, or quantised weights lack scales or have some that do not fit.
+        FormatError: two arrays have one name, or quantized weights lack scales or have some that do not fit.
     """
     if declares_quantization(tree) and weights_in(tree).is_whole:
         return
@@ -275,7 +275,7 @@ class StoredFp8:
             "float32"
         )
         yield (
-            f"{IGNORES_SCALES}; for these, dequantise first: "
+            f"{IGNORES_SCALES}; for these, dequantize first: "
             f"`ckpt cast {quote(self.location or 'SRC')} DST --dtype bfloat16`"
         )
         if self._misfit_reason:

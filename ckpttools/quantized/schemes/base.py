@@ -23,7 +23,7 @@ class UnsupportedError(UnreadableError):
 
 @dataclass(frozen=True)
 class Module:
-    """A quantised weight as a scheme looks at it.
+    """A quantized weight as a scheme looks at it.
 
     Attributes:
         name: of the array that has its codes.
@@ -118,7 +118,7 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A quantised weight as one logical array.
+    """A quantized weight as one logical array.
 
     Attributes:
         name: of the logical array.
@@ -135,7 +135,7 @@ class Weight:
         stored_shape: name of an array that says the shape of the numbers, or None. Until it is read, `shape`
             has all numbers that the codes have room for.
         zero_points: name of an array with what is taken from the numbers of each scale before they are
-            multiplied, eight neighbours of a column in a word; None where there is none.
+            multiplied, eight neighbors of a column in a word; None where there is none.
     """
 
     name: str
@@ -165,7 +165,7 @@ class Weight:
 
 
 class Scheme(Protocol):
-    """A way to quantise. All stand in `ckpttools.quantized.schemes.registry`."""
+    """A way to quantize. All stand in `ckpttools.quantized.schemes.registry`."""
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ def _times(shape: Shape) -> str:
 
 
 ZERO_POINT = "weight_zero_point"
-# Orders in which the columns of a group are not neighbours: `weight_g_idx` says which they are.
+# Orders in which the columns of a group are not neighbors: `weight_g_idx` says which they are.
 _REORDERED = ("group", "dynamic")
 
 
@@ -303,7 +303,7 @@ def refuse_other_bits(module: Module, bits: int) -> None:
 
 
 def refuse_reordered(module: Module) -> None:
-    """Raises UnsupportedError where columns of a group are not neighbours."""
+    """Raises UnsupportedError where columns of a group are not neighbors."""
     declared = {group["actorder"] for group in weight_groups(module) if group.get("actorder") in _REORDERED}
     odd = ["weight_g_idx"] if "weight_g_idx" in module.by_key else []
     odd += [] if odd else [f"a configuration that says actorder: {item}" for item in sorted(declared)]

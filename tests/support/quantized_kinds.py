@@ -151,7 +151,7 @@ KINDS: dict[str, tuple[dict[str, object], Arrays]] = {
         },
     ),
 }
-# The structure alone does not say that these are quantised.
+# The structure alone does not say that these are quantized.
 SAID_ONLY = {"quip", "spqr", "vptq"}
 MODULES = ("model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj", "model.layers.1.self_attn.o_proj")
 PLAIN: Arrays = {

@@ -1,4 +1,4 @@
-"""What is said of quantised models: advice that works, and nothing that misleads."""
+"""What is said of quantized models: advice that works, and nothing that misleads."""
 
 import shlex
 from pathlib import Path
@@ -8,11 +8,11 @@ import pytest
 from support.command_line import ckpt
 from support.hf_models import write_llama
 from support.locations import FIXTURES, GOLDEN
-from support.quantised_kinds import write
+from support.quantized_kinds import write
 
 import ckpttools
 from ckpttools.array.tree import Tree
-from ckpttools.cli.output import labelled_lines
+from ckpttools.cli.output import labeled_lines
 from ckpttools.cli.plan_text import _note_lines
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.notes import Note
@@ -21,7 +21,7 @@ from ckpttools.testing.strategies import stored
 SCALES = "model.layers.1.mlp.up_proj.weight_scale_inv"
 
 
-def quantised(directory: Path) -> Path:
+def quantized(directory: Path) -> Path:
     plain = directory.with_name("plain")
     write_llama(plain)
     ckpttools.quantize(plain, directory)
@@ -57,24 +57,24 @@ def declared(*words: object, code: int = 0) -> str:
 
 @pytest.mark.parametrize("change", ["no scale", "no weight", "grid"])
 def test_a_damaged_model_is_known_and_no_command_that_fails_is_advised(change, tmp_path):
-    bad = damaged(quantised(tmp_path / "fp8"), tmp_path / "bad", change)
+    bad = damaged(quantized(tmp_path / "fp8"), tmp_path / "bad", change)
     card = declared(bad)
-    assert "of llama" in card and "cannot be dequantised: model.layers.1.mlp.up_proj" in card
+    assert "of llama" in card and "cannot be dequantized: model.layers.1.mlp.up_proj" in card
     assert f"ckpt doctor {bad}" in card
     assert "ckpt convert" not in card and "ckpt cast" not in card and "mixed dtypes" not in card
     told = declared("quantize", bad, tmp_path / "out", code=3)
-    assert "cannot be dequantised" in told and "quantised already" not in told
+    assert "cannot be dequantized" in told and "quantized already" not in told
 
 
 @pytest.mark.parametrize("change", ["no scale", "no weight", "grid", "nan"])
 def test_the_doctor_does_not_advise_to_convert_what_is_damaged(change, tmp_path):
-    bad = damaged(quantised(tmp_path / "fp8"), tmp_path / "bad", change)
+    bad = damaged(quantized(tmp_path / "fp8"), tmp_path / "bad", change)
     told = declared("doctor", bad, code=1)
     assert "1 error" in told and "ckpt cast" not in told and "each with its scales" not in told
 
 
 def test_advice_for_quantized_models_works(tmp_path):
-    source = quantised(tmp_path / "fp8")
+    source = quantized(tmp_path / "fp8")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     for location in (source, tmp_path / "native"):
         (line,) = [splitline for splitline in run(location).splitlines() if "ckpt cast" in splitline]
@@ -101,7 +101,7 @@ def test_a_configuration_of_nothing_else_is_told_of_once(tmp_path):
 
 def test_config_remarks_are_true(tmp_path):
     """One that is carried along in MaxText's names stays as it is, and is made true on the way back."""
-    source = quantised(tmp_path / "fp8")
+    source = quantized(tmp_path / "fp8")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     for location, inside in ((source, "."), (tmp_path / "native", "0/items/hf")):
         built = tmp_path / f"{location.name}-plain"
@@ -112,19 +112,19 @@ def test_config_remarks_are_true(tmp_path):
     assert told.count("quantization_config is left out") == 1
 
 
-def test_weights_are_counted_and_not_modules_and_dequantised_ones_are_told_apart(tmp_path):
-    source = quantised(tmp_path / "fp8")
+def test_weights_are_counted_and_not_modules_and_dequantized_ones_are_told_apart(tmp_path):
+    source = quantized(tmp_path / "fp8")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     ckpttools.hf_to_maxtext(source, tmp_path / "made")
     assert "128 x 128; 28 weights" in declared("inspect", "tree", source)
     assert "128 x 128; 7 weights" in declared("inspect", "tree", tmp_path / "native")
-    assert "quantised no more; the model that it came from was: fp8" in declared(
+    assert "quantized no more; the model that it came from was: fp8" in declared(
         "inspect", "tree", tmp_path / "made"
     )
 
 
 def test_fp8_run_and_version_limits_are_reported(tmp_path):
-    source = quantised(tmp_path / "fp8")
+    source = quantized(tmp_path / "fp8")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     ckpttools.hf_to_maxtext(source, tmp_path / "made")
     for location, is_fp8 in (("native", True), ("made", False)):
@@ -140,7 +140,7 @@ def test_unsupported_schemes_are_reported_at_once(kind, tmp_path):
     assert "conversions refuse this scheme" in card and "ckpt doctor" in card
     assert "ckpt convert" not in card
     told = declared("cast", tmp_path / "it", tmp_path / "out", "--dtype", "bfloat16")
-    assert ("AutoAWQConverter" if kind == "awq" else "dequantise the model to bfloat16") in told
+    assert ("AutoAWQConverter" if kind == "awq" else "dequantize the model to bfloat16") in told
 
 
 def test_fp8_of_gpt_oss_names_the_scheme_of_its_experts(tmp_path):
@@ -148,24 +148,24 @@ def test_fp8_of_gpt_oss_names_the_scheme_of_its_experts(tmp_path):
     assert "of fused experts; this scheme is for" in told and "--scheme mxfp4 is for those" in told
 
 
-def test_quantising_without_any_error_is_one_line(tmp_path):
+def test_quantizing_without_any_error_is_one_line(tmp_path):
     ckpttools.quantize(GOLDEN / "gpt-oss" / "hf", tmp_path / "once", scheme="mxfp4")
     ckpttools.cast(tmp_path / "once", tmp_path / "plain", dtype="bfloat16")
     told = declared("quantize", tmp_path / "plain", tmp_path / "again", "--scheme", "mxfp4")
-    assert "quantised without any error" in told and "worst arrays" not in told
+    assert "quantized without any error" in told and "worst arrays" not in told
     # Other exponents stand for the same numbers.
     same = declared("diff", tmp_path / "once", tmp_path / "again", code=1)
-    assert "dequantised, they are equal" in same and "other numbers" not in same
+    assert "dequantized, they are equal" in same and "other numbers" not in same
 
 
 def test_quantization_differences_name_the_quantized_side(tmp_path):
-    source = quantised(tmp_path / "fp8")
-    plain, counted = tmp_path / "plain", "28 of 28 arrays with other values are quantised in {} alone"
+    source = quantized(tmp_path / "fp8")
+    plain, counted = tmp_path / "plain", "28 of 28 arrays with other values are quantized in {} alone"
     assert counted.format("B") in declared("diff", plain, source, code=1)
     ckpttools.hf_to_maxtext(plain, tmp_path / "run")
     assert counted.format("A") in declared("diff", source, tmp_path / "run", code=1)
     ckpttools.quantize(plain, tmp_path / "less", exclude="*.down_proj.weight")
-    assert "4 of 4 arrays with other values are quantised in A alone" in declared(
+    assert "4 of 4 arrays with other values are quantized in A alone" in declared(
         "diff", source, tmp_path / "less", code=1
     )
     assert "rounds them" not in declared("diff", source, source)
@@ -173,7 +173,7 @@ def test_quantization_differences_name_the_quantized_side(tmp_path):
 
 def test_a_command_that_stands_alone_has_no_quotes():
     command = "ckpt cast some/where/far/away DST --dtype bfloat16"
-    assert labelled_lines("next", f"`{command}` makes plain weights", 6, 60, command=command) == [
+    assert labeled_lines("next", f"`{command}` makes plain weights", 6, 60, command=command) == [
         f"next  {command}",
         "      makes plain weights",
     ]
