@@ -45,10 +45,6 @@ commits of the code that produced it; a + marks a commit with changed files.
 Rows have the settings of released models. Only sizes are smaller: widths, windows, `index_topk`, and the
 numbers of layers, heads, experts, chosen experts and vocabulary entries.
 
-Some columns are older than these settings. The columns *reverse* and *resumes* of deepseek3, deepseek3.2,
-gemma3-vision, llama3.2-tied, olmo3, qwen2.5-tied, qwen3-omni and qwen3-tied, and the rows qwen3.5 and
-qwen3.5-fp8, were run with the settings of the golden models.
-
 [Known deviations](deviations.md) lists the models for which MaxText computes different logits. A note marks
 the rows in which the oracle changes MaxText's code to follow transformers. These differences need more
 explanation:
