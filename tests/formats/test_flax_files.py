@@ -227,7 +227,7 @@ def test_small_arrays_beside_those_of_tensorstore(tmp_path, how):
     assert np.array_equal(tree["optimizer/target/decoder/bias"].read(), value[0])
     # Of a run with one step it is that which is meant: small arrays lie in a file of it.
     assert open_tree(run_directory).keys() == tree.keys()
-    assert "\n1 checkpoint of zarr-tree\n" in ckpt("doctor", run_directory).output
+    assert "\n1 step, 1 checkpoint of zarr-tree\n" in ckpt("doctor", run_directory).output
     zarr_array(tmp_path / "target.other", value)
     assert "here, and not named there (1):\n    target.other" in run("hash", tmp_path, code=3)
     assert "not named there (1): target.other; expected" in " ".join(ckpt("doctor", tmp_path).output.split())
