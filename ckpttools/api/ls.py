@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import FormatError
-from ckpttools.runs.listing import RunListing, listed, looked_at, run_at
-from ckpttools.runs.trained import trained_run
+from ckpttools.runs.listing import RunListing, find_run, listed, looked_at
+from ckpttools.runs.trained import find_trainer_run
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.registry import LocationLike, parse
 
@@ -25,9 +25,9 @@ def ls(run: LocationLike, *, requests: int | None = None) -> RunListing:
     """
     with use_concurrency(requests):
         try:
-            result = run_at(parse(run))
+            result = find_run(parse(run))
         except FormatError:
-            if (trained := trained_run(parse(run))) is None:
+            if (trained := find_trainer_run(parse(run))) is None:
                 raise
             return trained
         return looked_at(result, listed)

@@ -20,7 +20,7 @@ from ckpttools.core.text import first_names, sort_naturally
 from ckpttools.formats.base import Writer, WritesSteps
 from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.orbax.steps import OrbaxRun, orbax_at
-from ckpttools.formats.registry import open_tree, strangers_in
+from ckpttools.formats.registry import find_unowned_files, open_tree
 from ckpttools.formats.sidecar import WithSidecars
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.location import Location
@@ -50,7 +50,7 @@ def check_replaceable(destination: Location, tree: Tree, writer: Writer) -> None
             f"a checkpoint of format {writer.name}",
         )
     _check_steps(destination, writer)
-    result = strangers_in(destination, old, writer) - {PLAN_MARK, *_made_by(writer)}
+    result = find_unowned_files(destination, old, writer) - {PLAN_MARK, *_made_by(writer)}
     unowned_files = sorted(name for name in result if not is_of_repository(destination, name))
     if unowned_files:
         raise _refused(

@@ -28,11 +28,11 @@ from ckpttools.runs.journal import (
     locked_run,
     removing,
 )
-from ckpttools.runs.listing import looked_at, run_at
+from ckpttools.runs.listing import find_run, looked_at
 from ckpttools.runs.policy import Best, Keep
 from ckpttools.runs.prune import PruneDecision, StepFate, commit_texts, decided
 from ckpttools.runs.removal import Removal, check_can_rename, tidy, tidy_all
-from ckpttools.runs.usage import usage_of
+from ckpttools.runs.usage import measure_usage
 from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.location import Location
@@ -142,8 +142,8 @@ class PreparedPrune:
         removal.check_kept()
         going = (run.path / name for name in (*delete, *built))
         # What the stripped ones share with them has more names now, and is not counted.
-        gone = usage_of(*(location for location in going if location.is_dir())).own
-        frees = max(0, gone - usage_of(*built.values()).own)
+        gone = measure_usage(*(location for location in going if location.is_dir())).own
+        frees = max(0, gone - measure_usage(*built.values()).own)
         try:
             journal.begin(run.path)
         except NoSpaceError as error:
@@ -205,7 +205,7 @@ def _beside(step: Step) -> Iterator[tuple[str, OtherItem]]:
     for location in directories(step.path):
         if location in trees:
             continue
-        usage = usage_of(location)
+        usage = measure_usage(location)
         if usage.nbytes > _LARGEST_BESIDE:
             raise FormatError(
                 "an item that is not a tree is too large to be copied with it", location=location
@@ -259,12 +259,12 @@ def prune(
         location = parse(run, is_written=True).absolute()
         if finish or undo:
             return _going_on(location, finish, undo, keep, requests)
-        if keep.says_nothing:
+        if keep.has_no_rule:
             names = ("keep_last", "keep_every", "keep_best")
             raise UsageError(
                 "nothing says which steps to keep", hint=f"give {' or '.join(map(option, names))}"
             )
-        result = run_at(location)
+        result = find_run(location)
         if result.path not in (location, location / "checkpoints"):
             raise UsageError(
                 f"{location} is a part of a run",
@@ -308,7 +308,7 @@ def _strippable(decision: PruneDecision) -> PruneDecision:
 def _going_on(
     location: Location, finish: bool, undo: bool, keep: Keep, requests: int | None
 ) -> PreparedPrune:
-    if (finish and undo) or not keep.says_nothing:
+    if (finish and undo) or not keep.has_no_rule:
         raise UsageError(
             f"{option('finish', True)} and {option('undo', True)} are about a prune that was interrupted",
             hint="give one of them, and nothing else",

@@ -26,7 +26,7 @@ from ckpttools.formats.registry import is_checkpoint, writable
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.inspection.tree import TreeReport
 from ckpttools.plan.plan_encoding import is_plan, read_plan
-from ckpttools.runs.listing import ItemListing, RunListing, listed, listed_step
+from ckpttools.runs.listing import ItemListing, RunListing, list_step, listed
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
@@ -182,7 +182,7 @@ def _next_of_run(path: str, kinds: set[str], count: int, *, is_described: bool) 
 
 
 def _of_step(location: Location, step: Step) -> Summary:
-    items = listed_step(step).items
+    items = list_step(step).items
     trees = [item for item in items if item.arrays]
     shown = [step.path, *(step.path / tree.name for tree in trees)]
     next = tuple(f"ckpt inspect tree {quote(str(item))}" for item in shown)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ckpttools.copying.files import files_below
 from ckpttools.copying.part import FileGroup
-from ckpttools.copying.pieces import BLOCK_BYTES, PIECE_BYTES, FileRange, pieces_of
+from ckpttools.copying.pieces import BLOCK_BYTES, PIECE_BYTES, FileRange, split_files
 from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.base import Status
 from ckpttools.stores.concurrency import map_in_threads
@@ -147,7 +147,7 @@ def find_differing_file(part: FileGroup, location: Location, names: Sequence[str
                 if ours.read(start, length) != theirs.read(start, length):
                     raise _DifferenceError(piece.name)
 
-    pieces = pieces_of({name: part.files[name].size for name in names}, PIECE_BYTES)
+    pieces = split_files({name: part.files[name].size for name in names}, PIECE_BYTES)
     threads = max(_MIN_THREADS, *(item.store.costs.requests or 1 for item in (part.source, location)))
     try:
         map_in_threads(threads, compare, pieces)

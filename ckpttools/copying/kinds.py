@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.text import plural
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, orbax_at
-from ckpttools.formats.registry import open_tree, strangers_in
+from ckpttools.formats.registry import find_unowned_files, open_tree
 from ckpttools.stores.location import Location
 
 
@@ -32,7 +32,7 @@ def kind_of(location: Location) -> str:
         return "not a readable checkpoint"
 
 
-def fault_in(location: Location) -> str | None:
+def find_fault(location: Location) -> str | None:
     """Return the file that cannot be read as part of a checkpoint, and the reason.
 
     Returns:
@@ -50,7 +50,7 @@ def fault_in(location: Location) -> str | None:
     return None
 
 
-def others_in(location: Location) -> Iterable[str]:
+def find_unowned_entries(location: Location) -> Iterable[str]:
     """What lies in a directory with a checkpoint and is no part of it, such as another checkpoint.
 
     Raises:
@@ -60,7 +60,7 @@ def others_in(location: Location) -> Iterable[str]:
     if not isinstance(result, OrbaxRun) or result.steps:
         return ()
     try:
-        return sorted(strangers_in(location, open_tree(location)))
+        return sorted(find_unowned_files(location, open_tree(location)))
     except StorageError:
         raise
     except CheckpointError:

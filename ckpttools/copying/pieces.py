@@ -37,7 +37,7 @@ class FileRange:
         return self.stop - self.start == self.size
 
 
-def pieces_of(sizes: Mapping[str, int], limit: int | None) -> Sequence[FileRange]:
+def split_files(sizes: Mapping[str, int], limit: int | None) -> Sequence[FileRange]:
     """The pieces of files, those of large files first.
 
     Args:

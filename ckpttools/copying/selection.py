@@ -15,7 +15,7 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.text import format_ranges
 from ckpttools.formats.flax.format import numbered_states, state_fault
 from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_interrupted
-from ckpttools.formats.orbax.finished import why_no_save
+from ckpttools.formats.orbax.finished import unfinished_reason
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, orbax_at
 from ckpttools.formats.registry import open_all_steps, open_tree
 from ckpttools.formats.zarr.legacy_runs import LegacyRun, is_legacy_step, legacy_items, legacy_run
@@ -85,7 +85,7 @@ def selected(source: Location, steps: Sequence[int] = (), latest: int | None = N
             reason = ", ".join(result.step.faults([result])) or None
             part = FileGroup(source, commits=commits_of([""]))
         case Step():
-            reason, part = why_no_save(result), _part_of(result, "")
+            reason, part = unfinished_reason(result), _part_of(result, "")
         case _:
             for tree in open_all_steps(source):
                 refuse_incomplete(tree.arrays.values(), str(source))
@@ -200,7 +200,7 @@ class _RunRoot:
         name = step.path.name
         # What is asked of a conversion is several requests: only where its name tells that there may be one.
         is_asked = any(item != name and item.startswith(name) for item in self._names)
-        return why_no_save(step, is_asked=is_asked)
+        return unfinished_reason(step, is_asked=is_asked)
 
     @cached_property
     def _names(self) -> list[str]:
@@ -252,10 +252,10 @@ class _RunRoot:
             if entry.name in steps:
                 continue
             location = self.path / entry.name
-            yield location, _why_not_beside(location)
+            yield location, _left_out_reason(location)
 
 
-def _why_not_beside(location: Location) -> str | None:
+def _left_out_reason(location: Location) -> str | None:
     if IN_PROGRESS in location.name:
         return f"its name is still {location.name}"
     if location.is_file():

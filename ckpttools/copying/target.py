@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ckpttools.copying.comparison import CopyComparison, compare_content, compare_status
 from ckpttools.copying.files import files_below
-from ckpttools.copying.kinds import fault_in, kind_of, others_in
+from ckpttools.copying.kinds import find_fault, find_unowned_entries, kind_of
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.selection import CopySelection
 from ckpttools.core.dataclass import dataclass
@@ -179,11 +179,15 @@ def _check_files(part: FileGroup, location: Location) -> bool:
 def _check_kinds(source: Location, location: Location, lost: Sequence[str]) -> None:
     """Refuses to replace a run, or a checkpoint of another kind, or one with others in it."""
     old, new = kind_of(location), kind_of(source)
-    others = [name for name in others_in(location) if not (source / name).exists()] if old == new else []
+    others = (
+        [name for name in find_unowned_entries(location) if not (source / name).exists()]
+        if old == new
+        else []
+    )
     if old != new or others:
         raise DestinationExistsError(
             f"{location} is not replaced: it is {f'{old} with {others[0]} in it' if others else old}",
-            got=fault_in(location)
+            got=find_fault(location)
             or (None if others else f"files that the source lacks: {sample_names(lost)}"),
             expected=f"{new} with no other files",
             hint="choose another destination, or move away what is there",

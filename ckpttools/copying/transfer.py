@@ -19,7 +19,7 @@ from ckpttools.copying.pieces import (
     PieceDigester,
     digest_of,
     parts_of,
-    pieces_of,
+    split_files,
 )
 from ckpttools.copying.room import CopyRoom
 from ckpttools.core.dataclass import dataclass
@@ -89,7 +89,7 @@ def transfer(
     """
     last = set(part.last)
     sizes = {name: result.size for name, result in part.files.items() if name not in last}
-    pieces = pieces_of(sizes, None if destination.streams else PIECE_BYTES)
+    pieces = split_files(sizes, None if destination.streams else PIECE_BYTES)
     large = {name: size for name, size in sizes.items() if size > _SMALL}
     # Call this before the files are opened, which creates lost ones again.
     records, _ = select_sound_records(work)
@@ -126,7 +126,7 @@ class _TransferState:
         self.unwritten.update(piece.name for piece in todo)
         self._work(todo, copy)
         by_store = [piece for piece in pieces if self.digests[piece.number] == _UNREAD]
-        verified = self._verified(pieces) if verify else 0
+        verified = self._verify_all(pieces) if verify else 0
         read = [
             (piece, self.digests[piece.number]) for piece in pieces if self.digests[piece.number] != _UNREAD
         ]
@@ -219,20 +219,20 @@ class _TransferState:
             if (
                 link_trials is not None
                 and link_trials.refusal(source) is None
-                and self._linked(source, piece.name)
+                and self._try_link(source, piece.name)
             ):
-                self._note(piece, _UNREAD)
+                self._record_digest(piece, _UNREAD)
                 return
             digester, bindings = PieceDigester(), tuple[str, ...]()
             with closing(self.files.write_passes(piece.number)) as sinks:
                 for sink in sinks:
                     digester, bound = PieceDigester(), BindingSink(sink)  # each sink gets all of it
-                    if not self._written(piece, source, bound, buffer, digester):
+                    if not self._write_range(piece, source, bound, buffer, digester):
                         return
                     bindings = bound.bindings
-        self._tell(piece, piece.stop)
+        self._report_progress(piece, piece.stop)
         self._take_stamp(piece)
-        self._note(piece, digester.text, bindings)
+        self._record_digest(piece, digester.text, bindings)
 
     def _take_stamp(self, piece: FileRange) -> None:
         """Take the stamp of a file when its last piece is written, before another process can change it."""
@@ -242,7 +242,7 @@ class _TransferState:
         if is_written:
             self.stamps[piece.name] = get_stamp_text(self.work.content / piece.name)
 
-    def _linked(self, source: File, name: str) -> bool:
+    def _try_link(self, source: File, name: str) -> bool:
         content = self.work.content
         assert isinstance(content.store, SupportsLinks)
         if not content.store.link(source, (content / name).key):
@@ -251,7 +251,7 @@ class _TransferState:
             self.observe(source.size)
         return True
 
-    def _written(
+    def _write_range(
         self, piece: FileRange, source: File, sink: Sink, buffer: np.ndarray, digester: PieceDigester
     ) -> bool:
         """Whether all of a piece was written; False where another worker has met an error."""
@@ -269,10 +269,10 @@ class _TransferState:
             sink.write(piece.name, offset, part, address)
             digester.add(part)
             if not sink.is_dry_pass:
-                self._tell(piece, offset + len(part))
+                self._report_progress(piece, offset + len(part))
         return True
 
-    def _tell(self, piece: FileRange, stop: int) -> None:
+    def _report_progress(self, piece: FileRange, stop: int) -> None:
         """Tells that a piece is copied up to an offset; nothing is told twice of what is sent twice."""
         with self.threads.lock:
             before = self.told.get(piece.number, piece.start)
@@ -280,7 +280,7 @@ class _TransferState:
                 self.told[piece.number] = stop
                 self.observe(stop - before)
 
-    def _note(self, piece: FileRange, digest: str, bindings: tuple[str, ...] = ()) -> None:
+    def _record_digest(self, piece: FileRange, digest: str, bindings: tuple[str, ...] = ()) -> None:
         with self.threads.lock:
             self.digests[piece.number] = digest
             evidence = self.part.stamps[piece.name].evidence
@@ -288,7 +288,7 @@ class _TransferState:
 
     # -- once more
 
-    def _verified(self, pieces: Sequence[FileRange]) -> int:
+    def _verify_all(self, pieces: Sequence[FileRange]) -> int:
         """Bytes that were read where they were written, and are the same."""
         self._work(pieces, self._verify)
         return sum(piece.stop - piece.start for piece in pieces)

@@ -195,7 +195,7 @@ def sidecars_at(tree: Tree) -> Location | None:
     return format.sidecars(tree) if isinstance(format, SupportsSidecarLookup) else None
 
 
-def strangers_in(directory: Location, tree: Tree, writer: Writer | None = None) -> set[str]:
+def find_unowned_files(directory: Location, tree: Tree, writer: Writer | None = None) -> set[str]:
     """Return the files in a directory that are not part of the opened tree: see `SupportsFiles`; else all.
 
     Args:

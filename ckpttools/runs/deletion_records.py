@@ -27,7 +27,7 @@ class Deletion:
     destination: str | None
 
 
-def deletion_at(step: Location) -> Deletion | None:
+def read_deletion(step: Location) -> Deletion | None:
     """The deletion that is going on in a step, or was interrupted; None if none is.
 
     Raises:

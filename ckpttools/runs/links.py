@@ -18,7 +18,7 @@ MOST_BESIDE = 20_000
 """Directories beside a run that are looked into, the nearest first: more are not those of runs."""
 
 
-def links_into(run: Location) -> Mapping[str, tuple[str, ...]]:
+def find_links_into(run: Location) -> Mapping[str, tuple[str, ...]]:
     """Name of a step -> links that lead into it, from anywhere in the run and from directories beside it.
 
     Raises:

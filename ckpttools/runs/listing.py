@@ -15,7 +15,7 @@ from ckpttools.core.text import plural, sample_names
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.flax.format import numbered_states
 from ckpttools.formats.interrupted import absent, refuse_empty
-from ckpttools.formats.orbax.finished import why_no_save
+from ckpttools.formats.orbax.finished import unfinished_reason
 from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
 from ckpttools.formats.orbax.naming import ITEM
 from ckpttools.formats.orbax.several_items import one_item
@@ -32,9 +32,9 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr.legacy_runs import LegacyRun, is_legacy_step, legacy_items, legacy_run
 from ckpttools.maxtext.loading.paths import EMERGENCY_ITEMS, list_committed_steps
 from ckpttools.maxtext.view import view_of
-from ckpttools.runs.deletion_records import deletion_at
-from ckpttools.runs.metrics import METRICS, metrics_of
-from ckpttools.runs.usage import usage_of
+from ckpttools.runs.deletion_records import read_deletion
+from ckpttools.runs.metrics import METRICS, load_step_metrics
+from ckpttools.runs.usage import measure_usage
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
@@ -151,7 +151,7 @@ class RunListing:
         return f"<RunListing of {self.path}: {steps}{taken}>"
 
 
-def run_at(path: Location) -> OrbaxRun:
+def find_run(path: Location) -> OrbaxRun:
     """The run at a path, or that a step or an item at the path is of.
 
     Raises:
@@ -176,7 +176,7 @@ def run_at(path: Location) -> OrbaxRun:
     refuse_empty(path)
     if isinstance(result, OrbaxRun) and numbered_states(path):
         return OrbaxRun(path.absolute())
-    if run := _legacy_run_at(path.absolute()):
+    if run := _find_legacy_run(path.absolute()):
         return OrbaxRun(run.path)
     raise FormatError(
         f"{path} is not a run with steps",
@@ -185,7 +185,7 @@ def run_at(path: Location) -> OrbaxRun:
     )
 
 
-def _legacy_run_at(path: Location) -> LegacyRun | None:
+def _find_legacy_run(path: Location) -> LegacyRun | None:
     """Return the run of old Orbax at a path, or above it if the path is a step or an item of the run."""
     if not path.is_dir():
         return None
@@ -206,7 +206,7 @@ def looked_at(run: OrbaxRun, look: Callable[[OrbaxRun], _T]) -> _T:
         try:
             return look(run)
         except StorageError:
-            again = run_at(run.path)
+            again = find_run(run.path)
             if _names(again) == _names(run):
                 raise
             run = again
@@ -225,11 +225,11 @@ def listed(run: OrbaxRun) -> RunListing:
     """
     seen = list_committed_steps(run.path)
     latest = None if seen.latest is None else Step(seen.steps[seen.latest])
-    steps = map_concurrently(run.path.store, listed_step, run.steps.values())
-    steps = sorted([*steps, *_flax_steps(run), *_legacy_steps(run)], key=lambda step: step.step)
+    steps = map_concurrently(run.path.store, list_step, run.steps.values())
+    steps = sorted([*steps, *_list_flax_steps(run), *_list_legacy_steps(run)], key=lambda step: step.step)
     names = _names(run) | {step.name for step in steps}
     item = None if latest is None else _resumed_item(latest)
-    hindered = "" if latest is None else _hindered(latest, item, steps)
+    hindered = "" if latest is None else _resume_obstacle(latest, item, steps)
     return RunListing(
         str(run.path),
         tuple(steps),
@@ -242,14 +242,14 @@ def listed(run: OrbaxRun) -> RunListing:
     )
 
 
-def _flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
+def _list_flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
     """The steps next to those of Orbax that `flax.training.checkpoints` wrote as files."""
     if run.steps and not any(step.prefix == FLAX_PREFIX for step in run.steps.values()):
         return
     for step, location in numbered_states(run.path).items():
         status = location.stat()
         try:
-            item = tree_listing(open_tree(location), "")
+            item = list_tree(open_tree(location), "")
         except StorageError:
             raise
         except CheckpointError:
@@ -262,7 +262,7 @@ def _flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
         )
 
 
-def _legacy_steps(run: OrbaxRun) -> Iterator[StepListing]:
+def _list_legacy_steps(run: OrbaxRun) -> Iterator[StepListing]:
     """The steps next to those with `_METADATA` that older versions of Orbax wrote."""
     legacy = legacy_run(run.path)
     if legacy is None:
@@ -271,8 +271,8 @@ def _legacy_steps(run: OrbaxRun) -> Iterator[StepListing]:
     for number, location in legacy.steps.items():
         if location in known or (run.steps and not is_legacy_step(location)):
             continue
-        usage = usage_of(location)
-        items = [_legacy_item(item, location) for item in legacy_items(location)]
+        usage = measure_usage(location)
+        items = [_list_legacy_item(item, location) for item in legacy_items(location)]
         fault = legacy.mismatch_reason(number) or next((fault for _, fault in items if fault), None)
         modified = None if usage.modified is None else usage.modified / 1e9
         yield StepListing(
@@ -283,15 +283,15 @@ def _legacy_steps(run: OrbaxRun) -> Iterator[StepListing]:
             usage.own,
             modified,
             fault,
-            _metrics(Step(location)),
+            _read_metrics(Step(location)),
         )
 
 
-def _legacy_item(location: Location, step: Location) -> tuple[ItemListing, str | None]:
+def _list_legacy_item(location: Location, step: Location) -> tuple[ItemListing, str | None]:
     """List an item of old Orbax. Returns it, and why it cannot be opened."""
     name = "" if location == step else location.name
     try:
-        return tree_listing(open_tree(location), name), None
+        return list_tree(open_tree(location), name), None
     except StorageError:
         raise
     except CheckpointError as error:
@@ -304,7 +304,7 @@ def _resumed_item(step: Step) -> str | None:
     return next((name for name in (ITEM, *EMERGENCY_ITEMS) if name in names), None)
 
 
-def _hindered(latest: Step, item: str | None, steps: Sequence[StepListing]) -> str:
+def _resume_obstacle(latest: Step, item: str | None, steps: Sequence[StepListing]) -> str:
     """Why a run does not go on with a step; "" where it does."""
     listed = next((step for step in steps if step.name == latest.path.name), None)
     if listed is None or listed.unfinished is not None:
@@ -323,45 +323,45 @@ def _hindered(latest: Step, item: str | None, steps: Sequence[StepListing]) -> s
     return ""
 
 
-def listed_step(step: Step) -> StepListing:
+def list_step(step: Step) -> StepListing:
     """One step; errors as of `listed`."""
-    usage = usage_of(step.path)
+    usage = measure_usage(step.path)
     committed = step.declared.fields.get("commit_timestamp_nsecs")
     saved = committed if isinstance(committed, int) else usage.modified
-    deletion = deletion_at(step.path)
-    unfinished = why_no_save(step)
+    deletion = read_deletion(step.path)
+    unfinished = unfinished_reason(step)
     return StepListing(
         step.number or 0,
         step.path.name,
-        tuple(_items(step)),
+        tuple(_list_items(step)),
         usage.nbytes,
         usage.own,
         None if saved is None else saved / 1e9,
         unfinished,
-        _metrics(step),
+        _read_metrics(step),
         None if deletion is None else deletion.item,
         is_damaged=unfinished is not None and step.is_damaged,
     )
 
 
-def _metrics(step: Step) -> Mapping[str, float] | None:
+def _read_metrics(step: Step) -> Mapping[str, float] | None:
     try:
-        return metrics_of(step.path)
+        return load_step_metrics(step.path)
     except StorageError:
         raise
     except CheckpointError:
         return None  # doctor says more; a step is none the worse for it
 
 
-def _items(step: Step) -> Iterator[ItemListing]:
+def _list_items(step: Step) -> Iterator[ItemListing]:
     trees = {item.directory for item in step.items}
     if step.path in trees:
-        yield listed_item(OrbaxItem(step.path, step), "")
+        yield list_item(OrbaxItem(step.path, step), "")
         return
     step_tree = _open_all_items(step) if len(trees) > 1 else None
     for location in directories(step.path):
         if location in trees:
-            yield listed_item(OrbaxItem(location, step), location.name, step_tree)
+            yield list_item(OrbaxItem(location, step), location.name, step_tree)
         elif IN_PROGRESS not in location.name:
             yield ItemListing(location.name, METRICS if location.name == METRICS else "files")
 
@@ -377,7 +377,7 @@ def _open_all_items(step: Step) -> Tree | None:
         return None  # items are listed one by one, as far as they can be opened
 
 
-def listed_item(item: OrbaxItem, name: str, step_tree: Tree | None = None) -> ItemListing:
+def list_item(item: OrbaxItem, name: str, step_tree: Tree | None = None) -> ItemListing:
     """List a tree, as far as it can be opened.
 
     Args:
@@ -392,7 +392,7 @@ def listed_item(item: OrbaxItem, name: str, step_tree: Tree | None = None) -> It
         raise
     except CheckpointError:
         return ItemListing(name, "unreadable")
-    return tree_listing(tree, name, step_tree)
+    return list_tree(tree, name, step_tree)
 
 
 def _is_factor(path: Path) -> bool:
@@ -400,8 +400,8 @@ def _is_factor(path: Path) -> bool:
     return any("lora_a" in str(key) or "lora_b" in str(key) for key in path[-2:])
 
 
-def tree_listing(tree: Tree, name: str, step_tree: Tree | None = None) -> ItemListing:
-    """List an open tree as the item of this name; `step_tree` as in `listed_item`."""
+def list_tree(tree: Tree, name: str, step_tree: Tree | None = None) -> ItemListing:
+    """List an open tree as the item of this name; `step_tree` as in `list_item`."""
     view = view_of(tree)
     has_parameters, has_optimizer = bool(view.of_role("parameter")), bool(view.of_role("optimizer"))
     is_state = view.is_training

@@ -12,7 +12,7 @@ METRICS = "metrics"
 """Name of the item, and of the one file in it."""
 
 
-def metrics_of(step: Location) -> Mapping[str, float] | None:
+def load_step_metrics(step: Location) -> Mapping[str, float] | None:
     """Name -> number, names of nested ones joined by "/"; None where none are stored.
 
     Raises:

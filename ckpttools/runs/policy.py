@@ -80,7 +80,7 @@ class Keep:
                 raise UsageError(f"{option(name, value)} means nothing", expected="1 or more")
 
     @property
-    def says_nothing(self) -> bool:
+    def has_no_rule(self) -> bool:
         return self.last is None and self.every is None and self.best is None
 
     def reasons(self, steps: Mapping[int, Metrics | None]) -> Mapping[int, tuple[str, ...]]:

@@ -13,15 +13,15 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, suppress_step_warnings
 from ckpttools.core.text import sample_names
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE, V1_FILE
-from ckpttools.formats.orbax.owned_files import strangers_in_item
+from ckpttools.formats.orbax.owned_files import find_unowned_in_item
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step
 from ckpttools.formats.registry import open_tree
 from ckpttools.runs.deletion_records import RECORD
 from ckpttools.runs.journal import fingerprint
-from ckpttools.runs.links import links_into
+from ckpttools.runs.links import find_links_into
 from ckpttools.runs.listing import RunListing, StepListing, listed
 from ckpttools.runs.policy import Keep
-from ckpttools.runs.usage import usage_of
+from ckpttools.runs.usage import measure_usage
 from ckpttools.stores.base import DirEntry
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
@@ -93,52 +93,62 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
     names = [step.path.name for step in run.steps.values()]
     prints = map_concurrently(run.path.store, lambda name: fingerprint(run.path / name), names)
     listing = listed(run)
-    whole = {item.step: item for item in listing.steps if _why_not_whole(item) is None}
+    whole = {item.step: item for item in listing.steps if _incomplete_reason(item) is None}
     if not whole:
-        raise FormatError(
-            "no step of this run is finished and whole, so none is deleted",
-            location=run.path,
-            got=sample_names([f"{item.name}: {_why_not_whole(item)}" for item in listing.steps]) or "no step",
-        )
+        raise _no_whole_step(listing, run.path)
     reasons = keep.reasons({number: item.metrics for number, item in whole.items()})
     latest = sorted(whole)[-keep.last :] if keep.last else [max(whole)]
     last = {max(whole): "the last finished step"}
     if listing.latest is not None:
         last.setdefault(listing.latest, "the step that Orbax takes for the latest")
-    links = links_into(run.path)
+    links = find_links_into(run.path)
 
     def fate(each: StepListing) -> StepFate:
-        why = _why_not_whole(each)
+        why = _incomplete_reason(each)
         if each.step not in run.steps:
-            is_legacy = (run.path / each.name).is_dir()
-            layout = f"it has the layout of Orbax before {TREE_FILE}" if is_legacy else "it is a file of Flax"
-            why = f"{layout}, which prune does not delete"
+            why = f"{_foreign_layout(run.path / each.name)}, which prune does not delete"
         elif why is None and each.step > max(whole):
             why = "it is later than the last finished step"
         if why is not None:
-            return _made(each, "left alone", why)
+            return _make_fate(each, "left alone", why)
         kept = (*((last[each.step],) if each.step in last else ()), *reasons[each.step])
         if kept and not (strip_older and each.step not in latest and each.step not in last):
-            return _made(each, "kept", ", ".join(kept))
+            return _make_fate(each, "kept", ", ".join(kept))
         step = run.steps[each.step]
-        if hindered := next(_hindrances(step, links), None):
-            return _made(each, "kept" if kept else "left alone", hindered)
+        if hindered := next(_find_obstacles(step, links), None):
+            return _make_fate(each, "kept" if kept else "left alone", hindered)
         if not kept:
-            return _made(each, "deleted", "no rule keeps it", each.own_bytes)
-        if unfit := _why_not_stripped(each):
-            return _made(each, "kept", f"{', '.join(kept)}; {unfit}")
-        return _made(each, "stripped", ", ".join(kept))
+            return _make_fate(each, "deleted", "no rule keeps it", each.own_bytes)
+        if unfit := _strip_refusal(each):
+            return _make_fate(each, "kept", f"{', '.join(kept)}; {unfit}")
+        return _make_fate(each, "stripped", ", ".join(kept))
 
     fates = tuple(map_concurrently(run.path.store, fate, listing.steps))
     deleted = [run.path / item.name for item in fates if item.fate == "deleted"]
-    return PruneDecision(run, listing, fates, dict(zip(names, prints, strict=True)), usage_of(*deleted).own)
+    return PruneDecision(
+        run, listing, fates, dict(zip(names, prints, strict=True)), measure_usage(*deleted).own
+    )
 
 
-def _made(each: StepListing, fate: Fate, why: str, frees: int = 0) -> StepFate:
+def _no_whole_step(listing: RunListing, run: Location) -> FormatError:
+    """Return the error of a run without a complete step."""
+    return FormatError(
+        "no step of this run is finished and whole, so none is deleted",
+        location=run,
+        got=sample_names([f"{item.name}: {_incomplete_reason(item)}" for item in listing.steps]) or "no step",
+    )
+
+
+def _foreign_layout(step: Location) -> str:
+    """Describe the layout of a step without `_METADATA`."""
+    return f"it has the layout of Orbax before {TREE_FILE}" if step.is_dir() else "it is a file of Flax"
+
+
+def _make_fate(each: StepListing, fate: Fate, why: str, frees: int = 0) -> StepFate:
     return StepFate(each.step, each.name, fate, why, each.nbytes, frees)
 
 
-def _why_not_whole(each: StepListing) -> str | None:
+def _incomplete_reason(each: StepListing) -> str | None:
     """Why a step is no finished save with a whole tree; None if it is one."""
     if each.unfinished is not None:
         return each.unfinished
@@ -151,21 +161,21 @@ def _why_not_whole(each: StepListing) -> str | None:
     return f"{', '.join(broken) or 'its tree'} cannot be read, or lacks chunks" if broken else None
 
 
-def _why_not_stripped(each: StepListing) -> str | None:
+def _strip_refusal(each: StepListing) -> str | None:
     trees = [item for item in each.items if item.arrays]
     if len(trees) != 1 or not trees[0].name:
         return "it is not stripped: only a step with one named tree is"
     return None if trees[0].kind.endswith("training") else "there is no optimizer to strip"
 
 
-def _hindrances(step: Step, links: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+def _find_obstacles(step: Step, links: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     """What speaks against touching a step."""
     if step.path.is_link():
         yield f"it is a link to {step.path.readlink()}"
     if step.path.name in links:
         yield f"links lead into it: {sample_names(links[step.path.name])}"
     try:
-        unowned_files = list(_strangers(step))
+        unowned_files = list(_find_unowned(step))
     except StorageError:
         raise
     except CheckpointError as error:
@@ -175,18 +185,18 @@ def _hindrances(step: Step, links: Mapping[str, tuple[str, ...]]) -> Iterator[st
         yield f"it holds what is no part of a checkpoint: {sample_names(unowned_files)}"
 
 
-def _strangers(step: Step) -> Iterator[str]:
+def _find_unowned(step: Step) -> Iterator[str]:
     """What lies in a step that nobody accounts for."""
     handlers = step.declared.handlers
     known = set(handlers) if isinstance(handlers, dict) else set()
     items = {item.directory: item for item in step.items}
     if step.path in items:
-        yield from _in_item(items[step.path])
+        yield from _find_unowned_in_item(items[step.path])
         return
     for entry in step.path.entries():
         location = step.path / entry.name
         if location in items:
-            yield from (f"{entry.name}/{name}" for name in _in_item(items[location]))
+            yield from (f"{entry.name}/{name}" for name in _find_unowned_in_item(items[location]))
         elif entry.is_link or IN_PROGRESS in entry.name or entry.name not in _known(entry, known):
             yield entry.name
 
@@ -196,11 +206,11 @@ def _known(entry: DirEntry, items: set[str]) -> Collection[str]:
     return items if entry.is_dir else _OF_A_STEP
 
 
-def _in_item(item: OrbaxItem) -> list[str]:
+def _find_unowned_in_item(item: OrbaxItem) -> list[str]:
     with suppress_step_warnings():
         tree = open_tree(item.directory)
     bare = {V1_FILE, RECORD} if item.directory == item.step.path else set()
-    return [name for name in strangers_in_item(item.directory, tree) if name not in bare]
+    return [name for name in find_unowned_in_item(item.directory, tree) if name not in bare]
 
 
 def commit_texts(run: Location, names: list[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from shlex import quote
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError, listing
 from ckpttools.core.message_terms import option
-from ckpttools.formats.orbax.finished import why_no_save
+from ckpttools.formats.orbax.finished import unfinished_reason
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import DELETING, Step, deletion_marker, has_new_files
 from ckpttools.runs.journal import PruneJournal, at_work, fingerprint, plan_of, removing
@@ -47,11 +47,11 @@ class Removal:
             StorageError: the store reports an error; the same call goes on.
         """
         self.check_kept()
-        left = tuple(self._renamed() if self._renames else self._hidden())
+        left = tuple(self._rename_steps() if self._renames else self._remove_commit_files())
         self._check_stripped()
-        for name in (*self._half_gone(), *self._condemned()):
+        for name in (*self._partly_deleted(), *self._deletable_steps()):
             self._delete(name)
-        self._conclude()
+        self._clean_up()
         return left
 
     def undo(self) -> tuple[str, ...]:
@@ -66,16 +66,16 @@ class Removal:
         if self._renames:
             self._put_back()
         else:
-            self._show()
+            self._restore_commit_files()
         deleting = self._names(_DELETING)
         gone = [name for name in self.journal.delete if not (self.run / name).is_dir() or name in deleting]
         lost = (
             *(f"{name}: all or a part of it was deleted already" for name in gone),
-            *(f"{name}: its optimizer was deleted already" for name in self._taken_by_stripped()),
+            *(f"{name}: its optimizer was deleted already" for name in self._replaced_by_stripped()),
         )
-        for name in self._half_gone():
+        for name in self._partly_deleted():
             self._delete(name)
-        self._conclude()
+        self._clean_up()
         return lost
 
     # -- what is there
@@ -84,7 +84,7 @@ class Removal:
     def _renames(self) -> bool:
         return isinstance(self.run.store, SupportsRename)
 
-    def _half_gone(self) -> list[str]:
+    def _partly_deleted(self) -> list[str]:
         """Names of steps of which some is deleted; not of those that were saved again in their place."""
         return [name for name in self._names(_DELETING) if not self._is_saved_again(name)]
 
@@ -99,7 +99,7 @@ class Removal:
             return True
         return has_new_files(location, marker)
 
-    def _condemned(self) -> list[str]:
+    def _deletable_steps(self) -> list[str]:
         """Names of steps of which nothing is deleted yet, and may be now."""
         if self._renames:
             return self._names(_REMOVED)
@@ -114,7 +114,7 @@ class Removal:
         location = self.run / name
         return location.is_dir() and fingerprint(location) == self.journal.delete.get(name)
 
-    def _taken_by_stripped(self) -> list[str]:
+    def _replaced_by_stripped(self) -> list[str]:
         """Names of steps in the place of which is what has no optimizer."""
         journal = self.journal.stripped
         return [
@@ -128,7 +128,7 @@ class Removal:
         lost = []
         for name in self.journal.keep:
             location = self.run / name
-            why = why_no_save(Step(location)) if location.is_dir() else "it is not there"
+            why = unfinished_reason(Step(location)) if location.is_dir() else "it is not there"
             if why:
                 lost.append(f"{name}: {why}")
         if lost:
@@ -151,7 +151,7 @@ class Removal:
 
     # -- on a disk
 
-    def _renamed(self) -> Iterator[str]:
+    def _rename_steps(self) -> Iterator[str]:
         """Gives steps the names under which they can be deleted; what has another's name now stays."""
         for name, expected in self.journal.strip.items():
             step, stripped = self.run / name, at_work(self.run, _STRIPPED, name)
@@ -184,7 +184,7 @@ class Removal:
 
     # -- in a bucket
 
-    def _hidden(self) -> Iterator[str]:
+    def _remove_commit_files(self) -> Iterator[str]:
         """Takes the commit files of steps away, so that nobody takes them for finished."""
         for name in self.journal.delete:
             location = self.run / name
@@ -193,7 +193,7 @@ class Removal:
             elif location.is_dir() and (name not in self._names(_DELETING) or self._is_saved_again(name)):
                 yield f"{name}: it was written again meanwhile"
 
-    def _show(self) -> None:
+    def _restore_commit_files(self) -> None:
         deleting = self._names(_DELETING)
         for name in self.journal.delete:
             if name not in deleting and self._is_planned(name) and name in self.journal.commits:
@@ -214,7 +214,7 @@ class Removal:
         store.remove((self.run / name).key)
         store.remove(going.key)
 
-    def _conclude(self) -> None:
+    def _clean_up(self) -> None:
         tidy_all(self.run)
 
 

@@ -13,8 +13,8 @@ from ckpttools.core.text import sort_naturally
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree
 from ckpttools.formats.torch.latest import LATEST, text_in
-from ckpttools.runs.listing import ItemListing, RunListing, StepListing, tree_listing
-from ckpttools.runs.usage import usage_of
+from ckpttools.runs.listing import ItemListing, RunListing, StepListing, list_tree
+from ckpttools.runs.usage import measure_usage
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
@@ -25,7 +25,7 @@ _TRACKED = re.compile(rf"(?:{_STEP.pattern})|(?P<alone>\d{{1,18}})", re.DOTALL)
 _TRACKERS = ("latest_checkpointed_iteration.txt", LATEST)
 
 
-def trained_run(location: Location) -> RunListing | None:
+def find_trainer_run(location: Location) -> RunListing | None:
     """The run of such a trainer at a place, or that a step or a checkpoint in one at the place is of.
 
     Raises:
@@ -35,11 +35,11 @@ def trained_run(location: Location) -> RunListing | None:
     run = next((item.parent for item in (here.parent, here) if _STEP.fullmatch(item.name)), here)
     if not run.is_dir():
         return None
-    run, names = _steps_in(run)
-    steps = map_concurrently(run.store, _listed, [run / name for name in names])
+    run, names = _find_steps(run)
+    steps = map_concurrently(run.store, _list_step, [run / name for name in names])
     if not any(step.items for step in steps):
         return None
-    tracker, latest = _tracked(run)
+    tracker, latest = _read_tracker(run)
     known = {step.step: step for step in steps}
     hindered = ""
     if latest is not None and latest not in known:
@@ -58,7 +58,7 @@ def trained_run(location: Location) -> RunListing | None:
     )
 
 
-def _steps_in(run: Location) -> tuple[Location, list[str]]:
+def _find_steps(run: Location) -> tuple[Location, list[str]]:
     """Return the directory above the steps, which may be `checkpoints` in a run, and their names."""
     below = run / "checkpoints"
     for pattern in (_STEP, _PLAIN):
@@ -71,7 +71,7 @@ def _steps_in(run: Location) -> tuple[Location, list[str]]:
     return run, []
 
 
-def _tracked(run: Location) -> tuple[str, int | None]:
+def _read_tracker(run: Location) -> tuple[str, int | None]:
     """Which file says which step is gone on with, and that step; "" and None where none does."""
     for name in _TRACKERS:
         if (run / name).is_file():
@@ -80,17 +80,17 @@ def _tracked(run: Location) -> tuple[str, int | None]:
     return "", None
 
 
-def _listed(step: Location) -> StepListing:
-    match, usage = _STEP.fullmatch(step.name) or _PLAIN.fullmatch(step.name), usage_of(step)
+def _list_step(step: Location) -> StepListing:
+    match, usage = _STEP.fullmatch(step.name) or _PLAIN.fullmatch(step.name), measure_usage(step)
     result = (
         {"": step}
-        if _is_one(step)
-        else {directory.name: directory for directory in step.directories() if _is_one(directory)}
+        if _is_checkpoint(step)
+        else {directory.name: directory for directory in step.directories() if _is_checkpoint(directory)}
     )
     items, wrong = list[ItemListing](), list[str]()
     for name, location in result.items():
         try:
-            items.append(tree_listing(open_tree(location, ReadOptions(with_optimizer=True)), name))
+            items.append(list_tree(open_tree(location, ReadOptions(with_optimizer=True)), name))
         except StorageError:
             raise
         except CheckpointError as error:
@@ -108,7 +108,7 @@ def _listed(step: Location) -> StepListing:
     )
 
 
-def _is_one(location: Location) -> bool:
+def _is_checkpoint(location: Location) -> bool:
     try:
         return is_checkpoint(location)
     except StorageError:

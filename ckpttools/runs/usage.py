@@ -28,7 +28,7 @@ class Usage:
         return self.nbytes - self.own
 
 
-def usage_of(*directories: Location) -> Usage:
+def measure_usage(*directories: Location) -> Usage:
     """That of directories together, none of which is in another; StorageError if one cannot be listed."""
     names: dict[object, int] = {}
     sizes: dict[object, int] = {}

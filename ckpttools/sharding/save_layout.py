@@ -23,7 +23,7 @@ from ckpttools.core.region import Region, Shape, ceil_div
 from ckpttools.formats.base import Extents, Layout, Writer
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import DataFile, Placement
-from ckpttools.formats.registry import strangers_in
+from ckpttools.formats.registry import find_unowned_files
 from ckpttools.formats.zarr.chunking import chunk_shape
 from ckpttools.formats.zarr.given_chunks import GivenChunks
 from ckpttools.sharding.mesh import mesh_chunk
@@ -106,7 +106,7 @@ class OwnedWriter:
 
     def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
         """See `SupportsUnownedFiles.unowned_files`."""
-        return strangers_in(directory, tree, self.writer)
+        return find_unowned_files(directory, tree, self.writer)
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
         """See `Writer.finish`."""

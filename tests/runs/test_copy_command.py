@@ -584,7 +584,7 @@ class TestInterrupted:
     def test_a_source_that_changes(self, tmp_path, monkeypatch):
         source, out = tmp_path / "model", tmp_path / "out"
         shutil.copytree(SHARDED, source)
-        original, changes = transfer._TransferState._verified, []
+        original, changes = transfer._TransferState._verify_all, []
 
         def change(self, pieces):
             if not changes:
@@ -592,7 +592,7 @@ class TestInterrupted:
             changes.append(1)
             return original(self, pieces)
 
-        monkeypatch.setattr(transfer._TransferState, "_verified", change)
+        monkeypatch.setattr(transfer._TransferState, "_verify_all", change)
         with pytest.raises(SourceChangedError):
             ckpttools.copy(source, out, verify=True)
         assert not out.exists()
@@ -623,19 +623,19 @@ class TestInterrupted:
     def test_a_file_that_is_added(self, tmp_path, monkeypatch):
         source, out = tmp_path / "model", tmp_path / "out"
         shutil.copytree(SHARDED, source)
-        original = transfer._TransferState._verified
+        original = transfer._TransferState._verify_all
 
         def change(self, pieces):
             (source / "new.json").write_bytes(b"{}")
             return original(self, pieces)
 
-        monkeypatch.setattr(transfer._TransferState, "_verified", change)
+        monkeypatch.setattr(transfer._TransferState, "_verify_all", change)
         with pytest.raises(SourceChangedError, match=r"new\.json is new|changed while"):
             ckpttools.copy(source, out, verify=True)
         assert not out.exists()
 
     def test_data_corrupted_on_disk_is_detected(self, tmp_path, monkeypatch):
-        original = transfer._TransferState._verified
+        original = transfer._TransferState._verify_all
 
         def damage(self, result):
             name = result[0].name
@@ -644,7 +644,7 @@ class TestInterrupted:
             return original(self, result)
 
         with monkeypatch.context() as patch:
-            patch.setattr(transfer._TransferState, "_verified", damage)
+            patch.setattr(transfer._TransferState, "_verify_all", damage)
             with pytest.raises(StorageError, match="does not hold what was written"):
                 ckpttools.copy(SHARDED, tmp_path / "out", verify=True)
         assert not (tmp_path / "out").exists()
@@ -748,7 +748,7 @@ def test_a_copy_of_any_files_is_the_source(where, gcs, tmp_path_factory, monkeyp
 
 
 def test_pieces_cover_files():
-    result = pieces.pieces_of({"a": 5, "b": 0, "c": 4}, 2)
+    result = pieces.split_files({"a": 5, "b": 0, "c": 4}, 2)
     assert [(item.name, item.start, item.stop) for item in result] == [
         ("a", 0, 2),
         ("a", 2, 4),

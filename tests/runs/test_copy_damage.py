@@ -239,7 +239,7 @@ class TestSourceThatChanges:
             pytest.skip("no tmpfs")
         with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as location:
             source = make_model(Path(location, "model"))
-            original = transfer._TransferState._verified
+            original = transfer._TransferState._verify_all
             with mapped(source / WEIGHTS) as pages:
                 pages[AT] ^= 1
 
@@ -247,7 +247,7 @@ class TestSourceThatChanges:
                     pages[AT] ^= 255
                     return original(self, pieces)
 
-                monkeypatch.setattr(transfer._TransferState, "_verified", act)
+                monkeypatch.setattr(transfer._TransferState, "_verify_all", act)
                 with pytest.raises(SourceChangedError):
                     ckpttools.copy(source, tmp_path / "out", verify=True)
 

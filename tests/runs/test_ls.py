@@ -20,8 +20,8 @@ import ckpttools
 from ckpttools.core.errors import ChosenItemWarning, FormatError, StorageError, suppress_step_warnings
 from ckpttools.core.text import format_age
 from ckpttools.formats.torch.zero import FORMAT
-from ckpttools.runs.listing import listed, looked_at, run_at
-from ckpttools.runs.usage import usage_of
+from ckpttools.runs.listing import find_run, listed, looked_at
+from ckpttools.runs.usage import measure_usage
 from ckpttools.stores.registry import parse
 
 
@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_run_that_changes_meanwhile_is_looked_at_again(run):
     """As where a job that goes on deletes a step between a look at the run and one at its steps."""
-    result = run_at(parse(run))
+    result = find_run(parse(run))
     assert len(result.steps) == 2
     shutil.rmtree(run / "1")
     assert [item.step for item in looked_at(result, listed).steps] == [2]
@@ -41,7 +41,7 @@ def test_a_run_that_changes_meanwhile_is_looked_at_again(run):
         listed(result)
     # What is so in a run at rest stays an error.
     with pytest.raises(StorageError):
-        looked_at(run_at(parse(run)), lambda seen: (seen.path / "1").read_bytes())
+        looked_at(find_run(parse(run)), lambda seen: (seen.path / "1").read_bytes())
 
 
 def test_steps_with_their_metrics_and_the_one_that_resumes(run):
@@ -113,7 +113,7 @@ def test_own_bytes_are_what_deleting_frees(tmp_path_factory, names):
         result = {item.stat().st_ino: item.stat().st_size for item in top.rglob("*") if item.is_file()}
         return sum(result.values())
 
-    usage, before = usage_of(parse(str(top / "0"))), on_disk()
+    usage, before = measure_usage(parse(str(top / "0"))), on_disk()
     shutil.rmtree(top / "0")
     assert before - on_disk() == usage.own
     assert usage.shared == usage.nbytes - usage.own

@@ -25,7 +25,7 @@ from ckpttools.api.prune import PruneReport
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
 from ckpttools.runs import links
 from ckpttools.runs.journal import locked_run
-from ckpttools.runs.metrics import metrics_of
+from ckpttools.runs.metrics import load_step_metrics
 from ckpttools.runs.policy import Best, Keep
 from ckpttools.stores.objects import store as objects
 from ckpttools.stores.publishing import LockedError
@@ -135,7 +135,7 @@ class TestBest:
     def test_a_whole_number_beyond_all_floats_is_infinite(self, tmp_path):
         (tmp_path / "metrics").mkdir()
         (tmp_path / "metrics" / "metrics").write_text(f'{{"loss": -1{"0" * 400}}}')
-        assert metrics_of(parse(tmp_path)) == {"loss": -math.inf}
+        assert load_step_metrics(parse(tmp_path)) == {"loss": -math.inf}
 
     def test_a_metric_that_no_step_has(self, run):
         with pytest.raises(UsageError, match="no step has a metric 'los'") as caught:

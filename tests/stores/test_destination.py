@@ -16,7 +16,7 @@ from support.mounts import while_mounted
 
 from ckpttools.core.errors import StorageError
 from ckpttools.formats.orbax.entries import Files
-from ckpttools.formats.registry import open_tree, strangers_in
+from ckpttools.formats.registry import find_unowned_files, open_tree
 from ckpttools.stores import parse
 from ckpttools.testing.models import LlamaSizes, write_llama
 
@@ -484,7 +484,7 @@ KEYS = {
 
 def strangers_at(top):
     where = parse(top)
-    return strangers_in(where, open_tree(where))
+    return find_unowned_files(where, open_tree(where))
 
 
 def test_a_document_that_cannot_be_read_is_not_called_a_strangers(location, tmp_path, monkeypatch):
@@ -502,7 +502,7 @@ def test_a_document_that_cannot_be_read_is_not_called_a_strangers(location, tmp_
     tree = open_tree(directory)
     monkeypatch.setattr(Files, "read", failing)
     with pytest.raises(StorageError, match="cannot read"):
-        list(strangers_in(directory, tree))
+        list(find_unowned_files(directory, tree))
 
 
 class TestDirectoriesAbove:

@@ -46,36 +46,36 @@ class FlaxFormat(ReadOnlyFormat):
             if _is_named(path):
                 mismatch = _NAMES.why_not(path)
                 return None if mismatch and path.is_dir() and _has_states(path) else mismatch
-            return None if begins_as_state(path) else "it does not begin as a state of Flax does"
+            return None if has_state_header(path) else "it does not begin as a state of Flax does"
         except CheckpointError as error:
             return reason(error, path)
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
         if path.is_dir() and _NAMES.why_not(path) is not None:
-            path = _state_in(path, options.step)
+            path = _find_state(path, options.step)
         # Trainers' states have names without an ending.
         is_named = _is_named(path)
         result = _NAMES.find(path) if is_named else WeightsLocation(path.parent, (path.name,))
         try:
-            states = {name: opened_state(result.folder / name) for name in result.names}
+            states = {name: open_state(result.folder / name) for name in result.names}
         except FormatError as error:
-            raise error if is_named else _with_other_state(error, path) from error
+            raise error if is_named else _suggest_other_state(error, path) from error
         # Keys with slashes may spell two paths of one file alike.
         pairs = {(keystr(at), name): None for name, state in states.items() for at in state.leaves}
         result.check([*pairs])
-        return _tree(path, result.folder, list(states.values()))
+        return _build_tree(path, result.folder, list(states.values()))
 
     def checkpoints_in(self, path: Location) -> Sequence[Location]:
         """As `ckpttools.formats.base.SupportsStepFiles.checkpoints_in`."""
         if not path.is_dir() or _NAMES.why_not(path) is None:
             return [path]
-        return [state for state in _states_in(path) if _may_be_state(state)][::-1] or [path]
+        return [state for state in _list_states(path) if _may_be_state(state)][::-1] or [path]
 
 
 FORMAT = FlaxFormat()
 
 
-def begins_as_state(path: Location) -> bool:
+def has_state_header(path: Location) -> bool:
     """Whether a file begins with a dictionary of named values, or with the first pair of a stream."""
     with path.open() as file:
         head = file.read(0, min(2, file.size))
@@ -83,12 +83,12 @@ def begins_as_state(path: Location) -> bool:
         return False
     with path.open() as file:
         try:
-            return _begins(Reader(file), head[0])
+            return _starts_with_key(Reader(file), head[0])
         except DamagedError:
             return False
 
 
-def _begins(reader: Reader, code: int) -> bool:
+def _starts_with_key(reader: Reader, code: int) -> bool:
     """Whether a text comes first, as the key of a dictionary or within the path of a pair."""
     reader.at += {0xDE: 3, 0xDF: 5}.get(code, 1)
     first = reader.value()
@@ -97,7 +97,7 @@ def _begins(reader: Reader, code: int) -> bool:
     return isinstance(first, str) and first.isprintable()
 
 
-def opened_state(location: Location) -> FlaxState:
+def open_state(location: Location) -> FlaxState:
     """What a file holds; reads no array.
 
     Raises:
@@ -110,7 +110,7 @@ def opened_state(location: Location) -> FlaxState:
     return state
 
 
-def _states_in(folder: Location) -> list[Location]:
+def _list_states(folder: Location) -> list[Location]:
     """Return the files in a directory that have the names of states, latest step first."""
     files = [entry.name for entry in folder.entries() if not entry.is_dir]
     numbered = [name for name in files if _NUMBERED.fullmatch(name)]
@@ -125,8 +125,8 @@ def numbered_states(folder: Location) -> dict[int, Location]:
     Raises:
         StorageError: the directory or a file cannot be read.
     """
-    states = {_step_of(state): state for state in _states_in(folder)}
-    if not any(map(begins_as_state, [*states.values()][:_MAX_PROBED])):
+    states = {_step_of(state): state for state in _list_states(folder)}
+    if not any(map(has_state_header, [*states.values()][:_MAX_PROBED])):
         return {}
     return {step: state for step, state in states.items() if step is not None and _may_be_state(state)}
 
@@ -136,20 +136,24 @@ def _may_be_state(location: Location) -> bool:
     with location.open() as file:
         head = bytes(file.read(0, min(64, file.size)))
     # 0x80 begins pickles, too.
-    return not head.strip(b"\0") or 0x81 <= head[0] <= 0x8F or begins_as_state(location)
+    return not head.strip(b"\0") or 0x81 <= head[0] <= 0x8F or has_state_header(location)
 
 
-def _with_other_state(error: FormatError, path: Location) -> FormatError:
+def _suggest_other_state(error: FormatError, path: Location) -> FormatError:
     """Add to the error of a damaged state which other state can be opened."""
-    others = [location for location in _states_in(path.parent) if location != path and _is_whole(location)]
+    others = [
+        location
+        for location in _list_states(path.parent)
+        if location != path and _is_complete_state(location)
+    ]
     if not others:
         return error
     return error.at(hint=f"{error.hint}; the latest other state is {quote(str(others[0]))}")
 
 
-def _is_whole(location: Location) -> bool:
+def _is_complete_state(location: Location) -> bool:
     try:
-        return begins_as_state(location) and bool(opened_state(location).leaves)
+        return has_state_header(location) and bool(open_state(location).leaves)
     except CheckpointError:
         return False
 
@@ -159,7 +163,7 @@ def state_fault(location: Location) -> str | None:
     if not _NUMBERED.fullmatch(location.name) or not _may_be_state(location):
         return None
     try:
-        opened_state(location)
+        open_state(location)
     except FormatError as error:
         return error.line
     return None
@@ -173,22 +177,22 @@ def _number(name: str) -> tuple[float, str]:
 
 def _has_states(folder: Location) -> bool:
     """Whether a directory has states whose arrays are in the state files."""
-    states = _states_in(folder)
-    if not any(map(begins_as_state, states[:_MAX_PROBED])):
+    states = _list_states(folder)
+    if not any(map(has_state_header, states[:_MAX_PROBED])):
         return False
     # If arrays are next to a file `checkpoint`, the format `zarr-tree` opens both together.
     names = {entry.name for entry in folder.entries()}
     return states[0].name != _STATE or not (MANIFEST in names or has_array(folder))
 
 
-def _state_in(folder: Location, step: int | None) -> Location:
+def _find_state(folder: Location, step: int | None) -> Location:
     """Return the state of a step in a directory; without a step the latest, even if it is damaged.
 
     Raises:
         FormatError: the directory has no states.
         UsageError: the step does not exist.
     """
-    states = _states_in(folder)
+    states = _list_states(folder)
     if not states:
         raise FormatError("the directory has no Flax state", location=folder)
     if step is None or states[0].name == _STATE:
@@ -213,7 +217,7 @@ def _is_named(path: Location) -> bool:
     return path.is_dir() or path.name.endswith((".msgpack", ".json"))
 
 
-def _tree(path: Location, folder: Location, states: Sequence[FlaxState]) -> Tree:
+def _build_tree(path: Location, folder: Location, states: Sequence[FlaxState]) -> Tree:
     leaves: dict[TreePath, Leaf] = {at: leaf for state in states for at, leaf in state.leaves.items()}
     scalars = frozenset(at for state in states for at in state.scalars)
     elsewhere = [keystr(at) for state in states for at in state.elsewhere]

@@ -7,7 +7,7 @@ from ckpttools.formats.orbax.steps import Step
 from ckpttools.stores.publishing import find_unfinished, read_unfinished
 
 
-def why_no_save(step: Step, *, is_asked: bool = True) -> str | None:
+def unfinished_reason(step: Step, *, is_asked: bool = True) -> str | None:
     """Why a step is not a finished save; None if it is one, also one without a tree, such as of metrics.
 
     Args:

@@ -64,10 +64,10 @@ def unowned_files(directory: Location, tree: Tree, level: str = "run") -> Iterat
             if entry.name != item.name and (entry.is_dir or entry.name not in _OF_A_STEP):
                 yield f"{below}{entry.name}"
     prefix = "".join(f"{part}/" for part in parts)
-    yield from (f"{prefix}{entry}" for entry in strangers_in_item(item, tree))
+    yield from (f"{prefix}{entry}" for entry in find_unowned_in_item(item, tree))
 
 
-def strangers_in_item(item: Location, tree: Tree) -> Iterator[str]:
+def find_unowned_in_item(item: Location, tree: Tree) -> Iterator[str]:
     """What lies in the directory of an item and is no part of it; errors as `unowned_files`."""
     entries = entries_of(item)
     own = _named(entries) if entries.manifests else zarr.own_files(entries, map(dotted, tree.arrays))

@@ -171,8 +171,8 @@ def _in_run(run: OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
             later = [other for at, other in run.steps.items() if at > number]
             remains = remains_after(item)
             _refuse_legacy(remains)
-            _tell_of_later(item, [*later, *remains])
-            _tell_if_unlisted(item)
+            _warn_of_later_steps(item, [*later, *remains])
+            _warn_if_unlisted(item)
             return _items(item)
         reasons[number] = item.why_unfinished
     lines = [f"step {number}: {reason}" for number, reason in sorted(reasons.items())]
@@ -201,7 +201,7 @@ def _refuse_legacy(steps: Collection[Step]) -> None:
         )
 
 
-def _tell_of_later(opened: Step, later: Collection[Step]) -> None:
+def _warn_of_later_steps(opened: Step, later: Collection[Step]) -> None:
     """Warns of later steps that are not opened.
 
     Raises:
@@ -227,7 +227,7 @@ def _tell_of_later(opened: Step, later: Collection[Step]) -> None:
         warn_step(text, LaterStepWarning)
 
 
-def _tell_if_unlisted(opened: Step) -> None:
+def _warn_if_unlisted(opened: Step) -> None:
     """Warns where Orbax would not open the same step."""
     if commits_by_file(opened.path) and not (opened.path / COMMIT_FILE).is_file():
         text = (

@@ -82,18 +82,18 @@ class SafetensorsFormat:
         result = NAMES.find(path)
         _require_room(result, options)
         files = map_concurrently(
-            result.folder.store, lambda name: _opened(result.folder, name, options), result.names
+            result.folder.store, lambda name: _open_shard(result.folder, name, options), result.names
         )
         if is_sharded(file.header for file in files):
-            return _stitched(path, result.folder, files)
+            return _open_distributed(path, result.folder, files)
         tensors = [(entry.name, file.name) for file in files for entry in file.header.entries]
         disagreeing = result.check_as_loaded(
             tensors,
-            lambda name: (e.name for e in _opened(result.folder, name, options).header.entries),
+            lambda name: (e.name for e in _open_shard(result.folder, name, options).header.entries),
         )
         # Of a tensor in several files the last one counts, which is the one that the index names.
-        tree = _tree(path, result.folder, files)
-        remarks = _of_others(path, result).remarks if path.is_dir() else ()
+        tree = _build_tree(path, result.folder, files)
+        remarks = _note_unread_files(path, result).remarks if path.is_dir() else ()
         remarks = (*remarks, *disagreeing)
         return tree.with_metadata(notes=Notes(remarks=remarks)) if remarks else tree
 
@@ -144,7 +144,7 @@ def _require_room(result: WeightsLocation, options: ReadOptions) -> None:
     check_memory(tensors, nbytes, result.folder)
 
 
-def _opened(folder: Location, name: str, options: ReadOptions) -> ShardFile:
+def _open_shard(folder: Location, name: str, options: ReadOptions) -> ShardFile:
     source = (folder / name).open()
     try:
         header = parse_header(source, options.max_header_bytes)
@@ -154,7 +154,7 @@ def _opened(folder: Location, name: str, options: ReadOptions) -> ShardFile:
         source.close()  # a checkpoint may have more shards than a process may have open files
 
 
-def _tree(path: Location, folder: Location, files: Sequence[ShardFile]) -> Tree:
+def _build_tree(path: Location, folder: Location, files: Sequence[ShardFile]) -> Tree:
     leaves = dict(chain.from_iterable(map(_leaves, files)))
     custom = dict(chain.from_iterable(file.header.metadata.items() for file in files))
     described = custom.pop(flat.ENTRY, None)
@@ -181,7 +181,7 @@ def _aliases(custom: Mapping[str, str], leaves: Mapping[TreePath, Stored]) -> li
     ]
 
 
-def _of_others(directory: Location, result: WeightsLocation) -> Notes:
+def _note_unread_files(directory: Location, result: WeightsLocation) -> Notes:
     """What is said of files of weights in a directory that are not read; other loaders may read them."""
     visible = (entry.name for entry in directory.entries() if not entry.is_dir and entry.name[0] != ".")
     files = (name for name in visible if name.endswith(NAMES.suffix) and name not in result.names)
@@ -193,7 +193,7 @@ def _of_others(directory: Location, result: WeightsLocation) -> Notes:
     return Notes(remarks=(f"of the files of weights here {read} is read{instead}",)) if others else Notes()
 
 
-def _stitched(path: Location, folder: Location, files: Sequence[ShardFile]) -> Tree:
+def _open_distributed(path: Location, folder: Location, files: Sequence[ShardFile]) -> Tree:
     """The tree of a distributed checkpoint, whose tensors lie in several files each."""
     leaves: dict[TreePath, Leaf] = {(name,): array for name, array in whole_tensors(path, files).items()}
     custom = without_entries(dict(chain.from_iterable(file.header.metadata.items() for file in files)))

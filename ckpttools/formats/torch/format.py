@@ -38,13 +38,13 @@ class TorchFormat(ReadOnlyFormat):
     def why_not(self, path: Location) -> str | None:
         try:
             result = _NAMES.find(path)
-            return _why_no_archive(path) if result.index is None and result.folder != path else None
+            return _archive_mismatch(path) if result.index is None and result.folder != path else None
         except CheckpointError as error:
             return reason(error, path)
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
         result = _NAMES.find(path)
-        files = [_opened(result.folder / name, options) for name in result.names]
+        files = [_open_state_file(result.folder / name, options) for name in result.names]
         for file in files:
             _check_names(file)
         # As in transformers, later files replace tensors of earlier ones.
@@ -54,14 +54,14 @@ class TorchFormat(ReadOnlyFormat):
                 for name, file in zip(result.names, files, strict=True)
                 for at in file.state.leaves
             ],
-            lambda name: map(dotted, _opened(result.folder / name, options).state.leaves),
+            lambda name: map(dotted, _open_state_file(result.folder / name, options).state.leaves),
         )
-        return _tree(path, result.folder, files, notes)
+        return _build_tree(path, result.folder, files, notes)
 
     def faults(self, path: Location, options: ReadOptions) -> Iterable[CheckpointError]:
         for file in _files_below(path):
             try:
-                _opened(file, options)
+                _open_state_file(file, options)
             except CheckpointError as error:
                 yield error
 
@@ -81,7 +81,7 @@ class _StateFile:
     state: State
 
 
-def _why_no_archive(path: Location) -> str | None:
+def _archive_mismatch(path: Location) -> str | None:
     """Why a file is none of torch.save, in a few words; files of old ones are, and cannot be read."""
     with path.open() as file:
         known = archive.archive_kind(file)
@@ -98,7 +98,7 @@ def _files_below(path: Location) -> Sequence[Location]:
     return [result.folder / name for name in names if (result.folder / name).is_file()]
 
 
-def _opened(location: Location, options: ReadOptions) -> _StateFile:
+def _open_state_file(location: Location, options: ReadOptions) -> _StateFile:
     saved = saved_file(location, options)
     return _StateFile(location, state_of(saved.value, saved.nbytes, saved.tensor, str(location)))
 
@@ -116,7 +116,9 @@ def _check_names(file: _StateFile) -> None:
         )
 
 
-def _tree(path: Location, folder: Location, files: Sequence[_StateFile], remarks: tuple[str, ...]) -> Tree:
+def _build_tree(
+    path: Location, folder: Location, files: Sequence[_StateFile], remarks: tuple[str, ...]
+) -> Tree:
     leaves: dict[TreePath, Leaf] = {}
     scalars: set[TreePath] = set()
     others: dict[TreePath, str] = {}

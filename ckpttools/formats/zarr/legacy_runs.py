@@ -12,7 +12,7 @@ from shlex import quote
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, LaterStepWarning, UsageError, listing, warn_step
 from ckpttools.core.text import first_and_last
-from ckpttools.formats.flax.format import begins_as_state
+from ckpttools.formats.flax.format import has_state_header
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import Step, directories, has_metadata
 from ckpttools.stores.location import Location
@@ -120,7 +120,7 @@ class LegacyRun:
 def has_state(path: Location) -> bool:
     """Whether a directory has a file `checkpoint` that Flax wrote."""
     location = path / STATE
-    return location.is_file() and begins_as_state(location)
+    return location.is_file() and has_state_header(location)
 
 
 def legacy_items(step: Location) -> list[Location]:

@@ -22,7 +22,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, counted_listing
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.flax.format import begins_as_state, opened_state
+from ckpttools.formats.flax.format import has_state_header, open_state
 from ckpttools.formats.flax.state import FlaxState
 from ckpttools.formats.json_file import DEEPEST, json_object, read_json
 from ckpttools.formats.left_out import left_out
@@ -73,7 +73,7 @@ class BareFormat(ReadOnlyFormat):
     def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
             return "not a directory"
-        chain = _chain(path)
+        chain = _only_child_chain(path)
         # Below, directories may be named by keys.
         names = chain[0].names.union(*(item.files for item in chain))
         if names & {TREE_FILE, *_OF_ORBAX} or IN_PROGRESS in str(chain[-1].path):
@@ -81,27 +81,27 @@ class BareFormat(ReadOnlyFormat):
         if MANIFEST in chain[-1].names:
             root = chain[-1].path
             return None if has_state(root) or _is_nested(root) else "a save of Orbax"
-        if _run_at(path, chain[-1]) or _only_item(chain[-1]):
+        if _find_legacy_run(path, chain[-1]) or _only_item(chain[-1]):
             return None
         if any(_has_steps(item, may_be_keys=item.path != path) for item in chain):
             return f"several steps of a run in {chain[-1].path}"
-        if (another := _another_in(chain[-1])) is not None:
+        if (another := _find_other_checkpoint(chain[-1])) is not None:
             return f"several checkpoints below, such as {another}"
         return None if has_array(path) else "no array of zarr in it"
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
-        return _opened(_located(path, options.step), options)
+        return _open_arrays(_locate_tree(path, options.step), options)
 
     def checkpoints_in(self, path: Location) -> Sequence[Location]:
         """As `ckpttools.formats.base.SupportsStepFiles.checkpoints_in`."""
-        run = _run_at(path)
+        run = _find_legacy_run(path)
         if run is None:
-            return [_located(path)]
+            return [_locate_tree(path)]
         return [item for step in run.finished for item in legacy_items(step)]
 
     def lies_at(self, path: Location) -> Location:
         """See `SupportsLocation.lies_at`; steps keep small arrays and their number in files."""
-        return _located(path)
+        return _locate_tree(path)
 
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
         """As `ckpttools.formats.base.SupportsStorage.storage`."""
@@ -139,7 +139,7 @@ class _Folder:
         return self.names.difference(self.below)
 
 
-def _chain(path: Location) -> list[_Folder]:
+def _only_child_chain(path: Location) -> list[_Folder]:
     """A directory, the only directory in it, and so on: a run, its only step and the only item of that."""
     chain = [_Folder.at(path)]
     ends = {*DOCUMENTS, MANIFEST, STATE, _METADATA}
@@ -148,7 +148,7 @@ def _chain(path: Location) -> list[_Folder]:
     return chain
 
 
-def _run_at(path: Location, last: _Folder | None = None) -> LegacyRun | None:
+def _find_legacy_run(path: Location, last: _Folder | None = None) -> LegacyRun | None:
     """Return the run of steps in the layout of old Orbax at a path; None for other directories.
 
     Args:
@@ -158,7 +158,7 @@ def _run_at(path: Location, last: _Folder | None = None) -> LegacyRun | None:
     Raises:
         StorageError: A directory cannot be read.
     """
-    last = last or _chain(path)[-1]
+    last = last or _only_child_chain(path)[-1]
     if len(last.below) < 2 or last.files & {*DOCUMENTS, STATE, MANIFEST}:
         return None
     run = legacy_run(path)
@@ -172,7 +172,7 @@ def _run_at(path: Location, last: _Folder | None = None) -> LegacyRun | None:
 def _has_arrays(folder: _Folder, own: Collection[Location]) -> bool:
     """Whether arrays or the root of a checkpoint are in directories other than some."""
     others = [location for name in folder.below if (location := folder.path / name) not in own]
-    return any(has_array(location) or _root_at(location) for location in others[:_MOST_COMPARED])
+    return any(has_array(location) or _find_root(location) for location in others[:_MOST_COMPARED])
 
 
 def _only_item(step: _Folder) -> Location | None:
@@ -184,20 +184,20 @@ def _only_item(step: _Folder) -> Location | None:
     return items[0] if len(items) == 1 and not _has_arrays(step, items) else None
 
 
-def _located(path: Location, step: int | None = None) -> Location:
+def _locate_tree(path: Location, step: int | None = None) -> Location:
     """Return the directory with the arrays of a run, a step or an item, and with the file that names them.
 
     Args:
         path: The run, step or item.
         step: The step of a run; by default the latest finished step.
     """
-    chain = _chain(path)
+    chain = _only_child_chain(path)
     last = chain[-1]
-    if (run := _run_at(path, last)) is not None:
-        return _located(run.chosen(step))
+    if (run := _find_legacy_run(path, last)) is not None:
+        return _locate_tree(run.chosen(step))
     if (item := _only_item(last)) is not None:
         return item
-    if MANIFEST in last.names or has_state(last.path) or _said(last.path):
+    if MANIFEST in last.names or has_state(last.path) or _read_levanter_metadata(last.path):
         return last.path
     # A number alone may be a key.
     steps = (entry.path for entry in chain[1:] if _STEP.fullmatch(entry.path.name))
@@ -211,18 +211,18 @@ def _has_steps(folder: _Folder, *, may_be_keys: bool) -> bool:
     return len(steps) > 1 and folder.names.isdisjoint(DOCUMENTS)
 
 
-def _another_in(folder: _Folder) -> Location | None:
+def _find_other_checkpoint(folder: _Folder) -> Location | None:
     """A checkpoint among the directories in one, if these are not parts of one checkpoint."""
     is_root = folder.names & {*DOCUMENTS, STATE, _METADATA}
     if len(folder.below) < 2 or is_root:
         return None
-    result = (_root_at(folder.path / name) for name in folder.below[:_MOST_COMPARED])
+    result = (_find_root(folder.path / name) for name in folder.below[:_MOST_COMPARED])
     return next((root for root in result if root is not None), None)
 
 
-def _root_at(path: Location) -> Location | None:
+def _find_root(path: Location) -> Location | None:
     """A directory, or one that it is alone above, with a file that only the root of a checkpoint has."""
-    for item in _chain(path):
+    for item in _only_child_chain(path):
         if any(name in _OF_A_ROOT or name.endswith(_WEIGHTS) for name in item.files):
             return item.path
     return None
@@ -231,23 +231,23 @@ def _root_at(path: Location) -> Location | None:
 def _is_nested(path: Location) -> bool:
     """Whether names in a database have slashes: those of Orbax have none, and lack the metadata of a tree."""
     try:
-        return any("/" in name for name in _names(entries_of(path)))
+        return any("/" in name for name in _array_names(entries_of(path)))
     except StorageError:
         raise  # nobody has told what is there
     except CheckpointError:
         return False
 
 
-def _opened(path: Location, options: ReadOptions) -> Tree:
+def _open_arrays(path: Location, options: ReadOptions) -> Tree:
     entries = entries_of(path, max_index_bytes=options.max_index_bytes)
-    names = sorted(_names(entries))
+    names = sorted(_array_names(entries))
     check_memory(len(names), 0, path)
     arrays = _BareArrays(path, entries)
     result = dict(zip(names, map_concurrently(path.store, arrays.array, names), strict=True))
-    state = opened_state(path / STATE) if has_state(path) else None
+    state = open_state(path / STATE) if has_state(path) else None
     leaves = _put_in(state, result, path) if state else _by_key(result)
     others = left_out(state.others) if state else Notes()
-    step = _said(path).get("step")
+    step = _read_levanter_metadata(path).get("step")
     if state and step is None:
         step = Step(path).number if Step(path).number is not None else Step(path.parent).number
     return Tree(
@@ -263,7 +263,7 @@ def _opened(path: Location, options: ReadOptions) -> Tree:
     )
 
 
-def _said(path: Location) -> Mapping[str, Any]:
+def _read_levanter_metadata(path: Location) -> Mapping[str, Any]:
     """What Levanter notes beside the arrays, such as the step."""
     location = path / _METADATA
     if not location.is_file():
@@ -276,7 +276,7 @@ def _said(path: Location) -> Mapping[str, Any]:
         return {}  # somebody else's file
 
 
-def _names(entries: Entries) -> Iterator[str]:
+def _array_names(entries: Entries) -> Iterator[str]:
     """Names of all arrays, their keys joined by "/"; "" for one that is the directory itself."""
     if isinstance(entries, Files):
         yield from _names_below(entries.directory, "", FollowedLinks())
@@ -322,7 +322,7 @@ def _refuse_another(folder: Location, entries: Sequence[DirEntry]) -> None:
     """
     files = {entry.name for entry in entries if not entry.is_dir}
     result = next((name for name in _OF_ANOTHER if name in files), None)
-    if result is None and STATE in files and begins_as_state(folder / STATE):
+    if result is None and STATE in files and has_state_header(folder / STATE):
         result = STATE
     if result is not None:
         raise FormatError(
