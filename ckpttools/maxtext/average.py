@@ -32,13 +32,13 @@ from ckpttools.transforms.conversion import Convert
 from ckpttools.transforms.dequantize import dequantize_with_notes, refuse_few_bits, with_notes
 from ckpttools.transforms.mean_weights import MeanWeights, WeightedMean
 
-# Whole numbers that are compared at once.
+# Number of integers that are compared at once.
 _COMPARED_ELEMENTS = 1 << 18
-# The format of models, which have a configuration as a file next to their arrays.
+# Models in this format have a configuration file next to their arrays.
 _MODEL_FORMAT = "safetensors"
-# Weights that are listed.
+# Number of weights that a message lists.
 _MAX_LISTED = 8
-# In names of the low-rank factors of adapters, whoever wrote them.
+# Names of low-rank adapter factors contain this, in every library.
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Average:
     """Options for averaging checkpoints.
 
     Attributes:
-        weights: weight of each checkpoint.
-        dtype: of the result; None for that of the arrays, of several the widest.
-        parameters: the key below which a state has an average that stands for its parameters, as of
+        weights: the weight of each checkpoint.
+        dtype: the dtype of the result; None for the dtype of the arrays, or the widest of several.
+        parameters: the key below which a state stores an average that replaces its parameters, as in
             `StoredAverage`; None for the parameters themselves.
         force: average models whose configurations describe different computations.
     """
@@ -61,18 +61,18 @@ class Average:
     def __call__(self, trees: Sequence[Tree]) -> Tree:
         """Return the mean of checkpoints of one model; metadata and other arrays come from the last.
 
-        Of training states the parameters are taken: means of moments mean nothing. Quantized weights are the
-        numbers that they stand for, and count as bfloat16 where a dtype is chosen. Whole numbers that are
-        parameters are read and compared.
+        Only the parameters of training states are averaged, because averaged moments are meaningless.
+        Quantized weights are dequantized, and count as bfloat16 when a dtype is chosen. Integer parameters
+        are read and compared.
 
         Raises:
             ConfigError: the configurations describe different computations.
-            UsageError: the weights are not what `MeanWeights.of` wants; a dtype of few bits for the numbers
-                of quantized weights.
-            CoverageError: names or shapes of arrays differ; lists all that do.
-            FormatError: two arrays of a checkpoint have one name.
-            MappingError: whole numbers differ, or numbers of few bits may have lost their scales.
-            CheckpointError: as `StripOptimizer`, `StoredAverage` and
+            UsageError: `MeanWeights.of` refuses the weights, or the chosen dtype has too few bits for
+                dequantized values.
+            CoverageError: names or shapes of arrays differ; lists all differences.
+            FormatError: two arrays of a checkpoint have the same name.
+            MappingError: integers differ, or values with few bits may have lost their scales.
+            CheckpointError: see `StripOptimizer`, `StoredAverage` and
                 `ckpttools.transforms.dequantize.dequantized`.
         """
         weights = self.weights.of(len(trees))
@@ -100,7 +100,7 @@ class Average:
         known = roles(tree)
         if any(known.of(path) == "optimizer" or known.unclear_of(path) for path in tree.arrays):
             tree = _without_training_state(tree)
-        # As float32, so that what comes of them is rounded once.
+        # Computed in float32, so that the result is rounded once.
         built = dequantize_with_notes(tree, DTYPES["float32"])
         if built.weights:
             refuse_few_bits(
@@ -118,7 +118,7 @@ class Average:
 
     def _mean(self, parts: Sequence[LazyArray], dtypes: Sequence[DType], weights: WeightedMean) -> LazyArray:
         pairs = zip(parts, weights.weights, strict=True)
-        # What counts for nothing is not read: 0 times NaN would be NaN.
+        # Arrays with weight zero are not read: 0 times NaN would be NaN.
         counted = [(part, weight) for part, weight in pairs if weight]
         to = self.dtype or _widest(dtypes)
         (first, weight), *rest = counted
@@ -153,12 +153,12 @@ class Average:
 
 @dataclass(frozen=True)
 class _PlainParameters:
-    """The parameters of one checkpoint as plain numbers.
+    """The dequantized parameters of one checkpoint.
 
     Attributes:
-        tree: of them.
-        dequantized: dotted names of what was quantized.
-        of_scales: remarks about the values of its scales.
+        tree: the parameters.
+        dequantized: dotted names of the weights that were quantized.
+        of_scales: remarks about the values of their scales.
     """
 
     tree: Tree
@@ -211,14 +211,14 @@ def _without_training_state(tree: Tree) -> Tree:
 
 
 def _is_averaged(tree: Tree, path: Path) -> bool:
-    """Return whether an array is a learned float array. Tables of experts hold expert numbers."""
+    """Return whether an array is a learned float array. Expert tables hold expert indices."""
     array = tree.arrays[path]
     learned = roles(tree).of(path) == "parameter" and path not in STEPS
     return learned and array.dtype.is_float and not is_table(path)
 
 
 def _widest(dtypes: Sequence[DType]) -> DType:
-    """Return the dtype with the most bits; float32 if several dtypes have as many."""
+    """Return the dtype with the most bits; float32 if several dtypes tie."""
     limit = max(dtype.bits for dtype in dtypes)
     result = {dtype for dtype in dtypes if dtype.bits == limit}
     return result.pop() if len(result) == 1 else DTYPES["float32"]
@@ -260,11 +260,11 @@ def _check_configs(trees: Sequence[Tree], *, force: bool) -> Notes:
     """Compare the configurations of models with that of the last model, which is written.
 
     Returns:
-        A remark for each model with differences, if `force` accepts them, and for each model whose
+        Yields a remark for each model with differences if `force` accepts them, and for each model whose
         configuration cannot be compared.
 
     Raises:
-        ConfigError: they describe different computations, and `force` is not set.
+        ConfigError: the configurations describe different computations, and `force` is not set.
     """
     *others, last = trees
     written, remarks = config_of(last), []
@@ -330,7 +330,7 @@ def _location_text(tree: Tree) -> str:
     return tree.metadata.location or "a tree"
 
 
-# An average of the parameters that training keeps in its state, in the place of the parameters.
+# Some training states store an average of the parameters, which can replace the parameters.
 #
 # opt_state/1/ema/params/decoder/…    of optax.ema      stands for    params/params/decoder/…
 # ema_params/decoder/…                of flax recipes
@@ -344,7 +344,7 @@ class StoredAverage:
     """A transform that replaces the parameters with their average in the same training state.
 
     Attributes:
-        below: the key that it lies below, such as "opt_state/1/ema"; "ema" for the only one there is.
+        below: the key of the average, such as "opt_state/1/ema"; "ema" if there is only one.
     """
 
     below: str = ANY
@@ -353,8 +353,8 @@ class StoredAverage:
         """Return the tree with the averaged parameters and without the stored average.
 
         Raises:
-            UsageError: there is no such average, or several.
-            CoverageError: what lies there are not the parameters: other names or other shapes.
+            UsageError: the average does not exist, or several match.
+            CoverageError: the arrays below the key are not the parameters: names or shapes differ.
         """
         head = self._head(tree)
         locations = _average_paths(tree, head)
@@ -385,7 +385,7 @@ def _average_paths(tree: Tree, head: Path) -> Mapping[Path, Path]:
     """Return the path of the average of each parameter.
 
     Raises:
-        CoverageError: the names or the shapes are others.
+        CoverageError: names or shapes differ.
     """
     known = roles(tree)
     own = [path for path in tree.arrays if path[: len(head)] != head and known.of(path) == "parameter"]
@@ -417,7 +417,8 @@ def _shape_differences(arrays: Mapping[Path, LazyArray], locations: Mapping[Path
 
 
 def _unmatched_parameters(parameters: Iterable[Path], below: Mapping[Path, Path]) -> list[Path]:
-    """Return the parameters that match no array by any suffix of their path; else all."""
+    """Return the parameters whose path has no suffix that matches an array; all parameters if every one
+    matches."""
     ends = {tail[k:] for tail in below for k in range(len(tail))}
     paths = list(parameters)
     return [path for path in paths if not any(path[k:] in ends for k in range(len(path)))] or paths

@@ -1,7 +1,8 @@
 """Logical names of array axes: MaxText's own, followed by the name in the rows of families.
 
-MaxText gives names to axes where it makes a parameter; here they are by how its path ends, for 0.2.5. Arrays
-with Hugging Face's names have theirs from the family's rows: of axes that are merged there the outermost.
+MaxText names axes where it creates a parameter; this table maps the end of a path to those names, for 0.2.5.
+Arrays with Hugging Face names get axis names from the family's rows; a merged axis gets the name of its
+outermost part.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ckpttools.maxtext.view import view_of
 AxisNames = tuple[tuple[str, ...], ...]
 """For each axis of an array its names, the most particular first; () for one that has none."""
 
-# Read from layers/ and models/ of MaxText 0.2.5; "-" is an axis that it gives no name. First fit.
+# From layers/ and models/ of MaxText 0.2.5; "-" is an unnamed axis. The first match counts.
 _AXES = (
     ("*token_embedder/embedding", "vocab embed_vocab"),
     ("*logits_dense/kernel", "embed_vocab vocab"),
@@ -51,7 +52,7 @@ _AXES = (
     ("*/wi_1", "exp embed_moe mlp_moe"),
     ("*/wo", "exp mlp_moe embed_moe"),
 )
-# What the rows of families call an axis that MaxText has several names for.
+# Axis names in the rows of families for which MaxText has several names.
 _FAMILY_NAMES = {
     "embed_vocab": "embed",
     "embed_attn": "embed",
@@ -106,7 +107,7 @@ def _hf_axis_names(tree: Tree) -> dict[Path, AxisNames]:
         rows, lengths = _rows(tree)
     except CheckpointError:
         return {}
-    # Of names that differ in numbers only, such as those of layers and experts, one is looked at.
+    # Names that differ only in indices, such as layers and experts, are looked up once.
     known: dict[tuple[str, int], AxisNames] = {}
     result: dict[Path, AxisNames] = {}
     for path, array in tree.arrays.items():
@@ -134,6 +135,6 @@ def _row_axis_names(row: Row) -> AxisNames:
     """Return the axis names of a row's Hugging Face array: MaxText's names, else the row's own."""
     path = tuple(row.left.key.first().split("."))
     of_left = _maxtext_axis_names(path, len(row.left.groups), SCAN_AXIS)
-    # Of a merged axis only the outermost part can be cut where the others are whole.
+    # Only the outermost part of a merged axis can be sharded while the others stay complete.
     named = {group[0]: own for group, own in zip(row.left.groups, of_left, strict=False)}
     return tuple(named.get(group[0], (group[0],)) for group in row.right.groups)

@@ -47,7 +47,7 @@ def _with_recorded_options(options: ToHuggingFace, files: ModelFiles) -> ToHuggi
     """Add the options that were chosen in the conversion to MaxText, unless the user overrides them.
 
     Raises:
-        UsageError: that was a family of the user's own file, of which only the name is known.
+        UsageError: the conversion used a family file of the user, and only its name was recorded.
     """
     model = options.model
     family = model.family or files.family
@@ -59,7 +59,7 @@ def _with_recorded_options(options: ToHuggingFace, files: ModelFiles) -> ToHuggi
             hint=option("family", f"PATH/{family}"),
         )
     rope_layout = model.rope_layout or files.rope_layout
-    # The arrays show whether the head is separate now, because training may have changed it.
+    # The arrays show whether the head is separate now: training may have changed it.
     tied = model.tied or ("keep" if files.tied else None)
     return replace(options, model=replace(model, family=family, rope_layout=rope_layout, tied=tied))
 
@@ -80,9 +80,10 @@ class UnboundModel:
         """Return the arrays of a tree with the user's options and those recorded when they were made.
 
         Raises:
-            FormatError: nothing says on which axis layers are stacked.
-            UsageError: a configuration is to be made where there is one, or the family is of a user's file.
-            ConfigError: it cannot be made.
+            FormatError: the axis on which layers are stacked is unknown.
+            UsageError: a configuration is requested although one exists, or the family comes from a user's
+                file.
+            ConfigError: the configuration cannot be built.
         """
         options = _with_known_axis(options, arrays, tree)
         files = _with_config_from_settings(files, options, arrays)
@@ -98,7 +99,7 @@ class UnboundModel:
         family = family_as_stored(family, self.arrays)
         spelling = _spelling(family, self.options.spelling, self.files)
         model = self.options.model
-        # A head that is to be made is made in Hugging Face's spelling, once all is mapped.
+        # A materialized head is created under its Hugging Face name, after all arrays are mapped.
         way = "keep" if model.tied == "materialize" else model.tied
         config = self.files.config
         if config is not None and self.options.spelling == TEXT:
@@ -128,7 +129,8 @@ class UnboundModel:
         """Raise if the configuration gives other values than the one that the checkpoint carries.
 
         Raises:
-            ConfigError: it is of another family, which no option names, or binds the family's rows otherwise.
+            ConfigError: it belongs to another family that no option names, or binds the family's rows
+                differently.
         """
         config, carried = self.files.config, self.files.overruled
         if config is None:
@@ -157,7 +159,7 @@ class UnboundModel:
         """Return the only family whose rows match exactly these arrays.
 
         Raises:
-            ConfigError: none does, or several do.
+            ConfigError: no family matches, or several do.
         """
         fitting: dict[str, BoundModel | None] = {}
         for family in families().values():
@@ -167,7 +169,7 @@ class UnboundModel:
                 bound.table.to_right({key: self.arrays[key] for key in self.arrays if key not in unwanted})
                 fitting[family.name] = bound
             except ConfigError:
-                fitting[family.name] = None  # the arrays are there, but leave a choice open
+                fitting[family.name] = None  # the arrays match, but leave a choice open
             except CheckpointError:
                 continue
         whole = [name for name in fitting if self._has_all_towers(families()[name])]
@@ -215,7 +217,7 @@ def _with_known_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tr
     """Return the options with the scan axis.
 
     Raises:
-        FormatError: neither the user nor shapes nor a note say it.
+        FormatError: neither the user, the shapes nor a note determine the axis.
     """
     if options.scan_axis is not None:
         return options
@@ -231,8 +233,8 @@ def _with_config_from_settings(
     """Return the files with a configuration made from the user's MaxText settings.
 
     Raises:
-        UsageError: there is a configuration.
-        ConfigError: as `config_from_settings`.
+        UsageError: a configuration already exists.
+        ConfigError: see `config_from_settings`.
     """
     if not options.maxtext_config:
         return files
@@ -249,7 +251,7 @@ def _with_config_from_settings(
         family=options.model.family,
         text_alone=options.spelling == TEXT,
     )
-    # Names as of the text model that it describes, whatever those of the model it came from were.
+    # Names follow the text model that the configuration describes, whatever the original model used.
     return replace(files, config=config, location=SETTINGS, spelling=None)
 
 
@@ -264,8 +266,8 @@ def named_parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
     """Return the model's arrays by dotted names, without optimizer state and wrapping.
 
     Raises:
-        UsageError: nothing lies below the prefix.
-        FormatError: several would have one name.
+        UsageError: no arrays exist below the prefix.
+        FormatError: several arrays would have the same name.
     """
     return by_name(
         {inner: view_of(tree).parameters[path] for path, inner in _paths_below(tree, prefix).items()}
@@ -300,10 +302,10 @@ class ModelRows:
     """The parameters of a MaxText tree, and the rows of their model.
 
     Attributes:
-        arrays: by dotted names.
-        family, table, spelling: of the model; the rows are those of the layout that the tree has.
-        scan_axis: the axis on which layers are stacked; None where none are.
-        config: what the model's `config.json` says, None where none is known.
+        arrays: the parameters by dotted names.
+        family, table, spelling: those of the model; the rows have the layout of the tree.
+        scan_axis: the axis on which layers are stacked; None if none are.
+        config: the content of the model's `config.json`; None if it is unknown.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -321,7 +323,7 @@ class ModelRows:
 
 
 def model_rows(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> ModelRows:
-    """Return the rows of the model of a MaxText tree. Errors as `to_huggingface`."""
+    """Return the rows of the model of a MaxText tree. See `to_huggingface` for errors."""
     tree = with_scan_axis(tree, options.scan_axis)
     arrays = named_parameters(tree, options.prefix)
     refuse_quantized(arrays, tree.metadata.config, tree.metadata.location)

@@ -20,7 +20,7 @@ from ckpttools.model_families.family import Family
 from ckpttools.model_families.file import names_a_file
 from ckpttools.model_families.registry import family_named, family_of
 
-# Flag -> what to say, and the option that says it.
+# Flag -> the description, and the option that sets it.
 _FLAG_CHOICES = {
     "interleaved": ("the order of rotary pairs", "rope_layout", "halves", " or interleaved"),
     "tied": ("what becomes of the output head", "tied", "keep", ", drop or materialize"),
@@ -33,13 +33,13 @@ def require_same_family(
     """Raise if a configuration belongs to another family than the one that the checkpoint carries.
 
     Args:
-        family: the one of `config`.
-        config: the one that is taken.
-        location: where that lies.
-        carried: the one that the checkpoint carries.
+        family: the family of `config`.
+        config: the configuration that is used.
+        location: its location.
+        carried: the configuration that the checkpoint carries.
 
     Raises:
-        ConfigError: it is of another family, or of one that nothing here knows.
+        ConfigError: the carried configuration is of another family, or of an unknown one.
     """
     try:
         name = family_of(carried, location).name
@@ -66,13 +66,15 @@ def require_own_rows(
     if the rows of the configuration's own family do not match the arrays.
 
     Args:
-        named: what the user says, None for nothing.
-        config: of the checkpoint.
-        location: where that lies.
-        convert: what a family makes of the arrays; raises CheckpointError where it does not take them.
+        named: the family that the user names, or None.
+        config: the configuration of the checkpoint.
+        location: its location.
+        convert: a function that converts the arrays with a family; raises CheckpointError if the family does
+            not match.
 
     Raises:
-        ConfigError: the configuration's family takes the arrays as well, and makes other ones of them.
+        ConfigError: the configuration's family matches the arrays as well, and converts them to different
+            values.
     """
     if named is None or names_a_file(named):
         return
@@ -100,13 +102,13 @@ def require_same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyAr
     """Raise if a configuration gives other values than the one that the checkpoint carries.
 
     Args:
-        mine: the rows as the configuration that is taken binds them.
-        carried: the same family's rows as the carried configuration binds them.
-        arrays: MaxText's, which `mine` takes.
-        location: where the configuration that is taken lies.
+        mine: the rows bound to the configuration that is used.
+        carried: the same family's rows bound to the carried configuration.
+        arrays: MaxText arrays that match `mine`.
+        location: the location of the configuration that is used.
 
     Raises:
-        ConfigError: they differ in a flag, or in a size on which values depend.
+        ConfigError: they differ in a flag, or in a size that affects values.
     """
     for name, flag in mine.flags.items():
         other = carried.flags.get(name)
@@ -114,7 +116,7 @@ def require_same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyAr
             raise _contradiction_error(
                 location, _flag_text(name, flag), _flag_text(name, other), _flag_hint(name)
             )
-    # Rows of a vocabulary may be cut off, which is judged by what is in them.
+    # Vocabulary rows may be cut off; their content decides about that.
     differing = [
         axis
         for axis, size in mine.sizes.items()

@@ -198,7 +198,7 @@ def _fields(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
     unused = {*((*_WINDOW, _WINDOWS) if part.get(_WINDOWS) is False else ())}
     layers = part.get(LAYER_TYPES)
     if part.get(_WINDOWS) and layers == FULL_ATTENTION:
-        unused.add(LAYER_TYPES)  # where windows are used, the default is another
+        unused.add(LAYER_TYPES)  # where windows are used, the default differs
     elif isinstance(layers, list) and layers and all(layer == FULL_ATTENTION for layer in layers):
         part[LAYER_TYPES] = FULL_ATTENTION
     kind = part.get(_ROPE, {}).get(_TYPE)
@@ -232,11 +232,11 @@ def _with_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     kind, base = str(config.get("model_type")), config.get(_THETA)
     has_local = kind.startswith("gemma3") or kind == "olmo3"
     if has_local and _LOCAL not in stated and FULL_ATTENTION not in stated:
-        stated = {}  # transformers ignores parameters that are not by type of layer
+        stated = {}  # transformers ignores parameters that are not grouped by layer type
     # Elsewhere the older name replaces the newer one.
     result = {**stated, **scaling} if has_local else scaling or stated
     if kind == "deepseek_v4" and not all(isinstance(result.get(name), Mapping) for name in _V4_ROPES):
-        # The parameters are those of compressed layers, and the base is a field of its own.
+        # The parameters belong to compressed layers, and the base is a separate field.
         result = {name: value for name, value in result.items() if name not in (*_V4_ROPES, _THETA)}
     local = result.pop(_LOCAL, None)
     if isinstance(result.get(FULL_ATTENTION), Mapping):

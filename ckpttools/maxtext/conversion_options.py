@@ -31,21 +31,21 @@ class ToMaxText:
     Attributes:
         scan: stack the layers, as MaxText's `scan_layers=true` wants them.
         scan_axis: the axis on which they are stacked (MaxText's `param_scan_axis`).
-        dtype: dtype of all floating-point arrays; None keeps those stored.
-        exact: store in float32 what would otherwise not come back to the bit.
-        maxtext: version whose layout is written, as `ckpttools.maxtext.versions.VERSIONS` names them.
-        pad_vocab: rows that the embedding gets at least, zeros at the end; None for those of the model.
-        model: what the user says of the model.
+        dtype: the dtype of all floating-point arrays; None keeps the stored dtypes.
+        exact: store arrays in float32 if they would otherwise not convert back bit for bit.
+        maxtext: the version whose layout is written, a name in `ckpttools.maxtext.versions.VERSIONS`.
+        pad_vocab: the minimum number of embedding rows, padded with zeros; None for the model's own number.
+        model: the user's statements about the model.
         drop: patterns of source arrays to leave out.
         text_only: leave out the towers (vision, audio).
-        carry: keep what is not converted (prediction layers, towers that are left out) in the checkpoint,
-            for the way back.
-        leaves_out: leave out what MaxText has no place for, unasked: where nothing is written, nothing is
-            lost.
+        carry: keep unconverted arrays (MTP layers, towers that are left out) in the checkpoint for the
+            reverse conversion.
+        leaves_out: leave out arrays without a place in MaxText without asking: if nothing is written, nothing
+            is lost.
         read: options for opening the source.
-        dequantize_like: how products of quantized weights and their scales are rounded, as of
+        dequantize_like: how products of quantized weights and scales are rounded, as in
             `ckpttools.transforms.dequantize.Dequantize`.
-        quantized: what becomes of quantized weights: "dequantize", or "keep" for FP8 as MaxText keeps it.
+        quantized: how quantized weights are handled: "dequantize", or "keep" for FP8 as MaxText stores it.
     """
 
     scan: bool = True
@@ -83,7 +83,7 @@ class ToMaxText:
             )
 
 
-# The spelling of a text model's names.
+# The spelling of names in a text model.
 TEXT = "text"
 
 
@@ -93,21 +93,22 @@ class ToHuggingFace:
     """Options of the conversion from MaxText to Hugging Face.
 
     Attributes:
-        like: directory of the model it came from, or a `config.json`; None for what was carried along.
-        dtype: dtype of all floating-point arrays; None keeps those stored.
-        prefix: path of a model within a composite one, keys joined by "/"; only its arrays are written.
-        spelling: how names are written, "hub", "transformers" or "text"; None as in the model it came from.
-            "text" is the text model of a multimodal one as a model of its own, with its own configuration.
-        scan_axis: the axis on which layers are stacked, where the arrays do not show it.
-        model: what the user says of the model.
-        carry: arrays that MaxText has no place for are taken from `like`.
-        padding_rows: what becomes of rows beyond the vocabulary: "keep" writes them, with a vocabulary of so
-            many, "drop" leaves them out, whatever they hold; None leaves out zeros and refuses others.
+        like: the directory of the original model, or a `config.json`; None for the carried configuration.
+        dtype: the dtype of all floating-point arrays; None keeps the stored dtypes.
+        prefix: the path of a model within a composite one, keys joined by "/"; only its arrays are written.
+        spelling: the spelling of names, "hub", "transformers" or "text"; None as in the original model.
+            "text" writes the text model of a multimodal one as a separate model, with its own configuration.
+        scan_axis: the axis on which layers are stacked, if the arrays do not show it.
+        model: the user's statements about the model.
+        carry: take arrays without a place in MaxText from `like`.
+        padding_rows: how rows beyond the vocabulary are handled: "keep" writes them and enlarges the
+            vocabulary, "drop" leaves them out whatever their values; None leaves out zeros and refuses other
+            values.
         read: options for opening the source.
-        quantized: what becomes of FP8 weights: "keep" writes them with their scales, "dequantize" makes
-            numbers of them; None keeps them unless there is a dtype.
-        maxtext_config: settings of the run, as they are given to MaxText, of which `config.json` is made
-            where none was carried along.
+        quantized: how FP8 weights are handled: "keep" writes them with their scales, "dequantize" converts
+            them to plain numbers; None keeps them unless a dtype is given.
+        maxtext_config: the settings of the run, as passed to MaxText, from which `config.json` is built if
+            none was carried along.
     """
 
     like: LocationLike | None = None

@@ -17,16 +17,16 @@ from ckpttools.maxtext.layers import LayerStack, single_layers
 from ckpttools.maxtext.layout import BLOCKS, DECODER, GLOBAL, LAYER, LAYERS, LOCAL, REMAINDER
 
 CycleNames = Literal["layers", "layer", "local-global", "layers-local-global", "blocks-layers"]
-# What one layer holds: path below the layer -> shape and dtype.
+# The contents of one layer: path below the layer -> shape and dtype.
 Contents = Mapping[Path, tuple[Shape, DType]]
 
-# Single layers do not show what a cycle's positions are called, but the scalar that scales a layer's output
-# occurs with one naming only; the decay of a gated delta rule with several, by model and version of MaxText.
+# Single layers do not show the names of a cycle's positions. The scalar that scales a layer's output occurs
+# with one naming only; the decay of a gated delta rule with several, by model and version of MaxText.
 _INFERRED_FROM: Mapping[str, CycleNames] = {"layer_scalar": "local-global"}
 _AMBIGUOUS_KEY = "A_log"
-# In DeepSeek V4, layers that route by a table of tokens are never scanned.
+# In DeepSeek V4, layers that route by a token table are never scanned.
 _UNSTACKED = "tid2eid"
-# Layers in one cycle where those before it are single ones, as MaxText has it in DeepSeek V4 alone.
+# Layers in one cycle that follows single layers; MaxText only has this in DeepSeek V4.
 _PAIR_LENGTH = 2
 
 
@@ -36,10 +36,10 @@ class Cycle:
 
     Attributes:
         length: layers in one repetition.
-        names: what MaxText calls it: "layers" for layers/layers_{0..}, "layer" for layers/layer_{0..},
+        names: the naming in MaxText: "layers" for layers/layers_{0..}, "layer" for layers/layer_{0..},
             "local-global" for scanned_blocks/{local_layers,global_layer}, "layers-local-global" for the same
-            below layers, "blocks-layers" for scanned_blocks/layers_{0..} with the layers before the first
-            whole cycle one by one; None where that is not known.
+            below layers, "blocks-layers" for scanned_blocks/layers_{0..} with single layers before the first
+            complete cycle; None if unknown.
     """
 
     length: int
@@ -52,15 +52,15 @@ def plan_stacks(
     """Return the layout in which single layers are stacked.
 
     Args:
-        decoder: parameters below `decoder`.
-        cycle: layers in one repetition; None to infer it from what layers hold, all in one stack where all
-            hold the same. Ignored for groups of another name than `layers`.
+        decoder: the parameters below `decoder`.
+        cycle: the layers in one repetition; None to infer it from the contents of layers, with one stack if
+            all are the same. Ignored for groups with another name than `layers`.
         names: as `Cycle.names`; None to infer it.
 
     Raises:
-        FormatError: numbers of layers are missing, or nothing says what their cycle is called.
-        ShapeError: layers that would be stacked hold different things.
-        UsageError: a cycle is given where there is none, or layers do not form complete cycles.
+        FormatError: layer indices are missing, or the naming of the cycle is unknown.
+        ShapeError: layers that would be stacked have different contents.
+        UsageError: a cycle is given where none exists, or layers do not form complete cycles.
     """
     result = single_layers(decoder)
     if LAYERS not in result and cycle not in (None, 1):
@@ -103,7 +103,7 @@ def _stacks_after_single_layers(layers: Sequence[Contents], length: int) -> list
             hint=f"say {option('cycle')} N",
         )
     unstacked = sum(any(_UNSTACKED in path for path in layer) for layer in layers)
-    # Where a cycle would start later by content, the layers before it are the end of another one.
+    # If a cycle would start later by content, the layers before it end another cycle.
     is_cut = first > 0 and layers[first - 1] == layers[first - 1 + length]
     if is_cut or (unstacked and (len(layers) - unstacked) % length):
         raise UsageError(

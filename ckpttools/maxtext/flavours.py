@@ -1,10 +1,10 @@
-"""How frameworks nest the same parameters.
+"""The ways in which frameworks nest the same parameters.
 
     linen     params/params/decoder/layers/mlp/wi_0/kernel      also below a single `params`
     nnx       decoder/layers/mlp/wi_0/kernel/value              also below `model`
-    nnx-rl    base/decoder/layers/mlp/wi_0/kernel/value         with or without `value`; others beside `base`
+    nnx-rl    base/decoder/layers/mlp/wi_0/kernel/value         with or without `value`; others next to `base`
 
-A flavour is a prefix and a suffix of paths, so taking it off and putting it on are inverse to each other.
+A flavour is a prefix and a suffix of paths, so wrapping and unwrapping are inverse operations.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Flavour:
     """The keys before and after every parameter's path.
 
     Attributes:
-        name: None where parameters are not wrapped.
+        name: None if parameters are not wrapped.
         prefix: keys before the model's own.
-        suffix: keys behind them.
+        suffix: keys after them.
     """
 
     name: FlavourName | None = None
@@ -41,7 +41,7 @@ class Flavour:
     def holds(self, path: Path) -> bool:
         """Return whether this flavour wraps a path."""
         start, end = len(self.prefix), len(path) - len(self.suffix)
-        # A wrapped path has keys of its own; only where nothing is wrapped may there be none.
+        # A wrapped path has keys of its own; only an unwrapped one may be empty.
         return path[:start] == self.prefix and path[end:] == self.suffix and end >= start + bool(self.name)
 
     def unwrapped(self, path: Path) -> Path:
@@ -58,8 +58,9 @@ def flavour_of(paths: list[Path], mirrored: Path | None) -> Flavour:
     """Return the flavour of parameters; `PLAIN` if no known framework wrapped them.
 
     Args:
-        paths: of all that are parameters.
-        mirrored: what is above those that an optimizer mirrors: of several wrapped alike, they count.
+        paths: the paths of all parameters.
+        mirrored: the prefix above the parameters that an optimizer mirrors: among several wrapped alike,
+            these count.
     """
     for linen in (LINEN, Flavour("linen", (PARAMS,))):
         if any(map(linen.holds, paths)):

@@ -1,6 +1,6 @@
-"""Weights of Llama under the names of Meta's own code, which torchtitan has too, as the hub has them.
+"""Convert Llama weights from the names of Meta's own code, which torchtitan also uses, to those of the Hub.
 
-Rows of queries and keys are put in another order for that, which is exact.
+Rows of queries and keys are reordered for this, which is exact.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def patterns_outside_model(tree: Tree, drop: Collection[str] = ()) -> list[str]:
     """Return `patterns_of_others`, and patterns of a trainer's state next to the weights.
 
     Args:
-        tree: of a checkpoint of PyTorch.
-        drop: patterns of dotted names of arrays that are to be left out anyway.
+        tree: the tree of a PyTorch checkpoint.
+        drop: patterns of dotted array names that are left out in any case.
     """
     result = patterns_of_others(tree, drop)
     view, known, numbers = view_of(tree), (*result, *drop), tree.metadata.scalars
@@ -68,8 +68,8 @@ _RULES = (
     *(Rule(*item) for item in RENAMED),
     *(Rule(name, hub, optional=True) for name, hub in OPTIONAL),
 )
-# Dictionaries beside a model's, of which trainers have a handful. Each is looked for in all names, twice:
-# 10,000 names take 0.2 s with 32 of them, and 6 s with 1,000, as where they are no trainer's.
+# A trainer stores a handful of dictionaries next to the model. Each is searched for in all names, twice:
+# 10,000 names take 0.2 s with 32 dictionaries, and 6 s with 1,000, which no trainer has.
 _MAX_SIDE_DICTIONARIES = 32
 OTHER_MODELS_HINT = (
     "these are names of torchtitan or Meta's own code, which are read of models with model_type llama: "
@@ -99,7 +99,7 @@ def with_hub_names(tree: Tree) -> Transformed:
     """Return the tree with the names and row order of the hub, if it is a Llama model.
 
     Raises:
-        CheckpointError: the sizes of its configuration are not those of its arrays.
+        CheckpointError: the sizes in its configuration differ from those of its arrays.
     """
     config = tree.metadata.config or {}
     pairs = _pairs(config) if config.get("model_type") in MODEL_TYPES else None
@@ -121,9 +121,9 @@ class ToHubNames:
         """Return the tree, unchanged if it has the hub's names.
 
         Raises:
-            FormatError: it is MaxText's; there is more than a model in it; its names are behind a prefix, or
-                those of Meta's own code, and its configuration is missing or not of Llama.
-            CheckpointError: the sizes of the configuration are not those of the arrays.
+            FormatError: the tree is a MaxText tree, contains more than a model, has names behind a prefix, or
+                has names of Meta's own code without a configuration of a Llama model.
+            CheckpointError: the sizes in the configuration differ from those of the arrays.
         """
         if view_of(tree).is_maxtext:
             raise FormatError(
@@ -153,13 +153,14 @@ def only_model(tree: Tree, *, others: str, leaving: str, names: str) -> Transfor
 
     Args:
         tree: the model.
-        others: what to say where there is more in it.
-        leaving: the next step then, with {} for options that leave it out.
-        names: what to say of names of Meta's own code where they stay.
+        others: the message if the tree contains more than the model.
+        leaving: the hint for that case, with {} for options that leave the rest out.
+        names: the message if names of Meta's own code remain.
 
     Raises:
-        FormatError: either; or the sizes of the configuration are not those of the arrays.
-        CheckpointError: they do not go into these at all.
+        FormatError: one of these two cases; or the sizes in the configuration differ from those of the
+            arrays.
+        CheckpointError: the arrays cannot be divided into these sizes at all.
     """
     location = tree.metadata.location or None
     bare = drop_states(tree)
@@ -178,10 +179,10 @@ def only_model(tree: Tree, *, others: str, leaving: str, names: str) -> Transfor
 
 
 def _require_sizes(tree: Tree) -> None:
-    """Raises FormatError where arrays under the names of the hub are larger or smaller than the model's.
+    """Raise FormatError if arrays under Hub names are larger or smaller than those of the model.
 
-    Meta's own code writes a file for each of several devices, `consolidated.00.pth` and so on, in which
-    matrices are cut. Nothing in such a file says that it is one of several.
+    Meta's own code writes one file per device, `consolidated.00.pth` and so on, with matrices cut into parts.
+    Such a file does not show that it is one of several.
     """
     config = tree.metadata.config or {}
     try:
@@ -198,7 +199,7 @@ def _require_sizes(tree: Tree) -> None:
                 "config.json belongs to these weights",
             ) from error
     except ConfigError:
-        return  # where it is needed, it is read again
+        return  # it is read again when it is needed
 
 
 def with_name_remarks(tree: Tree) -> Transformed:
@@ -238,8 +239,8 @@ def as_hub_model(tree: Tree, config: Mapping[str, Any] | None) -> HubModel:
     """Return a trainer's PyTorch model under the hub's names; the tree itself for other names.
 
     Args:
-        tree: with whatever lies beside the model, which keeps its names.
-        config: the model's, if it is known.
+        tree: the model with other arrays next to it, which keep their names.
+        config: the model's configuration, if known.
     """
     beside = patterns_outside_model(tree)
     if len(beside) > _MAX_SIDE_DICTIONARIES:
@@ -250,7 +251,7 @@ def as_hub_model(tree: Tree, config: Mapping[str, Any] | None) -> HubModel:
         try:
             hub = with_hub_names(built.with_metadata(config=config))
         except CheckpointError:
-            # The configuration has other sizes: names stay.
+            # The configuration has other sizes, so the names stay.
             return HubModel(built, remarks)
         if hub.notes.remarks:
             return HubModel(hub.tree, remarks + hub.notes.remarks)

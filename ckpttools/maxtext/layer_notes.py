@@ -1,15 +1,15 @@
-"""A note in a tree's metadata of how its layers are, or were, stacked: what the arrays do not show.
+"""Notes in a tree's metadata on how its layers are, or were, stacked, which the arrays do not show.
 
-One key of the custom metadata, which MaxText and Orbax hand on and do not look at:
+They are one key of the custom metadata, which MaxText and Orbax pass on unread:
 
     {"ckpttools": {
         "stacks": {"layers/layers_0": {"layers": [0, 6]}, "layers_remainder/layers_0": {"layers": 12}},
         "scan_axis": 1,
         "first_axis": ["params/params/decoder/moe_layers/…/gate/bias"]}}
 
-`stacks` is of layers that were taken apart: where which of them were, in nested lists as long as the stacked
-axes. `scan_axis` is the axis on which they were; of layers that are stacked the one on which they are, where
-shapes leave that open. `first_axis` names arrays with layers on axis 0 where others have another.
+`stacks` describes unstacked layers: the layers of each former stack, in nested lists as long as the stacked
+axes. `scan_axis` is the axis on which they were stacked; for stacked layers, the present axis, if shapes
+leave it open. `first_axis` names arrays with layers on axis 0 where the others have another axis.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class LayerNotes:
     """Notes on the layers of a tree.
 
     Attributes:
-        stacks: how they were stacked before they were taken apart; () where nothing says so.
-        scan_axis: the axis on which they are or were; None where nothing says so.
-        first_axis: names of arrays whose layers are on axis 0, keys joined by "/".
+        stacks: the former stacks; () if unknown.
+        scan_axis: the present or former axis of the layers; None if unknown.
+        first_axis: names of arrays with layers on axis 0, keys joined by "/".
     """
 
     stacks: tuple[LayerStack, ...] = ()
@@ -81,13 +81,13 @@ def notes_match(notes: LayerNotes, layers: Mapping[str, Collection[int]]) -> boo
     """Return whether the noted stacks consist of present layers, and cover all but the first ones.
 
     Args:
-        notes: with stacks.
-        layers: names of layers -> their numbers.
+        notes: notes with stacks.
+        layers: names of layers -> their indices.
     """
     noted: dict[str, list[int]] = {}
     for stack in notes.stacks:
         noted.setdefault(stack.name, []).extend(stack.numbers)
-    # Layers before the stacks are one by one in some models.
+    # Some models have single layers before the stacks.
     return noted.keys() == layers.keys() and all(
         sorted(numbers) == sorted(layers[name])[-len(numbers) :]
         and sorted(layers[name])[: -len(numbers)] == list(range(len(layers[name]) - len(numbers)))

@@ -1,11 +1,12 @@
 """Find the layers of a MaxText decoder: single layers, or one of MaxText's stacked layouts.
 
-    layers_{0..31}                                one by one
+    layers_{0..31}                                single layers
     layers; dense_layers, moe_layers              one stack each
-    layers/layers_{0..5}, layers_remainder/…      a cycle: a stack for each position, and the rest one by one
-    scanned_blocks/{local_layers,global_layer}    a cycle: local ones have axes for blocks and for positions
+    layers/layers_{0..5}, layers_remainder/…      a cycle: a stack for each position, and single remaining
+    layers
+    scanned_blocks/{local_layers,global_layer}    a cycle: local layers have axes for blocks and for positions
 
-A `LayerStack` says for one key which layers its arrays hold, so that the same layout serves both ways.
+A `LayerStack` states which layers the arrays below a key hold, so one layout serves both directions.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class LayerStack:
     """A key below `decoder` and the layers in the arrays under it.
 
     Attributes:
-        key: such as ("layers",) or ("layers", "layers_3").
-        name: what layers are called one by one, before their number: `layers` in layers_7.
-        shape: lengths of the stacked axes, outermost first; () where the key holds one layer as it is.
-        numbers: the layers, in C order over `shape`.
+        key: a key such as ("layers",) or ("layers", "layers_3").
+        name: the name of single layers, before their index: `layers` in layers_7.
+        shape: lengths of the stacked axes, outermost first; () if the key holds a single layer.
+        numbers: the layer indices, in C order over `shape`.
     """
 
     key: Path
@@ -71,7 +72,7 @@ def layer_key_slice(path: Path, known: Collection[Path]) -> slice | None:
     return next((slice(start, end) for end in (start + 2, start + 1) if path[start:end] in known), None)
 
 
-# Names of layers come again in each array of theirs.
+# Layer names recur in each of their arrays, so results are cached.
 @lru_cache(maxsize=1 << 14)
 def split_number(key: str | int) -> tuple[str, int] | None:
     """Split `layers_12` into ("layers", 12). Return None for keys without a number."""
@@ -122,9 +123,8 @@ def _position(key: str | int) -> int:
 def scan_axes(decoder: Mapping[Path, LazyArray]) -> tuple[int, ...]:
     """Return the possible scan axes: those on which most arrays of a stack agree on a length.
 
-    Where several axes are equal in this, a stacked norm tells, which has the final norm's axis and one more.
-    Several are left where all lengths are those of the layers, or few arrays are there; none where nothing is
-    stacked.
+    Ties are broken by a stacked norm, which has the axis of the final norm and one more. Several axes remain
+    if all lengths equal the number of layers, or if few arrays exist; none if no layers are stacked.
     """
     stacked = {key: axes for key, axes in stacked_keys(decoder).items() if axes}
     below = {key: [a.shape for path, a in decoder.items() if path[: len(key)] == key] for key in stacked}
@@ -141,8 +141,8 @@ def scan_axis(decoder: Mapping[Path, LazyArray], noted: int | None = None) -> in
     """Return the scan axis; None if no layers are stacked.
 
     Args:
-        decoder: parameters below it.
-        noted: the one that is known. Of axes that names and shapes leave open it is taken, else 1.
+        decoder: the parameters below it.
+        noted: the known axis, used if names and shapes leave several axes; otherwise 1.
     """
     axes = scan_axes(decoder)
     if noted in axes:
@@ -188,7 +188,7 @@ def layer_stacks(decoder: Mapping[Path, LazyArray], axis: int) -> tuple[LayerSta
         for number in numbers
     ]
     shapes = {key: _stacked_shape(decoder, key, axis, axes) for key, axes in keys.items()}
-    # Layers before a cycle and the remainder behind it count on in the same numbers.
+    # Layers before a cycle and the remainder after it share one numbering.
     starts: Counter[str] = Counter(single.name for single in singles)
     built: list[LayerStack] = []
     for top in sorted(dict.fromkeys(str(key[0]) for key in keys), key=lambda top: top.endswith(REMAINDER)):
@@ -225,12 +225,12 @@ def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes
 def is_scale_of_layer(path: Path, shape: Shape, stacked: Shape) -> bool:
     """Return whether an array is one weight scale per layer, which MaxText stacks on axis 0.
 
-    A norm's `scale` has an axis of its own.
+    The `scale` of a norm has an axis of its own.
 
     Args:
-        path: of the array.
-        shape: of the array.
-        stacked: lengths of the stacked axes; () of a layer by itself.
+        path: the path of the array.
+        shape: the shape of the array.
+        stacked: lengths of the stacked axes; () for a single layer.
     """
     return shape == stacked and scales_word(dotted(path))
 
@@ -286,12 +286,12 @@ class LayerGroup:
     """A group of layers in a summary.
 
     Attributes:
-        path: where they are: "decoder/layers".
-        length: number of layers, counted as they are one by one.
-        layout: how they lie; "cycle" has a stack for each position of a cycle, "blocks" has positions of one
-            kind stacked on an axis of their own.
+        path: the location of the layers, such as "decoder/layers".
+        length: the number of single layers that it represents.
+        layout: how layers are arranged; "cycle" has a stack for each position of a cycle, "blocks" stacks
+            positions of one kind on an extra axis.
         cycle: layers in one repetition.
-        remainder: layers after the last whole repetition, which lie apart.
+        remainder: layers after the last complete repetition, which are stored separately.
     """
 
     path: str
@@ -309,7 +309,7 @@ def layer_groups(stacks: Iterable[LayerStack]) -> tuple[LayerGroup, ...]:
         by_top.setdefault(stack.name if single else str(stack.key[0]).removesuffix(REMAINDER), []).append(
             stack
         )
-    # What is left over of `scanned_blocks` lies in `layers_remainder`.
+    # The remainder of `scanned_blocks` is stored in `layers_remainder`.
     if BLOCKS in by_top and all(str(item.key[0]).endswith(REMAINDER) for item in by_top.get(LAYERS, [])):
         by_top[BLOCKS] += by_top.pop(LAYERS, [])
     return tuple(_layer_group(top, below) for top, below in by_top.items())

@@ -1,6 +1,6 @@
 """MaxText's own sharding rules of weights: `logical_axis_rules` and `mesh_axes` of configs/base.yml, 0.2.5.
 
-Those of activations and caches are left out: no checkpoint has such axes.
+Rules for activations and caches are left out, because checkpoints do not have such axes.
 """
 
 from __future__ import annotations

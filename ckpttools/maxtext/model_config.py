@@ -1,7 +1,7 @@
-"""The `config.json` to write: the model's, with what it says of the weights true of those beside it.
+"""Adjust the `config.json` of a model to match the weights that are written with it.
 
-That is their dtype, at the top and in each part (`text_config`, `vision_config`), whether they are
-quantized, and whether the output head is an array of its own.
+This concerns their dtype, at the top level and in each part (`text_config`, `vision_config`), quantization,
+and whether the output head is a separate array.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.unsupported_errors import signs_of_scheme
 from ckpttools.quantized.weights import quantized
 
-# transformers says `dtype` from version 5 on, `torch_dtype` before.
+# transformers writes `dtype` from version 5 on, and `torch_dtype` before.
 _DTYPES = ("dtype", "torch_dtype")
 _ROWS = "vocab_size"
 _TEXT, _PART = "text_config", "_config"
 # Lists for which transformers requires one entry per layer.
 STRICT_LISTS = ("layer_types", "mlp_layer_types")
-# Words in the names of a tower's arrays.
+# Words in the array names of a tower.
 _TOWERS = {"vision_config": ("vision", "visual"), "audio_config": ("audio",)}
-# What has a text part in a part of its own.
+# Parts that contain a text model of their own.
 _TEXT_MODEL_PARENTS = ("thinker_config",)
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-# What stands at the top of a multimodal configuration and is the text model's.
+# Top-level fields of a multimodal configuration that belong to the text model.
 _SHARED = (
     "bos_token_id",
     "eos_token_id",
@@ -59,7 +59,7 @@ class WeightsConfig:
 
     Attributes:
         config: the parsed `config.json`.
-        changes: what of it was changed, a sentence each; nothing where it is the model's own.
+        changes: the changes, one sentence each; empty for the original configuration.
     """
 
     config: Mapping[str, Any]
@@ -75,9 +75,9 @@ class WeightsConfig:
         """Return the configuration for weights that have been quantized again.
 
         Args:
-            config: it with what it says of that.
-            arrays: what is written beside it, by name.
-            original: the model's own, which said other dtypes perhaps.
+            config: the configuration with its quantization fields.
+            arrays: the arrays that are written with it, by name.
+            original: the model's own configuration, which may state other dtypes.
         """
         built = config_for_weights(_with_original_dtypes(config, original), arrays)
         others = (
@@ -98,10 +98,10 @@ def config_for_weights(
 
     Args:
         config: the parsed `config.json` of the model.
-        arrays: what is written beside it, by name.
-        tied: whether that is without an output head; None to leave what it says of that.
-        tied_by: which fields say that, and which of them counts.
-        vocab: how many rows the vocabulary has; None to leave what it says of that.
+        arrays: the arrays that are written with it, by name.
+        tied: whether the model has no separate output head; None keeps the stated value.
+        tied_by: the fields that state this, and the one that counts.
+        vocab: the number of vocabulary rows; None keeps the stated value.
     """
     built = json.loads(json.dumps(config))
     changes = list(_with_dtypes(built, "", _plain_arrays(arrays, config)))
@@ -166,8 +166,10 @@ def _with_original_dtypes(config: Mapping[str, Any], original: Mapping[str, Any]
 
 
 def _has_known_scales(main: DType, arrays: Mapping[str, LazyArray]) -> bool:
-    """Whether the numbers are the weights themselves: float8 that was stored may have lost its scales, and
-    a configuration that states float8 says that it has none."""
+    """Return whether the array values are the weights themselves.
+
+    Stored float8 may have lost its scales, and a configuration that states float8 declares none.
+    """
     return is_plain(main) or not any(_is_stored(array) for array in arrays.values() if array.dtype == main)
 
 

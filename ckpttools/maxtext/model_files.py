@@ -40,18 +40,18 @@ class ModelFiles:
 
     Attributes:
         config: the parsed `config.json`, or None.
-        location: where that lies, for messages.
-        sidecars: name -> file, byte for byte the model's, looked at before it was read.
+        location: the location of the configuration, for messages.
+        sidecars: name -> file with the model's own bytes, inspected before it was read.
         carried: arrays that were carried along, by name.
-        weights: arrays of the model itself, where it is at hand.
-        fault: why they cannot be had from where a user says that the model is; None where they can.
-        spelling: how its files write names, where that was recorded.
-        overruled: the configuration that the checkpoint carries, where another is taken.
-        rope_layout: the order of rotary pairs that the user chose when the checkpoint was made, if one was.
-        dtypes: name in the family's rows -> dtype that the array had in the model, where that was noted.
-        family: the family that the user named when the checkpoint was made, or the name of the file that
+        weights: arrays of the original model, if it is available.
+        fault: the reason why they cannot be read from the location that the user names; None if they can.
+        spelling: the spelling of names in its files, if recorded.
+        overruled: the configuration that the checkpoint carries, if another one is used.
+        rope_layout: the order of rotary pairs that the user chose when the checkpoint was created, if any.
+        dtypes: name in the family's rows -> dtype of the array in the original model, if recorded.
+        family: the family that the user named when the checkpoint was created, or the name of the file that
             describes it.
-        tied: How the user chose to handle the output head when the checkpoint was made, or None.
+        tied: how the user chose to handle the output head when the checkpoint was created, or None.
     """
 
     config: Mapping[str, Any] | None = None
@@ -72,7 +72,7 @@ class ModelFiles:
         """Return the files of the model of `tree`, from `like` or carried along.
 
         Raises:
-            StorageError, ConfigError: what `like` names is not there, or no configuration.
+            StorageError, ConfigError: the files that `like` names do not exist, or are not a configuration.
         """
         if not tree.metadata.location:
             return cls() if like is None else cls._from_model(parse(like))
@@ -107,14 +107,14 @@ class ModelFiles:
         try:
             return replace(known, weights=_model_arrays(path))
         except FormatError as error:
-            # Its configuration alone may be there, or an index without the files that it names.
+            # There may be a configuration only, or an index without the files that it names.
             return replace(known, fault=error)
 
     def require_weights(self) -> None:
         """Raise if the weights of a model that a user named are missing or damaged.
 
         Raises:
-            FormatError: they are not.
+            FormatError: the weights are missing or damaged.
         """
         if self.fault is not None:
             raise self.fault
@@ -192,9 +192,9 @@ def stale_files(
     Loaders read them before the configuration.
 
     Args:
-        names: of the files beside a model.
-        built: what is written.
-        before, after: the configuration beside these files, and the one that is written; None as before.
+        names: the names of the files next to a model.
+        built: the arrays that are written.
+        before, after: the configuration next to these files, and the one that is written; None if unchanged.
     """
     is_same = after is None or declared_quantization(before) == declared_quantization(after)
     return [] if is_same and quantized_in(built).weights else [name for name in names if name in FILES]
@@ -259,7 +259,7 @@ def config_bytes(files: ModelFiles, built: WeightsConfig) -> bytes:
     """Return the `config.json` to write: the model's own bytes if they are still correct."""
     if not built.changes and CONFIG in files.sidecars:
         content = read_file(files.sidecars[CONFIG])
-        # What was left out of it on the way is no change of that.
+        # Fields that were left out during the conversion do not count as changes.
         if json.loads(content) == built.config:
             return content
     return built.to_json()

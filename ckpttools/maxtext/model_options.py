@@ -27,11 +27,11 @@ class ModelOptions:
     """The user's statements about the model.
 
     Attributes:
-        family: name of the family whose rows are used, or a file that describes one; None as
-            `model_type` says.
+        family: the name of the family whose rows are used, or a file that describes one; None to follow
+            `model_type`.
         rope_layout: "halves" or "interleaved"; None as the configuration implies.
-        tied: what becomes of an output head: "keep" goes by the arrays that are there, "drop" leaves it
-            out, "materialize" makes it from the embedding; None as the configuration says.
+        tied: how the output head is handled: "keep" follows the existing arrays, "drop" leaves it out,
+            "materialize" creates it from the embedding; None to follow the configuration.
     """
 
     family: str | None = None
@@ -53,9 +53,9 @@ def family_for(config: Mapping[str, object] | None, options: ModelOptions, locat
     """Return the family that the user names, or that of the configuration's `model_type`.
 
     Raises:
-        ConfigError: there is no configuration, or it does not say, or no family is of its type.
-        UnknownNameError: no family is of this name.
-        CheckpointError: the user's file describes none.
+        ConfigError: the configuration is missing or does not state a type, or no family has its type.
+        UnknownNameError: a family with this name does not exist.
+        CheckpointError: the user's file does not describe a family.
     """
     if options.family is not None:
         return family_called(options.family)
@@ -68,12 +68,12 @@ def require_config(
     """Return `config`; raise if it is None.
 
     Args:
-        config: of the model, if it is known.
-        location: where the weights lie.
-        hint: what to do otherwise; None for what brings it there.
+        config: the configuration of the model, if known.
+        location: the location of the weights.
+        hint: the alternative; None for a hint on how to add the configuration.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the configuration is None.
     """
     if config is None:
         raise ConfigError(
@@ -111,7 +111,7 @@ def rope_flags(family: Family, options: ModelOptions) -> dict[str, Flag]:
     """Return the flags that the user sets.
 
     Raises:
-        UsageError: the family has no such choice.
+        UsageError: the family does not have this choice.
     """
     if options.rope_layout is None:
         return {}

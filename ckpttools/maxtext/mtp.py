@@ -1,4 +1,4 @@
-"""Layers after the last one, which predict further tokens: how configurations call their number."""
+"""Multi-token-prediction (MTP) layers after the last layer, and the fields that state their number."""
 
 from __future__ import annotations
 

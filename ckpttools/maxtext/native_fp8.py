@@ -1,8 +1,8 @@
-"""FP8 as MaxText keeps it: beside each quantized leaf its scales, `kernel` and `kernel_scale`.
+"""FP8 in MaxText's format: each quantized leaf has its scales next to it, `kernel` and `kernel_scale`.
 
-The grid of scales has the axes of the kernel, each with as many elements as it has blocks; an axis that is
-shorter than a block has one for each of its coordinates. Scales of whole arrays have no axes but those on
-which layers and experts are stacked.
+The grid of scales has the axes of the kernel, with one element per block on each axis. An axis that is
+shorter than a block has one scale for each coordinate. Scales of entire arrays only have the axes on which
+layers and experts are stacked.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ IGNORES_SCALES = (
     "with the bare codes, without an error"
 )
 """Measured."""
-# The dtypes that MaxText knows as quantized.
+# The dtypes that MaxText accepts as quantized.
 CODES = frozenset(("float8_e4m3fn", "float8_e5m2"))
-# Modules of latent attention, which 0.2.5 makes without a size of blocks.
+# Modules of latent attention, which 0.2.5 creates without a block size.
 _WITHOUT_BLOCKS = frozenset(("wq_a", "wq_b", "wkv_a", "wkv_b"))
-# In which MaxText multiplies by scales; others become float32, which has all of their values.
+# The dtypes in which MaxText multiplies by scales; others are cast to float32, which holds all of their
+# values.
 _SCALES = frozenset(("float32", "bfloat16"))
 
 
@@ -57,12 +58,12 @@ class KeptWeights:
     """Quantized weights of a Hugging Face tree that stay quantized.
 
     Attributes:
-        tree: without their scales.
+        tree: the tree without scales.
         scales: name of a weight -> its scales.
-        sounds: name of a weight -> what looks at its scales.
-        aside: name -> array of all that is not in `tree`.
-        block: elements of a block; None where each weight has one scale.
-        notes: what the values of scales tell.
+        sounds: name of a weight -> a function that checks its scales.
+        aside: name -> array that is not in `tree`.
+        block: elements of a block; None if each weight has one scale.
+        notes: notes on the values of scales.
     """
 
     tree: Tree
@@ -77,8 +78,8 @@ def split_quantized(tree: Tree) -> KeptWeights:
     """Separate the quantized weights of a tree from their scales, and check the scales.
 
     Raises:
-        UsageError: no weight is quantized.
-        FormatError: weights are of another scheme than MaxText has, or not with their scales; lists all.
+        UsageError: none of the weights is quantized.
+        FormatError: weights have a scheme that MaxText does not support, or lack scales; lists all of them.
     """
     result = weights_in(tree)
     config, location = tree.metadata.config, tree.metadata.location
@@ -179,9 +180,9 @@ def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: KeptWeight
     """Return the scales for MaxText's kernels, and the table without value operations on the codes.
 
     Args:
-        table: of the model.
-        arrays: what is mapped, by name.
-        kept: what of it is quantized.
+        table: the table of the model.
+        arrays: the arrays that are mapped, by name.
+        kept: the quantized weights among them.
     """
     if not kept.scales:
         return ScaleGrids(table, {})
@@ -201,7 +202,7 @@ def scale_pairs(arrays: Mapping[str, LazyArray]) -> dict[str, str]:
     """Map the quantized leaves of a MaxText tree to their scales.
 
     Args:
-        arrays: by dotted names, without what NNX appends.
+        arrays: arrays by dotted names, without the suffix of NNX.
     """
     return {
         name: name + SCALE
@@ -213,7 +214,8 @@ def scale_pairs(arrays: Mapping[str, LazyArray]) -> dict[str, str]:
 def misfit_test(block: int) -> Fits:
     """Return a test that explains why an FP8 model of MaxText cannot use a grid of scales.
 
-    One that is not takes any grid, and multiplies kernels by their scales when it loads them.
+    Models that are not FP8 accept any grid: MaxText multiplies their kernels by the scales when it loads
+    them.
 
     Args:
         block: MaxText's `weight_block_size`.
@@ -255,11 +257,11 @@ class Native:
     """The parameters of a MaxText model, some of which may be quantized.
 
     Attributes:
-        arrays: by dotted names, without scales.
+        arrays: arrays by dotted names, without scales.
         scales: name of a quantized leaf -> its scales.
-        sounds: name of a quantized leaf -> what looks at its scales.
-        block: elements of a block; None where each leaf has one scale.
-        notes: what dequantizing does to values.
+        sounds: name of a quantized leaf -> a function that checks its scales.
+        block: elements of a block; None if each leaf has one scale.
+        notes: notes on the effect of dequantization on values.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -278,13 +280,14 @@ def native_parameters(
     """Separate the quantized leaves of a model from their scales, or dequantize them.
 
     Args:
-        arrays: by dotted names.
-        config: the model's, which may say how large blocks are; else the grids of scales do.
+        arrays: arrays by dotted names.
+        config: the model's configuration, which may state the block size; otherwise the grids of scales show
+            it.
         location: for messages.
-        dtype: of the numbers that are made of quantized leaves; None to keep these.
+        dtype: the dtype of the dequantized values; None to keep the leaves quantized.
 
     Raises:
-        FormatError: scales do not fit, or are no numbers; lists all.
+        FormatError: scales do not fit, or are not numeric; lists all of them.
     """
     pairs = scale_pairs(arrays)
     if not pairs:
@@ -309,12 +312,12 @@ def block_of(
     """Return the block size from the configuration, else the largest group that shares a scale.
 
     Args:
-        arrays: by dotted names.
+        arrays: arrays by dotted names.
         scales: name of a quantized leaf -> its scales.
-        config: the model's.
+        config: the model's configuration.
 
     Returns:
-        None where each leaf has one scale.
+        None if each leaf has one scale.
     """
     gridded = {name: item for name, item in scales.items() if item.ndim == arrays[name].ndim}
     if not gridded:
@@ -340,13 +343,13 @@ def hugging_face_grids(
 ) -> ScaleGrids:
     """Return the scales of Hugging Face's weights, and the table without value operations.
 
-    Where several scales become that of one block, they are read: they must be equal.
+    Several scales that become the scale of one block are read, because they must be equal.
 
     Args:
-        table: of the model.
-        arrays: what is mapped.
-        native: what of it is quantized.
-        cut: axes on which arrays may be longer than the model says.
+        table: the table of the model.
+        arrays: the arrays that are mapped.
+        native: the quantized leaves among them.
+        cut: axes on which arrays may be longer than in the model.
     """
     result = unread_grids(table, arrays, native, cut)
     return replace(result, problems=(*result.problems, *_unequal_scales(result, native.block)))
@@ -392,9 +395,9 @@ def with_quantization_config(
     """Return a configuration with its quantization settings, and the changes.
 
     Args:
-        config: the model's.
-        arrays: all that is written beside it, by name.
-        weights: names of those that are quantized -> their scales.
+        config: the model's configuration.
+        arrays: all arrays that are written with it, by name.
+        weights: names of the quantized weights -> their scales.
         block: elements of a block.
     """
     size = list(block) if block else None

@@ -1,7 +1,7 @@
 """Restore the dtypes that arrays had before a conversion to MaxText changed their values.
 
-Changed values may be stored wider than they were, and on the way back they are rounded to the dtype of most.
-What was of another dtype from the start is noted beside the arrays, and rounded to that.
+Changed values may be stored in a wider dtype, and the reverse conversion rounds them to the most common dtype
+of the model. Other original dtypes are recorded with the arrays and used for rounding.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def main_dtype(arrays: Mapping[str, LazyArray], changed: Collection[str]) -> DTy
     """Return the dtype of most elements of unchanged float arrays; None if there are none.
 
     Args:
-        arrays: by name.
-        changed: names of those whose values are changed.
+        arrays: arrays by name.
+        changed: names of the arrays whose values changed.
     """
     count: Counter[DType] = Counter()
     for key, array in arrays.items():
@@ -38,8 +38,8 @@ def recorded_dtypes(
     """Return the dtypes of changed arrays that differ from the main dtype, to be recorded.
 
     Args:
-        arrays, changed: as of `main_dtype`.
-        plain: gives the name under which one is noted.
+        arrays, changed: see `main_dtype`.
+        plain: a function that returns the name under which an array is recorded.
     """
     main = main_dtype(arrays, changed)
     floats = (key for key in sorted(changed) if key in arrays and arrays[key].dtype.is_float)
@@ -50,9 +50,9 @@ def restore_dtype(array: LazyArray, main: DType | None, noted: str | None) -> La
     """Cast a changed array back to its original dtype.
 
     Args:
-        array: as it is stored, maybe wider than it was.
-        main: the dtype of most.
-        noted: the name of another one that it had; None for that of most.
+        array: the stored array, possibly wider than the original.
+        main: the most common dtype.
+        noted: the name of the recorded dtype; None for the most common one.
     """
     if main is None or not is_wider(array.dtype, main):
         return array
@@ -68,7 +68,7 @@ def is_wider(dtype: DType, main: DType) -> bool:
 def with_uniform_dtypes(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
     """Widen arrays whose names differ only in numbers to one common dtype.
 
-    Numbers of fewer than 16 bits stay what they are: without their scales they are no weights.
+    Values with fewer than 16 bits stay unchanged: without their scales they are not weights.
     """
     alike: dict[str, list[str]] = defaultdict(list)
     for key in arrays:

@@ -1,4 +1,5 @@
-"""Which model family a tree looks like: its names against the key templates of every family's rows."""
+"""Recognize the model family of a tree by matching its names with the key templates of every family's
+rows."""
 
 from __future__ import annotations
 
@@ -29,16 +30,16 @@ from ckpttools.model_families.registry import families
 NameGroup = tuple[str, tuple[str | None, ...]]
 """What names have in common: their text with "#" for each number, and these; None for one that may be any."""
 
-# Stands for the number of a field.
+# Stands for the number in a field.
 _FIELD_MARK = "\0"
 _NUMBER = re.compile(f"([0-9{_FIELD_MARK}]+)")
-# What any field without labels is matched as: which axes it counts, and from where, is all the same here.
+# All fields without labels are matched as this one: axis and offset do not matter here.
 _ANY_FIELD = Field(("number",))
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows that a model has together, such as a group of layers: matching form -> original key."""
+    """Rows that occur together in a model, such as a group of layers: matching form -> original key."""
 
     required: Mapping[Key, Key]
     optional: Mapping[Key, Key]
@@ -77,9 +78,9 @@ class FamilyKeys:
     """The key templates of a family in one kind of file.
 
     Attributes:
-        family: whose.
-        groups: those outside of layers, then each group of layers.
-        ignored: patterns of names that need no row.
+        family: the family.
+        groups: the rows outside layers, then each group of layers.
+        ignored: patterns of names that do not need a row.
     """
 
     family: Family
@@ -104,8 +105,8 @@ class FamilyKeys:
     def required(self, met: frozenset[Key]) -> dict[Key, Key]:
         """Return the keys that a model with the names in `met` must have.
 
-        Of groups of layers that differ in some names, only those count of which such a name is there; where
-        that is none, all of them.
+        Among groups of layers with different names, only groups with a name in `met` count; if there are
+        none, all of them.
         """
         first, *layers = self.groups
         own = [group.forms.difference(*(o.forms for o in layers if o is not group)) for group in layers]
@@ -123,7 +124,7 @@ def hub_keys(family: Family) -> tuple[FamilyKeys, ...]:
     return _known_keys(family, False, None)
 
 
-# Those of all families take 40 ms, and each checkpoint is compared with all.
+# The templates of all families take 40 ms, and each checkpoint is compared with all of them.
 @lru_cache(maxsize=256)
 def _known_keys(family: Family, is_maxtext: bool, scan_axis: int | None) -> tuple[FamilyKeys, ...]:
     return tuple(_keys_of(family, is_maxtext, scan_axis))
@@ -138,7 +139,7 @@ def _keys_of(family: Family, is_maxtext: bool, scan_axis: int | None) -> Iterato
             )
         return
     groups = _row_groups(family, scan_axis)
-    # A pattern with a number in it ignores some layers only; a configuration tells which.
+    # A pattern with a number only ignores some layers; the configuration shows which.
     ignored = tuple(item for item in (*family.dropped, *family.unplaced_keys) if "{" not in item)
     for spelling in family.spellings:
         keys = (
@@ -149,8 +150,8 @@ def _keys_of(family: Family, is_maxtext: bool, scan_axis: int | None) -> Iterato
 
 def _row_groups(family: Family, scan_axis: int | None) -> list[list[tuple[Row, Row]]]:
     """Return the rows outside layers, then those of each group of layers, with and without prefix."""
-    # A row below a group has the group's flags, too; here its own are what matters.
-    # Layers of an incomplete cycle have the names of those in complete ones.
+    # A row below a group also has the group's flags; only its own flags matter here.
+    # Layers of an incomplete cycle have the same names as those of complete ones.
     known = [layer for layer in family.layers if layer.scanned]
     layers = [list(zip(item.all_rows(scan_axis), item.rows, strict=True)) for item in known]
     return [[(row, row) for row in family.rows], *layers]
@@ -200,7 +201,7 @@ def group_names(names: Iterable[str], keys: Iterable[FamilyKeys]) -> dict[NameGr
 
 
 NameSide = Literal["maxtext", "huggingface"]
-# What transformers' models that produce text are called, and what their bodies are.
+# Class names of transformers' text generation models, and those of their backbones.
 _LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _MAX_PREFIXES = 8
 _BODY, _LAYER = "model.", re.compile(r"\.\d+\.")
@@ -212,13 +213,14 @@ class FamilyGuess:
     """The degree to which a tree's names match a family.
 
     Attributes:
-        name: of the family.
-        side: whose names were compared.
+        name: the name of the family.
+        side: the kind of names that were compared.
         named: whether the configuration's `model_type` is one of the family's.
-        matched, expected: names that every such model has, layers counted once: how many of them are there.
-        missing: those that are not, as key templates.
-        others: names that the family has no template for, folded.
-        num_others: how many arrays these are.
+        matched, expected: the number of existing names that every such model has, and the number of all those
+            names; layers count once.
+        missing: the missing names, as key templates.
+        others: names without a template in the family, folded.
+        num_others: the number of arrays with such names.
     """
 
     name: str
@@ -234,11 +236,11 @@ class FamilyGuess:
 def guess_families(tree: Tree, families: Iterable[Family]) -> tuple[FamilyGuess, ...]:
     """Return the best matching families; none if less than half matches.
 
-    What the configuration says goes before what names say.
+    The configuration takes precedence over names.
 
     Args:
-        tree: any checkpoint. MaxText's names are compared where it is one of MaxText's, else Hugging Face's.
-        families: those to choose from.
+        tree: any checkpoint. MaxText trees are compared with MaxText names, others with Hugging Face names.
+        families: the candidate families.
     """
     fits = [fit for fit in family_fits(tree, families) if fit.is_likely]
     best = min((fit.penalty for fit in fits), default=None)
@@ -257,9 +259,9 @@ class UnownedArrays(NamedTuple):
     """The arrays of a Hugging Face model that its declared family does not have.
 
     Attributes:
-        family: its name.
-        names: theirs; empty where all names are of the family.
-        prefixes: what names begin with that are of the family without it, such as "policy".
+        family: the name of the family.
+        names: the names of these arrays; empty if all names belong to the family.
+        prefixes: prefixes, such as "policy", without which the names belong to the family.
     """
 
     family: str
@@ -270,9 +272,9 @@ class UnownedArrays(NamedTuple):
 def find_unowned_arrays(tree: Tree) -> UnownedArrays | None:
     """Return the arrays of a Hugging Face model that no row of its family has.
 
-    None where no family is known of its configuration, or code of its own makes the model (`auto_map`). Names
-    may lack the `model.` in front, as those of embedding models do. Where `architectures` names no language
-    model, arrays outside of layers are of its other head.
+    Returns None if the configuration does not identify a family, or if custom code defines the model
+    (`auto_map`). Names may lack the leading `model.`, as in embedding models. If `architectures` does not
+    name a language model, arrays outside layers belong to its other head.
     """
     config = tree.metadata.config or {}
     known = _families_of(config)
@@ -290,8 +292,8 @@ def find_unowned_arrays(tree: Tree) -> UnownedArrays | None:
 def owned_name_test(config: Mapping[str, object]) -> Callable[[str], bool] | None:
     """Return a test for names that the configuration's family has or knows to be unsupported.
 
-    None where no family is known of it, or its model has arrays that no row has: a head that is no language
-    model's, or what code of its own makes.
+    Returns None if the configuration does not identify a family, or if the model has arrays without a row:
+    another head than a language model's, or arrays of custom code.
     """
     known, view = _families_of(config), view_of(Tree({}))
     if not known or not _is_language_model(config):
@@ -401,7 +403,7 @@ def family_fits(tree: Tree, families: Iterable[Family]) -> list[FamilyFit]:
     """Return how well each family matches, in each of its spellings."""
     view = view_of(tree)
     keys = [key for family in families for key in family_keys(family, view)]
-    # Of two arrays with one name either will do: nothing is made of them.
+    # With two arrays of the same name either one will do, because their values are not used.
     arrays = {dotted(path): array for path, array in view.parameters.items()}
     names = group_names(arrays, keys)
     config = tree.metadata.config or {}
@@ -428,12 +430,12 @@ class FamilyFit:
     """The comparison of a family, in one spelling, with the names of a tree.
 
     Attributes:
-        keys: the family's templates.
-        named: whether the configuration names it.
-        required: what such a model must have.
-        met: templates that are there.
-        others: names that there is no template for, by what they have in common.
-        num_alike: in how many such groups the tree's names are.
+        keys: the templates of the family.
+        named: whether the configuration names the family.
+        required: the templates that such a model must have.
+        met: the templates that match a name.
+        others: names without a template, grouped by common form.
+        num_alike: the number of such groups among the tree's names.
     """
 
     keys: FamilyKeys

@@ -1,7 +1,7 @@
 """Find the scan axis of parameters, from names, shapes, notes and the user.
 
-Shapes leave it open where all lengths are those of the layers, or where few arrays are left of a model. What
-is written here has a note of it then (`ckpttools.maxtext.layer_notes`).
+Shapes leave the axis open if all lengths equal the number of layers, or if a tree has few arrays of a model.
+In these cases ckpttools writes a note (`ckpttools.maxtext.layer_notes`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def known_scan_axis(view: MaxTextView) -> int | None:
     """Return the scan axis from shapes or notes; None if no layers are stacked.
 
     Raises:
-        FormatError: neither tells.
+        FormatError: neither shapes nor notes determine the axis.
     """
     if view.is_axis_open:
         stacks = [keystr((DECODER, *key)) for key in view.stacked_keys]
@@ -64,8 +64,8 @@ def with_scan_axis(tree: Tree, axis: int | None) -> Tree:
     """Return the tree with a note of its scan axis if shapes do not show it.
 
     Args:
-        tree: with stacked layers.
-        axis: None for a tree as it is.
+        tree: a tree with stacked layers.
+        axis: the axis; None leaves the tree unchanged.
     """
     if axis is None:
         return tree
@@ -88,7 +88,7 @@ class KeepScanAxis:
     """A transform that notes the scan axis if the remaining arrays no longer show it.
 
     Attributes:
-        transform: changes no array's axes.
+        transform: a transform that does not change array axes.
     """
 
     transform: Transform

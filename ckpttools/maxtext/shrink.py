@@ -1,7 +1,7 @@
 """Cut a model down to fewer layers, experts or tokens, with the same weights.
 
-Names and axes are those of the model's family, so that every layout is cut alike: a Hugging Face model,
-layers one by one or stacked, with or without state of an optimizer.
+Names and axes come from the model's family, so every layout can be cut: a Hugging Face model, or single or
+stacked layers, with or without optimizer state.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import is_table
 from ckpttools.transforms.dequantize import require_numbers
 
-# Numbers of layers that are tried for the nearest that fits.
+# Maximum number of layer counts that are tried to find the nearest valid one.
 _MAX_TRIED = 16
 
 
@@ -56,9 +56,9 @@ class Shrink:
     """A transform that keeps some layers, experts and tokens of a model.
 
     Attributes:
-        how: what is kept.
-        like: of a MaxText checkpoint that carries no configuration, the model's directory or `config.json`.
-        family: name of the family, or a file that describes it; None as the configuration says.
+        how: the parts to keep.
+        like: the model's directory or `config.json`, for a MaxText checkpoint that carries no configuration.
+        family: the name of the family, or a file that describes it; None to follow the configuration.
     """
 
     how: KeptParts
@@ -69,11 +69,11 @@ class Shrink:
         """Return the smaller model with its own configuration.
 
         Raises:
-            ConfigError: there is no configuration, or its sizes do not fit the family with fewer layers.
-            UsageError: there are no such layers, or they are no model in this order.
-            CoverageError: arrays that no row of the family is about, or that cannot be cut; lists all.
-            FormatError: it is an adapter without its model, weights are quantized, or two arrays have one
-                name, keys joined by dots.
+            ConfigError: the configuration is missing, or its sizes do not fit the family with fewer layers.
+            UsageError: the layers do not exist, or do not form a model in this order.
+            CoverageError: arrays match no row of the family, or cannot be cut; lists all of them.
+            FormatError: the tree is an adapter without its model, weights are quantized, or two arrays have
+                the same dotted name.
         """
         refuse_adapters(tree)
         require_numbers(tree, "only plain weights can be cut")
@@ -90,7 +90,7 @@ class Shrink:
         plain = UnstackLayers()(tree).tree if view.is_stacked else tree
         scan_axis = view.scan_axis or 0 if view.is_stacked else None
         try:
-            # A stacked model must have complete cycles, if MaxText scans those only.
+            # A stacked model must have complete cycles if MaxText scans complete cycles only.
             family.table(small.config, CONFIG, scan_axis=scan_axis)
             built = _ModelCutter.of(plain, family, config, small)
         except ConfigError as error:
@@ -176,11 +176,11 @@ class _ModelCutter:
     """The state of cutting a tree with single layers.
 
     Attributes:
-        rows: where arrays go.
+        rows: the rows that map arrays.
         source: the tree that is cut.
-        parts: patterns of what stays as it is: towers and others for which MaxText has no place.
-        tree: what is left of it.
-        dropped: names of what no smaller model has.
+        parts: patterns of arrays that stay unchanged: towers and others without a place in MaxText.
+        tree: the remaining tree.
+        dropped: names of arrays that do not exist in the smaller model.
     """
 
     rows: SmallerRows
@@ -216,7 +216,7 @@ class _ModelCutter:
             new, array = result
             to = None if new is None else (*head, *(new.split(".") if self.rows.is_left else [new]), *tail)
             key = (DECODER, *name.split(".")[1:2])
-            # Of experts in names some go, and their layer stays.
+            # Some experts with their own names are removed while their layer stays.
             layers[key] = layers.get(key) or (to and to[len(head) : len(head) + 2])
             if to is not None:
                 leaves[to] = array
@@ -244,7 +244,7 @@ class _ModelCutter:
         """Return the leaves that no row describes, without multi-token-prediction layers.
 
         Raises:
-            CoverageError: it is a parameter.
+            CoverageError: a parameter has no row.
         """
         table, known = self.rows.before, roles(self.source)
         arrays = {
@@ -284,8 +284,8 @@ class SmallerRows:
     """The rows of a model before and after, and the layers that stay.
 
     Attributes:
-        before, after: the rows with the sizes of the larger and of the smaller model, layers one by one.
-        layers: number of each layer that stays -> its new number.
+        before, after: the rows with the sizes of the larger and of the smaller model, with single layers.
+        layers: index of each kept layer -> its new index.
         is_left: whether names are MaxText's.
     """
 
@@ -303,11 +303,11 @@ class SmallerRows:
         """Return an array's new name and its remaining part; None if no row describes it.
 
         Raises:
-            UsageError: its layer is of another kind than the one in its place; or it is a table of experts,
-                of which some go.
-            CoverageError: it cannot be cut along an axis of which less is left.
+            UsageError: the layer has another kind than the one that it replaces, or the array is an expert
+                table and some experts are removed.
+            CoverageError: the array cannot be cut along an axis that becomes shorter.
         """
-        # A large model has 100,000 names, which differ in numbers only from few others.
+        # A large model has 100,000 names, most of which differ only in indices.
         known = self._known.setdefault(_NUMBER.sub("#", name), [])
         for row in chain(known, filter(self.before.has, self.before.rows)):
             index = self._side(row).key.match(name, self._lengths[0])

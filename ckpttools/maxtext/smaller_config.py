@@ -17,24 +17,24 @@ from ckpttools.maxtext.mtp import FIELDS as PREDICTION
 from ckpttools.maxtext.mtp import prediction_layers
 from ckpttools.model_families.family import Family
 
-# Numbers of layers that a message lists.
+# Maximum number of layer counts in a message.
 _MAX_LISTED = 8
-# Fields that say how many layers the decoder has, by their last words.
+# Fields that state the number of decoder layers, by their last words.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers")
-# Lists of numbers of layers.
+# Lists of layer indices.
 _LAYER_NUMBER_LISTS = ("mlp_only_layers", "moe_layers")
-# Lists that are about no layers, however long they are.
+# Lists that are unrelated to layers, whatever their length.
 _UNRELATED_LISTS = ("architectures", "token_id", "token_ids")
 _ROUTED_EXPERTS = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk")
 _GROUPS = {"n_group": 1, "topk_group": 1}
-# Layers before this one are of another kind: they see all of the text, where no list says of each (Qwen2),
-# have no experts (DeepSeek), or choose these by a table (DeepSeek V4).
+# Layers before this index are of another kind: they have full attention unless a list gives each layer's kind
+# (Qwen2), have no experts (DeepSeek), or choose experts by a table (DeepSeek V4).
 _LAYER_THRESHOLDS = ("max_window_layers", "first_k_dense_replace", "num_hash_layers")
-# So many of the last layers take keys and values of one before them (Gemma 4).
+# This many of the last layers reuse keys and values of an earlier layer (Gemma 4).
 _SHARED_KV_LAYERS = "num_kv_shared_layers"
-# Number of a layer, perhaps with zeros before it -> what is otherwise there.
+# Layer index, possibly with leading zeros -> the value in its place.
 _PER_LAYER_CONFIG = "per_layer_config"
-# Tokens that generation begins and ends with.
+# Tokens that begin and end generation.
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
@@ -43,9 +43,9 @@ class KeptParts:
     """The parts of a model that are kept.
 
     Attributes:
-        layers: numbers of the layers, ascending; None for all.
-        experts: so many of the first experts of each layer; None for all.
-        vocab: so many of the first tokens; None for all.
+        layers: layer indices, ascending; None for all.
+        experts: the number of experts to keep in each layer, from the first; None for all.
+        vocab: the number of tokens to keep, from the first; None for all.
     """
 
     layers: Sequence[int] | None = None
@@ -59,8 +59,8 @@ class SmallerConfig:
 
     Attributes:
         config: the parsed `config.json`.
-        layers: of the layers that it has, their numbers in the larger model.
-        changes: in words.
+        layers: the index in the larger model of each layer.
+        changes: descriptions of the changes.
     """
 
     config: Mapping[str, Any]
@@ -72,9 +72,9 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: KeptParts) ->
     """Return the configuration of a part of a model.
 
     Raises:
-        ConfigError: the configuration does not say what is to be changed, or has a list of which it is not
-            known whether it has something for each layer.
-        UsageError: there is no such layer, or less than what is to be kept.
+        ConfigError: the configuration does not state a value to be changed, or has a list that may or may not
+            have one entry per layer.
+        UsageError: a layer does not exist, or the model is smaller than the parts to keep.
     """
     built: dict[str, Any] = json.loads(json.dumps(config))
     count_field = _field(built, _layer_fields(family), "layers")
@@ -204,13 +204,13 @@ def _is_removed(token: object, vocab: int) -> bool:
 def _is_per_layer(name: str, value: list[Any], count: int, predicting: int) -> bool:
     """Return whether a list has one entry per layer.
 
-    It may go on: for layers that predict further tokens, or for more than the model has, as transformers
-    lets it.
+    It may be longer: with entries for MTP layers, or for more layers than the model has, which transformers
+    accepts.
 
     Raises:
-        ConfigError: it is known to, and is shorter; or it is not known, and is as long.
+        ConfigError: a list is known to have one and is shorter; or it is unknown and has this length.
     """
-    is_known = name in BY_LAYER and bool(value)  # of an empty one transformers makes its own (Llama 4)
+    is_known = name in BY_LAYER and bool(value)  # transformers replaces an empty list (Llama 4)
     is_enough = len(value) >= count if is_known else len(value) in (count, count + predicting)
     if name.endswith(_UNRELATED_LISTS) or is_known == is_enough:
         return is_known

@@ -19,9 +19,9 @@ from ckpttools.model_families.registry import family_of
 from ckpttools.stores.registry import parse
 
 _HUGGING_FACE = "embed_tokens.weight"
-# In names of low-rank factors, of whichever library, and patterns of them.
+# Names of low-rank factors in any library contain this, and patterns for them.
 _FACTORS = ("*lora_a*", "*lora_b*")
-# Where verl saves the adapter by itself.
+# The directory in which verl saves the adapter alone.
 _ADAPTER_DIRECTORY = "lora_adapter"
 
 

@@ -1,9 +1,9 @@
-"""The table of cases where MaxText computes something else than transformers with the same weights.
+"""The table of cases where MaxText and transformers compute different results from the same weights.
 
-`known_deviations` has an entry for each; `deviations` returns those of one model. Conversions, `doctor`,
-`maxtext-config` and docs/deviations.md take them from here. The `must` rules of a family state the values of
-a configuration that MaxText's code fixes: a broken one is a deviation as well, and an entry with its field
-adds what was measured.
+`known_deviations` returns all entries; `deviations` returns those of one model. Conversions, `doctor`,
+`maxtext-config` and docs/deviations.md use this table. The `must` rules of a family state configuration
+values that MaxText's code fixes. A broken rule is a deviation as well, and an entry for its field adds the
+measured effect.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _GEMMAS = ("gemma", "gemma2", "gemma4", "gemma4-small")
 
 @dataclass(frozen=True)
 class KnownDeviation:
-    """One way in which MaxText computes something else.
+    """A way in which MaxText's computation differs.
 
     Attributes:
-        name: of the entry.
-        families: names of the families whose models may have it; empty for all.
-        condition: which of their models have it, for people.
+        name: the name of the entry.
+        families: names of the families whose models may be affected; empty for all.
+        condition: a description of the affected models for people.
         what: the property of the model that MaxText does not follow.
         reason: what MaxText does instead.
-        applies: whether a model has it; None if configuration and shapes do not tell.
-        field: the field of the `must` rule that states it, in place of `applies`.
-        effect: how far results are apart, measured with tiny models unless stated otherwise.
-        remedy: what to do; empty if nothing helps. In both texts, {percent} is by how much the rounded root
-            of hidden_size exceeds the exact one, {materialize} the option.
-        versions: the versions of MaxText that have it.
+        applies: whether a model is affected; None if configuration and shapes do not show it.
+        field: the field of the `must` rule that states it, instead of `applies`.
+        effect: the difference between the results, measured with tiny models unless stated otherwise.
+        remedy: the action to take; empty if nothing helps. In both texts, {percent} stands for the excess of
+            the rounded root of hidden_size over the exact one, and {materialize} for the option.
+        versions: the affected versions of MaxText.
     """
 
     name: str
@@ -59,7 +59,7 @@ class KnownDeviation:
 
 
 def rounded_root(width: int) -> float:
-    """Return the square root of a width, rounded to bfloat16 to nearest even."""
+    """Return the square root of a width, rounded to the nearest bfloat16, ties to even."""
     mantissa, exponent = math.frexp(math.sqrt(width))
     return math.ldexp(round(mantissa * 256), exponent - 8)
 
@@ -112,8 +112,8 @@ def layers_with_other_kinds(family: Family, facts: ModelFacts) -> tuple[frozense
     """Return the layers whose kind MaxText's code fixes differently, and why.
 
     Args:
-        family: of the model.
-        facts: configuration and flags of the model.
+        family: the model's family.
+        facts: the configuration and flags of the model.
     """
     for limit in family.settings.limits:
         name = limit.expected.left.name
@@ -304,9 +304,9 @@ def deviations(family: Family, facts: ModelFacts, maxtext: str = NEWEST) -> Iter
     """Yield what MaxText computes differently for one model.
 
     Args:
-        family: of the model.
-        facts: what is known of it.
-        maxtext: version of MaxText.
+        family: the model's family.
+        facts: the known facts about the model.
+        maxtext: the version of MaxText.
     """
     known = [
         item

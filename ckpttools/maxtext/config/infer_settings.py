@@ -18,7 +18,7 @@ from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import THETA
 
 MODEL_NAME, OVERRIDE = "model_name", "override_model_config"
-# Read by no rotary embedding but YaRN's.
+# Only YaRN rotary embeddings read these.
 _YARN_SETTINGS = frozenset(
     (
         "max_position_embeddings",
@@ -31,9 +31,9 @@ _YARN_SETTINGS = frozenset(
         "rope_attention_scaling",
     )
 )
-# Said beside the name of a model, as the models' own files leave it open.
+# These settings are given along with a model name, because MaxText's model files leave them open.
 _EXTRA_SETTINGS = ("use_multimodal", "use_audio", "attention")
-# Infinity and what no setting holds; NaN is below nothing.
+# These are infinite, and no setting can hold them; NaN compares below nothing.
 _TOO_LARGE = 2**63
 Values = Mapping[str, ModelSetting]
 
@@ -42,7 +42,7 @@ def setting_rules(family: Family) -> SettingRules:
     """Return the setting rules of a family.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the family has no setting rules.
     """
     if not family.settings.settings:
         raise ConfigError(
@@ -56,7 +56,7 @@ def model_settings(family: Family, facts: ModelFacts, location: str) -> Values:
     """Return all settings that describe a model, by name.
 
     Raises:
-        ConfigError: the configuration does not say one of them, or says what MaxText has no word for.
+        ConfigError: the configuration lacks one of them, or has a value that MaxText cannot express.
     """
     chosen = setting_rules(family).chosen(facts)
     reading = Reading(family, facts)
@@ -94,7 +94,7 @@ def _require_accepted(result: ModelSetting, location: str) -> ModelSetting:
     """Return a setting that MaxText accepts.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: MaxText does not accept it.
     """
     kind = setting_kinds(NEWEST).get(result.name)
     expected = None if kind is None else kind.expected(result.value)
@@ -155,7 +155,7 @@ def matching_model(values: Values) -> str | None:
 
 def _matches(expected: Mapping[str, Any], model: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
     names = {name for name, value in model.items() if value != own.get(name)} | expected.keys()
-    # Of towers, what the rules of the family speak of: which images are taken is not the model's.
+    # Only tower settings in the family's rules count: the choice of images does not belong to the model.
     names -= {*unused_settings(expected), *_EXTRA_SETTINGS, *(tower_defaults().keys() - expected.keys())}
     return all(expected.get(name, own.get(name)) == model.get(name) for name in names)
 
@@ -174,8 +174,8 @@ def required_settings(values: Values, named: str | None) -> dict[str, ModelSetti
     """Return the settings that a MaxText run must be given.
 
     Args:
-        values: all that describe the model.
-        named: name of MaxText's own model that is this one.
+        values: all settings that describe the model.
+        named: the name of MaxText's own equivalent model.
     """
     if named is not None:
         beside = {name: values[name] for name in _EXTRA_SETTINGS if name in values}

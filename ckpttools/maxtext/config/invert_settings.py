@@ -1,8 +1,8 @@
-"""Invert the rules of a family: from settings to the fields of a `config.json`.
+"""Derive the fields of a `config.json` from MaxText's settings by inverting a family's rules.
 
-Rules have conditions, and conditions look at fields. So each choice of those fields is tried: with it the
-rules that apply are known, and each gives the field that it reads. Nothing is believed of that: what was
-made must say, by the same rules, what was given.
+Rules have conditions on fields, so each choice of those fields is tried. A choice determines the rules that
+apply, and each rule gives the field that it reads. The result is verified: by the same rules, it must give
+the original settings.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ckpttools.model_families.hf_defaults import default_fields
 MODEL_TYPE = "config.model_type"
 _CONFIG, _ROPE, _LOCAL = "config.", "rope.", "rope.local_"
 _TEXT = "_text"
-# Beside the fields of the rotary embedding itself, the older way, which all versions of transformers read.
+# The older fields next to those of the rotary embedding itself, which all versions of transformers read.
 _ROPE_FIELDS = {
     "rope.theta": "rope_theta",
     "rope.local_theta": "rope_local_base_freq",
     "rope.partial_rotary_factor": "partial_rotary_factor",
 }
 _KINDS = {"full_attention": _ROPE, "sliding_attention": _LOCAL}
-# Fields that transformers wants as floating-point numbers, of which settings say 30 for 30.0.
+# Transformers expects these fields as floating-point numbers, and settings may give 30 for 30.0.
 _FLOAT_FIELDS = frozenset(
     (
         "attn_logit_softcapping",
@@ -53,7 +53,7 @@ _FLOAT_FIELDS = frozenset(
         "swiglu_limit",
     )
 )
-# Classes that are not called as the type is.
+# Classes whose names differ from their type.
 _ARCHITECTURES = {
     "kimi_k2": "DeepseekV3ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
@@ -63,7 +63,7 @@ _ARCHITECTURES = {
 def text_types(family: Family) -> tuple[str, ...]:
     """Return the `model_type` values of the family's text-only models.
 
-    None where it has no such, or where that is a model of another family, as Qwen3 is of Qwen3-VL.
+    None if the family has none, or if it is a model of another family, as Qwen3 is of Qwen3-VL.
     """
     if any(spelling.architecture for spelling in family.spellings):
         return ()
@@ -82,9 +82,9 @@ def build_config(family: Family, lengths: Mapping[str, int], fields: Mapping[str
     """Return the configuration of a model.
 
     Args:
-        family: what it is of.
-        lengths: of axes; those that no field is of are left out.
-        fields: as rules call them, such as `config.rms_norm_eps` and `rope.theta`.
+        family: the model's family.
+        lengths: axis lengths; lengths without a field are left out.
+        fields: values by the names in rules, such as `config.rms_norm_eps` and `rope.theta`.
     """
     config: dict[str, Any] = {"architectures": [architecture_of(fields[MODEL_TYPE])]}
     for axis, names in family.sizes.items():
@@ -106,7 +106,8 @@ def _with_floats(value: Any, name: str = "") -> Any:
 
 def _rope(family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
     rope = {name: value for name, value in fields.items() if name.startswith(_ROPE)}
-    # Of two kinds, where the family speaks of the type of each: transformers has it since 5 only.
+    # With two kinds of layers, if the family states the type of each: only transformers 5 and newer supports
+    # it.
     if any(limit.expected.left.name == "rope.local_type" for limit in family.settings.limits):
         return {"rope_parameters": {kind: _rope_part(rope, prefix) for kind, prefix in _KINDS.items()}}
     result = {name: rope[field] for field, name in _ROPE_FIELDS.items() if field in rope}
@@ -133,9 +134,9 @@ class ObservedArrays:
     """Facts that the arrays of a checkpoint show.
 
     Attributes:
-        lengths: of axes.
-        flags: yes and no.
-        has_arrays: whether there is a checkpoint at all.
+        lengths: axis lengths.
+        flags: boolean facts.
+        has_arrays: whether a checkpoint exists at all.
     """
 
     lengths: Mapping[str, int] = field(default_factory=dict)
@@ -153,7 +154,7 @@ def field_choices(family: Family, given: GivenSettings, known: ObservedArrays) -
         sizes = {item for names in family.sizes.values() for item in names}
         if flat is None or rule.equals:
             continue
-        # Set by a length that is there, a flag is assumed until the length is.
+        # A flag that an existing length sets is assumed until the length is known.
         of = f"{FLAG}{name}" if flat in sizes else f"config.{flat}"
         result[of] = [known.flags[name]] if name in known.flags else [False, True]
     rules = family.settings
@@ -179,7 +180,7 @@ def _in_likely_order(values: list[Any]) -> list[Any]:
     """Sort values: plain ones first, then as in the rules; null last, since transformers fills in absent
     fields.
     """
-    # What is 0 where it may be null is off, which transformers calls null alone.
+    # Where 0 and null both mean "off", transformers only accepts null.
     off = [item for item in values if item is not None and None in values and is_same_value(item, 0)]
     kept = [item for item in values if item not in off]
     return sorted(kept, key=lambda item: (item is None and not off, item != "default"))
@@ -197,16 +198,16 @@ def _setting_values(family: Family, given: GivenSettings, name: str) -> Iterator
     for rule in family.settings.settings:
         if any(term.name == name and term.words is None for term in rule.terms):
             result = given.value(rule.name)
-            # Below zero is MaxText's word for none.
+            # MaxText writes "none" as a negative number.
             if result is not None and not (isinstance(result, int) and result < 0):
                 yield result
 
 
-# Rules stand on each other's results: a condition on a field, that on the length of an axis.
+# Rules depend on each other's results, such as a condition on a field or on an axis length.
 _PASSES = 4
-# Texts have one position for each token, in whichever sections.
+# Text has one position per token, whatever the sections are.
 _IMAGE_SETTINGS = ("use_mrope", "mrope_section")
-# Beyond any number of layers.
+# Larger than any number of layers.
 _MAX_LENGTH = 2000
 _SETTINGS = "MaxText's settings"
 
@@ -216,10 +217,10 @@ class Candidate:
     """A configuration built from one choice of values.
 
     Attributes:
-        config: what was made.
-        settings: what its rules say of it.
-        missing: settings that would have to be said.
-        contradictions: between settings, rules and arrays.
+        config: the configuration.
+        settings: the settings that its rules give.
+        missing: the settings that are still needed.
+        contradictions: contradictions between settings, rules and arrays.
     """
 
     config: Mapping[str, Any]
@@ -257,7 +258,7 @@ class _Attempt:
     def built(self) -> Candidate:
         """Return the candidate for this choice."""
         for _ in range(_PASSES):
-            # What follows from rules that did not apply after all is forgotten.
+            # Consequences of rules that turned out not to apply are discarded.
             facts = self._facts(self.assumed)
             self._reset()
             self._apply_choice(facts)
@@ -290,7 +291,7 @@ class _Attempt:
 
     def _invert(self, rule: Setting, declared: ModelSetting) -> None:
         for term, below in zip(rule.terms, (*rule.terms[1:], None), strict=True):
-            # A zero that stands for nothing: transformers wants null.
+            # A zero that means "none": transformers expects null.
             is_off = below is not None and below.kind == "value" and below.value == 0 == declared.value
             if term.kind == "field" and term.name not in self.choice:
                 self.fields[term.name] = None if is_off else _field_value(term, declared.value)
@@ -330,7 +331,7 @@ class _Attempt:
             condition.holds(facts) for condition in limit.conditions
         ):
             return
-        # Of layers in which not all models of a type are alike, transformers cannot know.
+        # If layers vary among the models of a type, transformers cannot know them.
         if left.name.startswith(CYCLE) and any(
             condition.left.kind == "flag" for condition in limit.conditions
         ):
@@ -340,7 +341,7 @@ class _Attempt:
         expected = right.of(facts)
         if left.kind == "formula" and left.name in self.family.sizes and isinstance(expected, int):
             self.lengths.setdefault(left.name, expected)
-        # Of a rotary embedding of one type; what is not there is as of the plain one.
+        # Rotary embeddings of one type; absent fields have the values of the plain embedding.
         is_told = left.kind == "field" and (not left.name.startswith("rope.") or limit.conditions)
         if is_told and left.name not in self.choice and (expected is not None or right.kind == "value"):
             self.fields[left.name] = expected
@@ -359,7 +360,7 @@ class _Attempt:
                     for n in range(1, _MAX_LENGTH)
                     if _formula_value(formula, {**self.lengths, other: n}) == self.lengths[axis]
                 ]
-                # All larger lengths have the same minimum: the least is sufficient.
+                # All larger lengths have the same minimum, so the smallest is sufficient.
                 is_unique = len(fitting) == 1 or (formula.startswith("min(") and fitting)
                 self.lengths |= {other: fitting[0]} if is_unique else {}
 

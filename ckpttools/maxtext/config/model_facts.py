@@ -19,33 +19,33 @@ from ckpttools.model_families.hf_defaults import TEXT_PARTS, THETA, without_alia
 
 _USUAL = "rope.usual_attention_factor"
 _SCALES = ("mscale", "mscale_all_dim")
-# Files have factors to about 16 digits.
+# Files state factors to about 16 digits.
 _TOLERANCE = 1e-6
 _CONFIG, _ROPE = "config.", "rope."
-# A list with the kind of each layer; and whether every N-th attends to everything.
+# A list with the kind of each layer, and whether every N-th layer has full attention.
 LAYER_TYPES, CYCLE = "layer_types", "layer_types.full_every_"
-# Where a multimodal configuration has its text model.
+# Locations of the text model in a multimodal configuration.
 _PARTS = (*TEXT_PARTS, "thinker_config")
-# `rope_scaling` until transformers 4, `rope_parameters` from 5 on; by kind of layers where there are two.
-# Where a file has both, transformers takes the older one.
+# `rope_scaling` up to transformers 4, `rope_parameters` from 5 on; with two kinds of layers, one entry per
+# kind. If a file has both, transformers uses the older one.
 _ROPES = ("rope_scaling", "rope_parameters")
 FULL_ATTENTION, _LOCAL = "full_attention", "sliding_attention"
-# DeepSeek V4 has one of layers that are not compressed, "main", which is never stretched.
+# DeepSeek V4 has a type for layers that are not compressed, "main", which is never scaled.
 _COMPRESSED = "compress"
-# Fields that are lists with an entry for each layer, which may go on for layers that a model does not have ->
-# the entry of layers that attend to everything; None where it says nothing of that.
+# Fields that are lists with one entry per layer, possibly with more entries than the model has layers -> the
+# entry of layers with full attention; None if the list does not show it.
 BY_LAYER = {
     LAYER_TYPES: FULL_ATTENTION,
     "no_rope_layers": 0,
     "mlp_layer_types": None,
     "compress_ratios": None,
 }
-# Those that tell which layers attend to everything.
+# The lists that show which layers have full attention.
 ATTENTION_LISTS = tuple(name for name, entry in BY_LAYER.items() if entry is not None)
-# Names of the older way.
+# Names of the older form.
 _OLD_NAMES = {"theta": ("rope_theta",), "local_theta": ("rope_local_base_freq",)}
 _TYPES = ("rope_type", "type")
-# Sections of positions in images, which texts have not: for these it is the plain one.
+# Sections of positions in images. Text has none, so the embedding is equivalent to the plain one.
 _PLAIN_TYPES = {"mrope": "default"}
 
 
@@ -55,10 +55,10 @@ class ModelFacts:
 
     Attributes:
         config: the parsed `config.json`.
-        lengths: of axes.
-        flags: yes and no.
-        silent: field -> what transformers takes where the configuration says nothing, not even null.
-        has_arrays: whether lengths are those of arrays.
+        lengths: axis lengths.
+        flags: boolean facts.
+        silent: field -> the value that transformers uses if the configuration omits it, without even a null.
+        has_arrays: whether the lengths come from arrays.
     """
 
     config: Mapping[str, Any]
@@ -70,8 +70,8 @@ class ModelFacts:
     def field(self, name: str) -> Any:
         """Return `config.NAME`, from the text model if it has it, or `rope.NAME`; None if absent.
 
-        `layer_types.full_every_N` is whether every N-th layer attends to everything, and no other;
-        `rope.usual_attention_factor` whether what YaRN multiplies by is 0.1 ln(factor) + 1.
+        `layer_types.full_every_N` tells whether exactly every N-th layer has full attention;
+        `rope.usual_attention_factor` whether YaRN multiplies by 0.1 ln(factor) + 1.
         """
         return without_alias(name, self._find(name)[1])
 
@@ -112,10 +112,11 @@ class ModelFacts:
         """Return the layers whose entries in the configuration contradict a cycle.
 
         Args:
-            every: Every N-th layer should attend to everything, and no other layer.
+            every: Every N-th layer should have full attention, and the other layers should not.
 
         Returns:
-            Number of the layer -> `layer_types[7] is "full_attention" instead of "sliding_attention"`.
+            A map from layer index to a text such as `layer_types[7] is "full_attention" instead of
+            "sliding_attention"`.
         """
         result: dict[int, str] = {}
         for where, kinds, full in self._layer_lists():
@@ -222,9 +223,9 @@ def _yarn(factor: float, scale: float) -> float:
 
 
 _LOCAL_PREFIX = "local_"
-# Characters of a value that are shown.
+# Maximum number of characters of a value in messages.
 _MAX_VALUE_LENGTH = 60
-# Parts that stand in a configuration of their own, with the flag of the tower that they describe.
+# Parts with a configuration of their own, with the flag of the tower that they describe.
 _NESTED_PARTS = (
     "text_config",
     "thinker_config",
@@ -235,14 +236,14 @@ _NESTED_PARTS = (
 )
 # Parts that describe towers -> the flag of the tower.
 TOWERS = {"vision_config": "vision", "audio_config": "audio"}
-# What a rotary embedding has under other names: all of them are read together.
+# Rotary embedding fields with alternative names: all of them are read together.
 _ROPE_NAMES = {
     "type": ("rope_type", "type"),
     "theta": ("rope_theta", "rope_local_base_freq"),
     "usual_attention_factor": ("attention_factor", "mscale", "mscale_all_dim"),
 }
-# Of all models, in whichever part: names, texts, training, how transformers generates and returns. A longest
-# text is none to MaxText, which is told one for each run; stored numbers have their own dtype.
+# Fields that any part of any model may have: names, texts, training, generation and return values. A maximum
+# text length means nothing to MaxText, which gets one for each run; stored arrays have their own dtype.
 _IRRELEVANT = (
     "*_dropout",
     "*_id",

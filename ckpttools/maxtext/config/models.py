@@ -1,7 +1,7 @@
-"""What MaxText's named models are, beside the sizes in `ckpttools.maxtext.loading.model_sizes`.
+"""The settings of MaxText's named models, except the sizes in `ckpttools.maxtext.loading.model_sizes`.
 
-Facts of configs/base.yml and configs/models/*.yml of MaxText 0.2.5, but for variants that are no released
-models; all that decides what a model computes, and that a family of ours says of one.
+Facts from configs/base.yml and configs/models/*.yml of MaxText 0.2.5, without variants that are not released
+models. They cover everything that affects a model's computation and that a family's rules state.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from ckpttools.mapping.documents import pairs
 from ckpttools.maxtext.loading.model_sizes import MODELS
 from ckpttools.maxtext.loading.settings import SIZES
 
-# What MaxText's named models have of towers, as `ckpttools.maxtext.config.models` reads it: facts of
-# 0.2.5.
+# Tower settings of MaxText's named models, as `ckpttools.maxtext.config.models` reads them: facts of 0.2.5.
 #
-# Sizes of the towers that see and hear, and whether they are built where nothing else is said.
+# Sizes of the vision and audio towers, and whether they are built by default.
 #
-# Where a model leaves it as it is.
+# Defaults of models that do not set a value.
 TOWER_DEFAULTS = """
     conv_chunksize_for_audio=500 conv_stride_for_vit=14 d_model_for_audio=256
     deepstack_visual_indexes_for_vit=[] downsample_hidden_size_for_audio=256
@@ -34,7 +33,7 @@ TOWER_DEFAULTS = """
     tile_size_for_vit=336 vision_output_dim_for_vit=4096 vision_output_length=-1
     use_audio=false use_multimodal=false vision_encoder_block="none"
 """
-# Models, then what they have otherwise.
+# Models, then the settings in which they differ.
 TOWER_MODELS = """
 gemma3-4b gemma3-12b gemma3-27b
     hidden_size_for_vit=1152 intermediate_size_for_vit=4304 num_hidden_layers_for_vit=27
@@ -80,7 +79,7 @@ qwen3.5-397b-a17b
 """
 
 
-# Where a model leaves it as it is.
+# Defaults of models that do not set a value.
 _DEFAULTS = """
     attention_bias=false attention_sink=false attention_type="global" attn_logits_soft_cap=0
     base_moe_mlp_dim=-1 beta_fast=32 beta_slow=1 chunk_attn_window_size=0 compress_ratios=[]
@@ -105,7 +104,7 @@ _DEFAULTS = """
     use_post_ffw_norm=false use_qk_norm=false v_head_dim=128 v_norm_with_scale=true
     vocab_size_per_layer_input=0
 """
-# Models, then what they have otherwise. Those called llama3.1 have their rotary embedding by that name.
+# Models, then the settings in which they differ. The rotary embedding of llama3.1 models has that name.
 _MODELS = """
 deepseek2-16b
     attention_type="mla" base_moe_mlp_dim=1408 decoder_block="deepseek" first_num_dense_layers=1

@@ -53,12 +53,12 @@ class ObservedModel:
     """A model that was found in a checkpoint or a configuration.
 
     Attributes:
-        family: whose rows it has.
-        facts: what is known of it.
-        location: where its configuration lies, for messages.
-        stored: settings that say how the checkpoint is stored; none where it is not MaxText's.
-        notes: what there is to know of it.
-        fp8: its weights that have scales; None where it is not MaxText's.
+        family: the family whose rows it has.
+        facts: the known facts about it.
+        location: the location of its configuration, for messages.
+        stored: settings that describe how the checkpoint is stored; empty if it is not a MaxText checkpoint.
+        notes: notes for the user.
+        fp8: its weights that have scales; None if it is not a MaxText checkpoint.
     """
 
     family: Family
@@ -73,8 +73,8 @@ def observe_config(config: Mapping[str, Any], location: str, family: str | None)
     """Return the model of a configuration without arrays.
 
     Raises:
-        ConfigError: it does not say which, or no family is of its type.
-        CheckpointError: the user's file describes no family.
+        ConfigError: the configuration does not identify the model, or no family has its type.
+        CheckpointError: the user's file does not describe a family.
     """
     result = family_for(config, ModelOptions(family=family), location)
     facts = _facts(config)
@@ -93,13 +93,13 @@ def observe_model(tree: Tree, like: str | None, family: str | None) -> ObservedM
 
     Args:
         tree: the checkpoint.
-        like: directory of the model it came from, or a `config.json`; None for what it carries.
-        family: name of the family, or a file with one; None as the configuration says.
+        like: the directory of the original model, or a `config.json`; None for the carried configuration.
+        family: the name of the family, or a file that describes one; None to follow the configuration.
 
     Raises:
-        FormatError: it is an adapter.
-        ConfigError: nothing says which model it is.
-        CoverageError: its arrays contradict its configuration.
+        FormatError: the checkpoint is an adapter.
+        ConfigError: the model cannot be identified.
+        CoverageError: the arrays contradict the configuration.
     """
     refuse_adapters(tree)
     view = view_of(tree)
@@ -127,7 +127,7 @@ def _observe_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: s
     table = result.table(config, CONFIG, scan_axis=view.scan_axis, overrides=flags)
     require_maxtext(view, tree.metadata.location, result, config, flags)
     lengths, seen = table.known_of(arrays, left=True)
-    # As many rows as are stored, with those that fill up.
+    # The number of stored rows, including padding.
     rows = {VOCAB: view.parameters[EMBEDDING].shape[0]} if EMBEDDING in view.parameters else {}
     there = result.towers_in(arrays)
     towers = {tower: tower in there for tower in result.towers}
@@ -191,8 +191,10 @@ def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) 
     """Raise if a Hugging Face model contradicts its configuration. Read no array.
 
     Raises:
-        CoverageError: they do. Of weights in a scheme that is not read nothing is said.
-        FormatError: two arrays have one name, or quantized weights lack scales or have some that do not fit.
+        CoverageError: the arrays contradict the configuration. Weights in an unsupported quantization scheme
+            are not checked.
+        FormatError: two arrays have the same name, or quantized weights lack scales or have scales that do
+            not fit.
     """
     if declares_quantization(tree) and weights_in(tree).is_whole:
         return
@@ -210,11 +212,11 @@ def require_maxtext(
     """Raise if a MaxText checkpoint contradicts its configuration.
 
     Args:
-        view: of the checkpoint.
-        location: where it lies.
-        family: of the model.
-        config: the model's.
-        flags: those that the arrays, or the way in which they were made, decide.
+        view: the view of the checkpoint.
+        location: the location of the checkpoint.
+        family: the model's family.
+        config: the model's configuration.
+        flags: the flags that the arrays, or the way they were created, determine.
     """
     scales = set(scale_pairs(view.named).values())
     arrays = {name: array for name, array in view.named.items() if name not in scales}
@@ -238,7 +240,7 @@ def _contradiction_error(error: NotCoveredError) -> CoverageError:
 
 
 WEIGHT_DTYPE, BLOCK_SIZE, MODULES = "weight_dtype", "weight_block_size", "unquantized_modules"
-# What MaxText's own configurations of FP8 models leave as it is.
+# MaxText's own configurations of FP8 models keep this default.
 UNQUANTIZED = (
     *("token_embedder", "logits_dense", "gate", "shared_expert_gate", "conv1d", "in_proj_ba", "A_log"),
     *("dt_bias", "norm"),
@@ -252,11 +254,11 @@ class StoredFp8:
     """The weights of a checkpoint that have scales.
 
     Attributes:
-        location: of the checkpoint.
-        weights: how many there are.
-        dtypes: of their codes, sorted: none, one or two.
-        block: elements of a block; None where each weight has one scale.
-        misfits: why MaxText cannot compute with some of them in FP8, a line for each kind.
+        location: the location of the checkpoint.
+        weights: the number of weights.
+        dtypes: the dtypes of their quantized values, sorted: none, one or two.
+        block: elements of a block; None if each weight has one scale.
+        misfits: reasons why MaxText cannot compute with some of them in FP8, one line for each kind.
     """
 
     location: str

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 
-# What is said first, in this order; then all others.
+# The settings that are shown first, in this order; all others follow.
 _STORED = ("scan_layers", "param_scan_axis", "load_parameters_path")
 _SIZES = (
     "decoder_block",
@@ -28,9 +28,9 @@ class ModelSetting:
     """A MaxText setting with its source.
 
     Attributes:
-        name: MaxText's.
-        value: as JSON has it.
-        source: where it was said.
+        name: the name in MaxText.
+        value: the value as in JSON.
+        source: where the value comes from.
     """
 
     name: str
@@ -48,8 +48,8 @@ class Discrepancy:
     Attributes:
         what: the model's field and value.
         reason: what MaxText does instead.
-        effect: how far results are apart; empty where that was not measured.
-        remedy: what to do; empty where nothing helps.
+        effect: the difference between the results; empty if it was not measured.
+        remedy: the action to take; empty if nothing helps.
     """
 
     what: str
@@ -66,11 +66,11 @@ class Contradiction:
     """A setting of a run that contradicts the checkpoint.
 
     Attributes:
-        name: of the setting.
-        declared: its value.
-        said_in: who says it.
-        expected: the checkpoint's.
-        source: who says that.
+        name: the name of the setting.
+        declared: its value in the run.
+        said_in: the source of that value.
+        expected: the value of the checkpoint.
+        source: the source of the expected value.
     """
 
     name: str
@@ -85,11 +85,11 @@ class Mistake:
     """A setting that MaxText refuses, whatever the checkpoint.
 
     Attributes:
-        name: as it was said.
-        declared: its value.
-        said_in: who says it.
-        reason: why it is refused.
-        hint: what to do.
+        name: the name as given.
+        declared: the value as given.
+        said_in: the source of that value.
+        reason: the reason why MaxText refuses it.
+        hint: the action to take.
     """
 
     name: str
@@ -104,20 +104,20 @@ class MaxTextConfig:
     """The settings that MaxText needs to run a checkpoint.
 
     Attributes:
-        path: of the checkpoint.
-        family: name of its family.
-        maxtext: version of MaxText.
-        model_name: of MaxText's own model that is this one in all that decides what it computes, or of the
-            one whose code this model needs; None where neither is.
-        is_named: whether it is the former, so that its name says all.
+        path: the path of the checkpoint.
+        family: the name of its family.
+        maxtext: the version of MaxText.
+        model_name: MaxText's own model with the same computation, or the one whose code this model needs;
+            None if there is neither.
+        is_named: whether the computation is the same, so that the name is sufficient.
         settings: all settings that describe the model, in order.
-        told: those that MaxText needs to be given.
-        deviations: what MaxText computes otherwise, whatever its settings.
-        notes: what else there is to know.
-        unread: fields of the configuration, with their values, of which nobody knows whether they change what
-            MaxText computes: it is told nothing of them.
-        contradictions: of the settings that were to be checked.
-        mistakes: those of them that MaxText has not, or not with such values.
+        told: the settings that must be passed to MaxText.
+        deviations: differences in MaxText's computation, whatever its settings.
+        notes: other notes for the user.
+        unread: fields of the configuration, with their values, that have no MaxText setting and may affect
+            the computation.
+        contradictions: contradictions in the settings that were checked.
+        mistakes: checked settings that MaxText does not have, or whose values it does not accept.
     """
 
     path: str
@@ -147,14 +147,15 @@ class MaxTextConfig:
     def yaml(self) -> str:
         """Return the content of a YAML file that MaxText accepts instead of `base.yml`.
 
-        Where the model needs the code of one of MaxText's own, by its name, it is that model's own file.
+        If the model needs the code of one of MaxText's own models, by name, the file is that model's own
+        file.
         """
         given = self.as_mapping()
         name = given.get("model_name")
         if self.is_named or name is None:
             head = ["base_config: base.yml"]
             return "\n".join([*head, *_lines(given)]) + "\n"
-        # MaxText lets the file of a model overrule the others, but for what its command line says.
+        # In MaxText, the file of a model overrides other files, but not the command line.
         stored = [f"{key}={format_value(given[key])}" for key in _STORED if key in given]
         head = [
             f"# Save this as models/{name}.yml beside your configuration file: MaxText then takes it for its",

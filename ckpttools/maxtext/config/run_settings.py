@@ -25,7 +25,7 @@ from ckpttools.maxtext.loading.model_sizes import architecture
 from ckpttools.maxtext.loading.settings import DEFAULTS
 from ckpttools.stores.registry import parse
 
-# What ends a command in a shell, or sends its output elsewhere.
+# Operators that end a command in a shell or redirect its output.
 _SHELL_OPERATOR = re.compile(r"[|&;]+|[0-9&]?>.*")
 _PYTHON = re.compile(r"\s(\S*/)?python[\d.]*\s")
 _SCAN, _AXIS = "scan_layers", "param_scan_axis"
@@ -55,11 +55,11 @@ def read_settings(words: Sequence[str]) -> GivenSettings:
     """Return the settings in the words of a run, with defaults if a file or a model is named.
 
     Args:
-        words: as they are given to MaxText: a configuration file, then `NAME=VALUE`.
+        words: the arguments as passed to MaxText: a configuration file, then `NAME=VALUE`.
 
     Raises:
-        UsageError: nothing is said, or a word is no setting.
-        StorageError, FormatError, ConfigError: a file is not there, or no configuration.
+        UsageError: the words are empty, or one of them is not a setting.
+        StorageError, FormatError, ConfigError: a file does not exist, or is not a configuration.
     """
     command = parse_command(_as_pasted(words))
     if not command.file and not command.overrides:
@@ -129,11 +129,11 @@ _NUMBERS = (int, float)
 def find_contradictions(given: GivenSettings, values: Values) -> Iterator[Contradiction]:
     """Yield the settings of a run that contradict the checkpoint.
 
-    What is not said counts as well, as MaxText's default, if a configuration file or a model is named.
+    Undeclared settings count with MaxText's defaults if a configuration file or a model is named.
 
     Args:
-        given: what the run is told.
-        values: those of the checkpoint.
+        given: the settings of the run.
+        values: the settings of the checkpoint.
     """
     for name, setting in values.items():
         result = given.values.get(name)
@@ -145,10 +145,10 @@ def find_contradictions(given: GivenSettings, values: Values) -> Iterator[Contra
 def is_equivalent(name: str, declared: Any, expected: Any) -> bool:
     """Return whether a run's setting is equivalent to the model's."""
     if name == MODEL_NAME:
-        # Names that begin alike have the same code.
+        # Names with the same prefix use the same code.
         return isinstance(declared, str) and declared.partition("-")[0] == str(expected).partition("-")[0]
     if name == _ATTENTION:
-        # How it is computed: whatever MaxText takes gives the same.
+        # These settings choose an implementation; all accepted values give the same result.
         return declared in _KERNELS
     return is_same_value(declared, expected)
 

@@ -15,10 +15,10 @@ from ckpttools.stores.registry import parse
 _LIST = "setting_kinds.txt"
 _CHOICE = "one of "
 _MARK = re.compile(r"([-+])([0-9a-f]{7})$")
-# As pydantic reads them.
+# The values that pydantic accepts.
 _YES_OR_NO = frozenset(("true", "t", "yes", "y", "on", "1", "false", "f", "no", "n", "off", "0"))
 _LISTS = (list, tuple)
-# Texts that MaxText takes for empty where they are null.
+# Text settings for which MaxText treats null as empty.
 _MAY_BE_EMPTY = frozenset(
     ("base_output_directory", "dump_hlo_local_module_name", "dump_hlo_module_name", "run_name")
 )
@@ -31,8 +31,8 @@ class Kind:
     Attributes:
         type: "bool", "int", "float", "text", "list", "group" or "any"; "one of" has `words`.
         least: "", ">0" or ">=0".
-        words: the only ones.
-        may_be_null: whether it may be null.
+        words: the only accepted values.
+        may_be_null: whether null is accepted.
     """
 
     type: str
@@ -89,7 +89,7 @@ def setting_kinds(version: str) -> Mapping[str, Kind]:
     """Map the names of settings to their kinds; names in groups have the group as a prefix.
 
     Args:
-        version: of MaxText; of one that is not in the list it is what the newest has.
+        version: the version of MaxText; an unlisted version is treated as the newest.
     """
     return {
         name: kind
@@ -120,8 +120,8 @@ def find_mistakes(declared: Iterable[ModelSetting], version: str) -> Iterator[Mi
     """Yield the settings that MaxText refuses because of their names or values.
 
     Args:
-        declared: settings, groups nested.
-        version: of MaxText.
+        declared: the settings, with nested groups.
+        version: the version of MaxText.
     """
     kinds = setting_kinds(version)
     for item in declared:

@@ -24,7 +24,7 @@ from ckpttools.model_families.registry import families, family_called
 SETTINGS = "MaxText's settings"
 _BLOCK = "decoder_block"
 _TYPE = "model_type"
-# Types that come with code of their own -> what computes the same in transformers.
+# Types that need custom code -> the equivalent type in transformers.
 _EQUIVALENT_TYPES = {"kimi_k2": "deepseek_v3"}
 
 
@@ -39,16 +39,16 @@ def config_from_settings(
     """Return the configuration of a text model.
 
     Args:
-        words: settings as they are given to MaxText: a configuration file, then `NAME=VALUE`.
-        arrays: the checkpoint's parameters by MaxText's dotted names; None where there is none, and settings
-            must say all sizes.
-        scan_axis: the axis on which its layers are stacked, where the arrays leave that open.
-        family: name of the family, or a file with one; None for the one of `decoder_block`.
-        text_alone: whether towers among the arrays do not matter.
+        words: the settings as passed to MaxText: a configuration file, then `NAME=VALUE`.
+        arrays: the checkpoint's parameters by MaxText's dotted names; None without a checkpoint, when
+            settings must state all sizes.
+        scan_axis: the axis on which layers are stacked, if the arrays do not show it.
+        family: the name of the family, or a file that describes one; None to infer it from `decoder_block`.
+        text_alone: whether towers among the arrays are ignored.
 
     Raises:
         ConfigError: settings are missing, or contradict each other, the arrays or the family's code.
-        UsageError: a word is no setting.
+        UsageError: a word is not a setting.
     """
     declared = read_settings(words)
     result = family_called(family) if family is not None else _family_by_block(declared)
@@ -64,7 +64,7 @@ def config_from_settings(
     _refuse_towers(result, () if text_alone else arrays)
     seen = _ModelArrays.of(result, arrays, scan_axis)
     every = [*candidates(result, declared, seen.known())]
-    # Settings alone may leave open what arrays decide; if none is right, the conversion says why.
+    # Settings alone may leave open what arrays decide. If no candidate fits, the conversion reports why.
     fitting = [item for item in every if _is_complete(item) and seen.match(item.config)]
     return _with_loadable_type(_only_candidate(result, declared, fitting or every).config)
 
@@ -152,7 +152,7 @@ def _only_candidate(family: Family, declared: GivenSettings, result: Sequence[Ca
     """Return the only complete candidate.
 
     Raises:
-        ConfigError: none is, or what is missing would decide which.
+        ConfigError: no candidate is complete, or a missing setting would decide between several.
     """
     whole = [item for item in result if _is_complete(item)]
     if not whole:

@@ -1,1 +1,1 @@
-"""What MaxText loads when a run starts: from settings to a directory, by its rules; nothing of it is run."""
+"""Predict what MaxText loads when a run starts, by applying its rules to the settings without running it."""

@@ -14,10 +14,10 @@ from ckpttools.core.errors import FormatError, UsageError
 SETTING = re.compile(r"[A-Za-z_][\w.]*=")
 _SUFFIX = ".yml"
 _PROGRAM = re.compile(r"python[\d.]*|.*\.py|(maxtext|MaxText)(\.\w+)+")
-# Variables of a shell, and options of Python: -m, -u, -O, -X dev as one word.
+# Shell variables and Python options: -m, -u, -O, and -X dev as one word.
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON_OPTION = re.compile(r"-[a-zA-Z]+")
-# As deep as any configuration is.
+# Deeper than any real configuration.
 _MAX_DEPTH = 50
 
 
@@ -26,9 +26,9 @@ class ParsedCommand:
     """A parsed command.
 
     Attributes:
-        program: the module or script that it runs; None where none is named.
-        file: the configuration; None for MaxText's own base.yml.
-        overrides: the other words: setting -> value, groups nested.
+        program: the module or script that it runs; None if none is named.
+        file: the configuration file; None for MaxText's own base.yml.
+        overrides: the other arguments: setting -> value, with nested groups.
     """
 
     program: str | None = None
@@ -40,11 +40,11 @@ def parse_command(words: Sequence[str]) -> ParsedCommand:
     """Parse a command as MaxText does.
 
     Args:
-        words: `base.yml key=value …`, with or without `python3 -m maxtext.….train` before it.
+        words: `base.yml key=value …`, with or without a leading `python3 -m maxtext.….train`.
 
     Raises:
         UsageError: a word is neither a file nor a setting.
-        FormatError: a value is no YAML.
+        FormatError: a value is not valid YAML.
     """
     program, rest = _without_program(list(words))
     file = rest.pop(0) if rest and not SETTING.match(rest[0]) and rest[0].endswith(_SUFFIX) else None
@@ -69,7 +69,7 @@ def _without_program(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _is_program(word: str) -> bool:
-    # A configuration may be called maxtext.yml.
+    # A configuration file may be called maxtext.yml.
     return bool(_PROGRAM.fullmatch(word.rpartition("/")[2])) and not word.endswith(_SUFFIX)
 
 
@@ -100,9 +100,9 @@ def parse_value(word: str, text: str) -> Any:
     """Return the value of a setting.
 
     Raises:
-        FormatError: it is no YAML.
+        FormatError: it is not valid YAML.
     """
-    # Its fifteen modules take 18 ms, and few commands are given settings.
+    # Imported late: its fifteen modules take 18 ms, and few commands are given settings.
     from ckpttools.maxtext.loading.yaml_values import load_yaml
 
     try:

@@ -20,7 +20,7 @@ _BASE_CONFIG, _BASE_FILE = "base_config", "base.yml"
 _OWN_FILES = "src/maxtext/configs/"
 _PREFIX = "M_"
 COMMAND_LINE = "command line"
-# Longer chains are circles.
+# Longer chains are circular.
 _MAX_CHAIN = 16
 
 
@@ -29,8 +29,8 @@ class Layer:
     """Settings from one source.
 
     Attributes:
-        source: what it is called.
-        values: groups nested.
+        source: the name of the source.
+        values: the settings, with nested groups.
     """
 
     source: str
@@ -41,12 +41,12 @@ def merge_settings(command: ParsedCommand, environment: Mapping[str, str]) -> Se
     """Return the settings of a run.
 
     Args:
-        command: what is run.
-        environment: of the process that runs it; `M_RUN_NAME` sets run_name.
+        command: the command of the run.
+        environment: environment variables of its process; `M_RUN_NAME` sets run_name.
 
     Raises:
-        StorageError: a file is not there, or cannot be read.
-        FormatError, ConfigError: it is no configuration.
+        StorageError: a file does not exist, or cannot be read.
+        FormatError, ConfigError: a file is not a configuration.
     """
     notes: list[str] = []
     path = parse(command.file) if command.file else None
@@ -80,8 +80,8 @@ def read_layers(path: Location, notes: list[str]) -> list[Layer]:
     """Return a configuration file and its base files, the base first.
 
     Args:
-        path: of the file.
-        notes: how names were understood is added here.
+        path: the path of the file.
+        notes: receives notes on how names were interpreted.
     """
     layers: list[Layer] = []
     location: Location | None = path
@@ -133,8 +133,8 @@ def model_layer(layers: list[Layer], path: Location | None) -> Layer:
     """Return the settings of the named model, which override files but not the command line.
 
     Args:
-        layers: what is said, weaker ones first.
-        path: of the configuration file, near which models are looked for.
+        layers: the declared settings, lowest precedence first.
+        path: the path of the configuration file; models are searched for near it.
     """
     values: dict[str, Any] = {}
     for layer in layers:
@@ -209,9 +209,9 @@ def read_yaml(path: Location) -> dict[str, Any]:
     """Return the settings in a YAML file.
 
     Raises:
-        StorageError: it is not there, or cannot be read.
-        FormatError: it is no YAML.
-        ConfigError: it has no settings.
+        StorageError: the file does not exist, or cannot be read.
+        FormatError: it is not valid YAML.
+        ConfigError: it does not contain settings.
     """
     from ckpttools.maxtext.loading.yaml_values import load_yaml
 

@@ -16,7 +16,7 @@ _COLUMNS = (
     "num_experts",
     "scan_layers",
 )
-# A dash where the model leaves it as it is.
+# A dash marks a default that the model does not change.
 _TABLE = """
 deepseek-custom             1024   16   16    -   2048    6  129280   16   -
 deepseek2-16b               2048   16   16    -  10944   27  102400   64   -
@@ -101,7 +101,7 @@ weaver-max                  5120   64    8  128  25600   64  151936    -   -
 weaver-mini                 4096   32    8  128  12288   36  151936    -   -
 """
 _INSTRUCT = "-Instruct"
-# Names that MaxText takes beside those, some without sizes of their own.
+# Other model names that MaxText accepts, some without sizes of their own.
 _OTHERS = (
     "deepseek3-671b-lineage",
     "default",

@@ -28,7 +28,7 @@ from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
-# Stores that MaxText reads itself; memory is for tests of those who call this from Python.
+# Stores that MaxText reads itself; memory is for tests that call this from Python.
 _READABLE_SCHEMES = ("file", "gs", "memory")
 _KEYS = ("model", "model_params")
 
@@ -38,11 +38,11 @@ class ResolvedPath:
     """The target of a path.
 
     Attributes:
-        item: directory whose arrays are read; None if MaxText finds none.
-        key: what the parameters are under in it.
-        problems: why it fails.
-        shown: what is read, where that is nothing that can be looked at.
-        instead: the next step where the item cannot be opened; None for what the reason says.
+        item: the directory whose arrays are read; None if MaxText finds none.
+        key: the key of the parameters in the item.
+        problems: the reasons why loading fails.
+        shown: a description of the target if it cannot be inspected.
+        instead: the hint if the item cannot be opened; None for the hint of the reason.
     """
 
     item: Location | None
@@ -61,18 +61,18 @@ def resolve_path(setting: str, text: str, version: Version) -> ResolvedPath:
     """Return what MaxText reads for a path.
 
     Args:
-        setting: that has it.
-        text: the path as it is given.
-        version: of MaxText.
+        setting: the name of the setting.
+        text: the path as given.
+        version: the version of MaxText.
 
     Raises:
-        CheckpointError: it cannot be looked at.
+        CheckpointError: the path cannot be inspected.
     """
     location = parse(text)
     key = _key(text, version)
     if problem := unreadable_reason(setting, text):
         is_relative = location.store.scheme == "file" and not text.startswith(("/", "~"))
-        # What is wrong with the path that it asks for is said at once.
+        # Problems of the requested path itself are reported at once.
         further = resolve_path(setting, str(location.absolute()), version).problems if is_relative else ()
         return ResolvedPath(None, key, (problem, *further))
     find = _find_item_v0 if version.orbax == "v0" else _find_item_v1
@@ -244,9 +244,9 @@ class OrbaxSteps:
     """A directory of steps as Orbax lists it.
 
     Attributes:
-        directory: above the steps.
-        steps: those that it takes for finished, by number.
-        passed_over: name of what looks like a step and is not listed -> why.
+        directory: the directory that contains the steps.
+        steps: the steps that Orbax considers finished, by number.
+        passed_over: name of an entry that looks like a step and is not listed -> reason.
     """
 
     directory: Location
@@ -273,7 +273,7 @@ def list_committed_steps(directory: Location) -> OrbaxSteps:
     """List the steps in a directory as Orbax's manager does.
 
     Raises:
-        StorageError: it may not be looked into.
+        StorageError: the directory cannot be listed.
     """
     steps: dict[int, Location] = {}
     passed: dict[str, str] = {}

@@ -24,9 +24,9 @@ class RunSetting:
     """A MaxText setting as a run would have it.
 
     Attributes:
-        name: "run_name"; of a group, "lora.lora_restore_path".
-        value: as it is written in YAML.
-        source: where it is said: a file, "command line", "environment", "model"; "default" where nowhere.
+        name: "run_name"; in a group, "lora.lora_restore_path".
+        value: the value as in YAML.
+        source: the source of the value: a file, "command line", "environment", "model", or "default".
     """
 
     name: str
@@ -39,8 +39,8 @@ class Problem:
     """A reason why MaxText would fail or load something else.
 
     Attributes:
-        what: a sentence.
-        do: the next step; None where that depends on what is expected.
+        what: the reason as a sentence.
+        do: the hint; None if it depends on the intended checkpoint.
     """
 
     what: str
@@ -52,9 +52,9 @@ class Tried:
     """A rule that MaxText applies, in its order.
 
     Attributes:
-        rule: its name.
-        path: where it looks; None where it looks nowhere.
-        result: what is there, or why it is not looked at.
+        rule: the name of the rule.
+        path: the path that the rule inspects; None if it inspects none.
+        result: the result of the inspection, or the reason why it is skipped.
     """
 
     rule: Rule
@@ -67,20 +67,20 @@ class Resolution:
     """The prediction of what a run would load.
 
     Attributes:
-        maxtext: version whose rules these are.
-        outcome: "loads" what is named; "fails", or loads something else, as `problems` say; "scratch":
-            nothing is named or found, so training starts with random parameters; "unknown": it depends on
-            disks that cannot be looked at from here.
-        verdict: the same in one sentence.
-        rule: the one that decides.
-        path: the directory whose arrays are read; None where there is none.
-        step: of the checkpoint, where its directory says it.
-        expected: what of it is read.
+        maxtext: the version whose rules apply.
+        outcome: "loads" for the named checkpoint; "fails" for a failure or another checkpoint, explained by
+            `problems`; "scratch" if nothing is named or found, so training starts with random parameters;
+            "unknown" if it depends on disks that cannot be inspected from here.
+        verdict: the outcome in one sentence.
+        rule: the rule that decides.
+        path: the directory whose arrays are read; None if there is none.
+        step: the step of the checkpoint, if its directory shows it.
+        expected: the part of the checkpoint that is read.
         tried: all rules in MaxText's order.
-        problems: why it would fail; empty if the outcome is "loads".
-        notes: what is worth knowing beside that.
-        settings: those that matter here and are not at their defaults.
-        adapter: what becomes of LoRA's adapters; None without `lora.lora_restore_path`.
+        problems: the reasons for a failure; empty if the outcome is "loads".
+        notes: other notes for the user.
+        settings: the relevant settings that are not at their defaults.
+        adapter: how LoRA adapters are handled; None without `lora.lora_restore_path`.
     """
 
     maxtext: str

@@ -58,12 +58,12 @@ def resolve_run(settings: Settings, version: Version, environment: Mapping[str, 
     """Return what a run would load.
 
     Args:
-        settings: of the run.
-        version: of MaxText.
-        environment: of the process that runs it.
+        settings: the settings of the run.
+        version: the version of MaxText.
+        environment: environment variables of its process.
 
     Raises:
-        CheckpointError: a place cannot be looked at.
+        CheckpointError: a location cannot be inspected.
     """
     blank = Resolution(
         version.name, "fails", "", "none", None, None, "nothing", (), (), settings.notes, settings.non_default
@@ -179,7 +179,7 @@ def _adapter(settings: Settings, version: Version, blank: Resolution, is_resumed
             "lora.lora_restore_path is not looked at: lora.enable_lora is false", "set it to true"
         )
         return replace(blank, verdict="does not look for adapters", problems=(problem,))
-    # Both versions read it by Orbax's older API.
+    # Both versions read it with Orbax's older API.
     target = resolve_path("lora.lora_restore_path", text, replace(version, orbax="v0"))
     built = _with_verdict(
         _with_contents(_RuleTarget("lora_restore_path", "adapter", target), settings, version, blank), False
@@ -209,11 +209,11 @@ def resolve_dynamic(text: str, settings: Settings) -> ResolvedPath:
     """Return what source_checkpoint_layout=safetensors_dynamic reads.
 
     Args:
-        text: a directory, or a repository of the Hub; "" for the one that MaxText has for the model.
-        settings: of the run.
+        text: a directory, or a Hub repository; "" for MaxText's default repository of the model.
+        settings: the settings of the run.
 
     Raises:
-        StorageError: it cannot be looked at.
+        StorageError: it cannot be inspected.
     """
     if text.startswith(_BUCKET) or (text and not text.startswith(_HUB) and parse(text).is_dir()):
         return _weights_directory(parse(text))
@@ -238,7 +238,7 @@ def resolve_conversion_fn(text: str, settings: Settings, version: Version) -> Re
     """Return what source_checkpoint_layout=safetensors reads for a full state.
 
     Raises:
-        StorageError: it cannot be looked at.
+        StorageError: it cannot be inspected.
     """
     location = parse(text)
     target = ResolvedPath(location) if location.is_file() else _weights_directory(location)
@@ -271,11 +271,11 @@ class OwnRun:
     """The checkpoints of the run itself.
 
     Attributes:
-        tried: where was looked.
-        target: the item that MaxText goes on with; None where the run has no step yet.
-        problems: why going on fails, whatever is in it.
-        notes: what else is worth knowing.
-        is_hidden: whether there may be more where nobody can look from here.
+        tried: the inspected locations.
+        target: the item from which MaxText resumes; None if the run has no step yet.
+        problems: the reasons why resuming fails, whatever the item contains.
+        notes: other notes for the user.
+        is_hidden: whether there may be more checkpoints in locations that cannot be inspected from here.
     """
 
     tried: Tried
@@ -289,11 +289,11 @@ def find_own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
     """Find the run's own checkpoints as MaxText's manager would list them.
 
     Args:
-        settings: of the run.
-        environment: of the process that runs it.
+        settings: the settings of the run.
+        environment: environment variables of its process.
 
     Raises:
-        StorageError: a directory may not be looked into.
+        StorageError: a directory cannot be listed.
     """
     notes: list[str] = []
     if not (_is_local(settings) or settings.flag("enable_checkpointing")):
@@ -338,7 +338,7 @@ def _local_steps(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
         )
         return None
     notes.append(f"{location} was looked at on this host alone: a step must be on the others, too")
-    # On GPUs each process has a directory below, named by its number.
+    # On GPUs each process has a subdirectory named by its index.
     result = [list_committed_steps(directory) for directory in (location, *directories(location))]
     whole = [
         replace(item, steps={n: step for n, step in item.steps.items() if Step(step).is_one})

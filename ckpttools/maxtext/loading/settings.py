@@ -13,7 +13,7 @@ from ckpttools.maxtext.versions import Version
 
 DEFAULT = "default"
 LORA = "lora"
-# What MaxText's base.yml has; the type of each is that of its value, and None stands for a number.
+# Defaults of MaxText's base.yml; each setting has the type of its value, and None stands for a number.
 _BASE: Mapping[str, object] = {
     "run_name": "",
     "base_output_directory": "",
@@ -65,10 +65,10 @@ SIZES: Mapping[str, object] = {
 DEFAULTS: Mapping[str, object] = {**_BASE, **_MODEL, **SIZES}
 """Name of a setting -> its value in MaxText's own configuration."""
 LAYOUTS = ("orbax", "safetensors", "safetensors_dynamic")
-# Texts that may be null, and those that may be left empty, which stands for null in YAML.
+# Text settings that may be null, and those that may be empty, which means null in YAML.
 _MAY_BE_NONE = ("checkpoint_conversion_fn", "checkpoint_todelete_subdir", "run_name")
 _MAY_BE_EMPTY = ("base_output_directory",)
-# Settings of MaxText that are not looked at here, and are called much like some that are.
+# MaxText settings that are not used here, with names similar to some that are.
 _UNCHECKED_SETTINGS = frozenset(
     (
         "base_moe_mlp_dim",
@@ -85,7 +85,7 @@ _UNCHECKED_SETTINGS = frozenset(
 )
 _MIN_SIMILARITY = 0.85
 LOCAL_TIERS = ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint")
-# As pydantic reads them.
+# The values that pydantic accepts.
 _WORDS = {
     **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
     **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
@@ -97,11 +97,11 @@ class Settings:
     """The declared settings, with MaxText's defaults for the others.
 
     Attributes:
-        declared: by name.
-        has_file: whether a configuration file is named, so that the defaults are meant as much.
-        contradictions: what MaxText refuses about the ways in which it is said.
-        notes: how names were understood.
-        unknown: names of other settings.
+        declared: settings by name.
+        has_file: whether a configuration file is named, so that its defaults count as declared.
+        contradictions: contradictory declarations that MaxText refuses.
+        notes: notes on how names were interpreted.
+        unknown: the names of other settings.
     """
 
     declared: Mapping[str, RunSetting]
@@ -146,8 +146,8 @@ def settings_problems(settings: Settings, version: Version) -> Iterator[Problem]
     """Yield what MaxText refuses before it looks at any checkpoint.
 
     Args:
-        settings: of the run.
-        version: of MaxText.
+        settings: the settings of the run.
+        version: the version of MaxText.
     """
     yield from settings.contradictions
     yield from _type_problems(settings)

@@ -32,8 +32,8 @@ from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.registry import family_of
 
 _MODEL_SETTINGS = ("model_name", "base_emb_dim", "base_num_decoder_layers", "vocab_size")
-# What arrays are called, and which settings their axes have, without those on which layers are stacked; a
-# query may be longer than a head, for what is rotated or for a gate.
+# Array names and the settings of their axes, without the axes on which layers are stacked. A query may be
+# longer than a head, because of rotary dimensions or a gate.
 _AXES: Mapping[Path, Sequence[str | None]] = {
     ("self_attention", "query", "kernel"): ("base_emb_dim", "base_num_query_heads", None),
     ("self_attention", "key", "kernel"): ("base_emb_dim", "base_num_kv_heads", "head_dim"),
@@ -45,8 +45,8 @@ class WeightsCheck:
     """The result of checking a checkpoint.
 
     Attributes:
-        problems: why MaxText fails, or takes something else.
-        notes: what else is worth knowing.
+        problems: the reasons why MaxText fails, or loads something else.
+        notes: other notes for the user.
     """
 
     problems: tuple[Problem, ...]
@@ -59,11 +59,11 @@ def check_weights(
     """Return what MaxText would miss in a checkpoint.
 
     Args:
-        tree: of the item that it reads.
-        expected: what of it.
-        key: under which the parameters are looked for.
-        settings: of the run.
-        version: of MaxText.
+        tree: the tree of the item that it reads.
+        expected: the part of it that is expected.
+        key: the key of the parameters.
+        settings: the settings of the run.
+        version: the version of MaxText.
     """
     if expected == "adapter":
         return WeightsCheck(tuple(_adapter_problems(tree, settings)), ())
@@ -181,7 +181,7 @@ def _size_problems(view: MaxTextView, settings: Settings) -> Iterator[Problem]:
     result = _measured_sizes(view)
     for name, sizes in result.items():
         declared = settings.number(name)
-        # Layers of several kinds have several sizes, of which this setting is one.
+        # Models with several kinds of layers have several sizes, and this setting gives one of them.
         if settings.is_declared(name) and declared is not None and declared not in sizes:
             got = ", ".join(map(str, sorted(sizes)))
             yield Problem(
@@ -263,7 +263,7 @@ def _adapter_problems(tree: Tree, settings: Settings) -> Iterator[Problem]:
             )
 
 
-# What linear attention alone has, in models whose layers newer versions stack by kind.
+# Arrays of linear attention only, in models whose layers newer versions stack by kind.
 _DECAY = "A_log"
 
 
@@ -273,11 +273,11 @@ def unread_layouts(
     """Yield the parts of a checkpoint whose layout this version does not read.
 
     Args:
-        view: of the checkpoint.
-        expected: what of it is read.
-        version: of MaxText.
-        model: its name, or that of its blocks, as the settings have it.
-        where: place of the checkpoint.
+        view: the view of the checkpoint.
+        expected: the part of it that is read.
+        version: the version of MaxText.
+        model: the name of the model or of its blocks, as in the settings.
+        where: the location of the checkpoint.
     """
     if expected == "parameters":
         yield from _variable_problems(view, version, where)
@@ -342,13 +342,13 @@ def _linear_attention_problems(
             "set model_name or decoder_block",
         )
         return
-    # Without a name, layers stacked by kind are of a model that some version stacks so.
+    # Without a name, layers stacked by kind belong to a model that some version stacks this way.
     wants_kinds = bool(
         version.stacked_by_kind if known is None else known.startswith(version.stacked_by_kind)
     )
     if by_kind != wants_kinds:
         expected = f"{LAYERS}/{LOCAL} and {LAYERS}/{GLOBAL}" if wants_kinds else f"{LAYERS}/layer_N"
-        # Stacks below positions fit several families.
+        # Stacks by position match several families.
         named = known or ""
         family = next((f" --family {item}" for item in version.stacked_by_kind if named.startswith(item)), "")
         yield Problem(

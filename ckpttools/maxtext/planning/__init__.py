@@ -1,1 +1,1 @@
-"""What checkpoints of a training take: memory, time, room, and the settings for them."""
+"""Plan the checkpoints of a training run: memory, time, disk space, and the settings for them."""

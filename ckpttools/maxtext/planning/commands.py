@@ -18,9 +18,9 @@ def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: in
     """Return MaxText's settings for a way to save.
 
     Args:
-        mode: where to.
-        local, persistent: steps between saves; None where they are not known, for which `UNKNOWN` stands.
-        keep: how many are kept; None for all.
+        mode: the destination of saves.
+        local, persistent: steps between saves; None if unknown, written as `UNKNOWN`.
+        keep: the number of checkpoints to keep; None for all.
     """
     every = UNKNOWN if persistent is None else str(persistent)
     built = {"enable_checkpointing": "true", "async_checkpointing": "true"}
@@ -32,7 +32,7 @@ def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: in
         near = UNKNOWN if local is None else str(local)
         built |= {"local_checkpoint_directory": RAMDISK, LOCAL_PERIOD: near}
     built |= {period_setting(mode): every}
-    # The managers of the other modes are told of no number: they keep all that is persistent.
+    # The managers of the other modes do not accept a number: they keep all persistent checkpoints.
     if keep is not None and mode == "persistent":
         built |= {KEEP: str(keep)}
     return built

@@ -1,10 +1,10 @@
-"""How often to save: what saving takes against what a failure loses.
+"""Compute save intervals by weighing the cost of saving against the loss at a failure.
 
-Training goes on for T seconds, then a save holds it up for C. Failures come at random, every M seconds on
-average, also while a checkpoint is saved or restored. To get through a stretch of T + C seconds without one
-takes M (exp((T + C) / M) - 1) on average, and exp(R / M) times that where each failure costs R seconds of
-restoring (Daly 2006). The T that loses least is where (1 - T / M) exp((T + C) / M) = 1; to first order it is
-sqrt(2 C M) (Young 1974).
+Training runs for T seconds, then a save blocks it for C seconds. Failures occur at random, every M seconds on
+average, also while a checkpoint is saved or restored. A stretch of T + C seconds without a failure takes M
+(exp((T + C) / M) - 1) on average, and exp(R / M) times that if each failure costs R seconds of restoring
+(Daly 2006). The best T solves (1 - T / M) exp((T + C) / M) = 1; to first order it is sqrt(2 C M) (Young
+1974).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import exp, expm1, log1p, sqrt
 
 from ckpttools.core.dataclass import dataclass
 
-# Of what is searched, 0 to 1; with more of them a float64 would be 1.
+# Bisection steps on the interval from 0 to 1; with more steps a float64 would round to 1.
 _HALVINGS = 50
 
 
@@ -23,9 +23,9 @@ class Tier:
 
     Attributes:
         name: "local" or "persistent".
-        save_seconds: for which a save holds training up.
-        failure_seconds: between failures, on average, after which training goes on from here.
-        write_seconds: until a checkpoint is complete, from the beginning of its save; going on from it takes
+        save_seconds: seconds for which a save blocks training.
+        failure_seconds: average seconds between failures after which training resumes from this tier.
+        write_seconds: seconds from the beginning of a save until the checkpoint is complete; restoring takes
             as long.
     """
 
@@ -53,7 +53,8 @@ class Tier:
     def lost(self, interval: float) -> float:
         """Return the fraction of time lost with an interval in seconds, from 0 to 1."""
         hold = max(self.save_seconds, self.write_seconds - interval)
-        # After a failure: what restoring takes, and what was trained while the last save was still written.
+        # After a failure: the restore time, and the training that happened while the last save was still
+        # being written.
         again = self.write_seconds + max(0.0, self.write_seconds - hold)
         stretch = (interval + hold) / self.failure_seconds
         return 1 + interval * exp(-again / self.failure_seconds - stretch) / (
@@ -71,13 +72,13 @@ class SaveInterval:
     """The save interval of one tier.
 
     Attributes:
-        tier: its name.
-        save_seconds, failure_seconds: as of `Tier`.
-        young_seconds, best_seconds: of training between two saves: what loses least, to first order, and
-            with failures at any time.
-        steps: what is planned, in steps; None where it is not known how long a step takes.
-        seconds: the same in seconds, the best ones where steps are not known.
-        lost: the part of the time that is lost with it.
+        tier: the name of the tier.
+        save_seconds, failure_seconds: see `Tier`.
+        young_seconds, best_seconds: the best training time between two saves, to first order, and with
+            failures at any time.
+        steps: the planned interval in steps; None if the time of a step is unknown.
+        seconds: the same in seconds; the best interval if steps are unknown.
+        lost: the fraction of time that is lost with it.
     """
 
     tier: str
@@ -96,10 +97,10 @@ class SaveInterval:
         """Return the save interval of a tier.
 
         Args:
-            tier: what a save and a failure of it cost.
-            step_seconds: how long a step takes.
-            multiple: what the best steps are a multiple of.
-            steps: those that are set, instead of the best ones.
+            tier: the costs of a save and of a failure.
+            step_seconds: the duration of a step.
+            multiple: the interval is a multiple of this number of steps.
+            steps: the interval that the user sets, instead of the best one.
         """
         seconds = tier.best_seconds
         if step_seconds is not None:

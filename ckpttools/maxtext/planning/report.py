@@ -9,9 +9,9 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import plural
 from ckpttools.maxtext.planning.intervals import SaveInterval, Tier
 
-# Weights and two moments of Adam's, each in float32.
+# Weights and two Adam moments, each in float32.
 BYTES_PER_PARAMETER = 12
-# A checkpoint is written while the one before it is still there; and some room to spare.
+# A checkpoint is written while the previous one still exists, with some headroom.
 _COPIES, _SPARE = 2, 1.15
 _MIB = 1 << 20
 
@@ -21,9 +21,9 @@ class Ramdisk:
     """The size that a ramdisk should have, in bytes.
 
     Attributes:
-        documented: 2 x (state / hosts of a slice) x 1.15, as MaxText's documentation says.
-        exact: the same of what a host really holds; None where no sharding is known.
-        setting: for `RAMDISK_SIZE`, in whole MiB: the exact one where it is known.
+        documented: 2 x (state / hosts of a slice) x 1.15, as in MaxText's documentation.
+        exact: the same formula with the actual bytes of a host; None if the sharding is unknown.
+        setting: the value for `RAMDISK_SIZE`, in full MiB: the exact one if known.
     """
 
     documented: float
@@ -35,13 +35,13 @@ def ramdisk(state_bytes: int, hosts: int, host_bytes: int | None) -> Ramdisk:
     """Return the ramdisk size of each host.
 
     Args:
-        state_bytes: of a full training state.
-        hosts: of a slice.
-        host_bytes: that one host holds, with what others hold, too; None where that is unknown.
+        state_bytes: the size of a full training state.
+        hosts: the hosts of a slice.
+        host_bytes: the bytes that one host holds, including replicated ones; None if unknown.
     """
     documented = _COPIES * _SPARE * state_bytes / hosts
     exact = None if host_bytes is None else _COPIES * _SPARE * host_bytes
-    # MaxText's 1.15 is for what nobody knows: an exact number that is smaller is taken.
+    # MaxText's factor 1.15 covers unknown overhead, so a smaller exact size is used.
     return Ramdisk(documented, exact, f"{ceil((documented if exact is None else exact) / _MIB)}Mi")
 
 
@@ -50,27 +50,27 @@ class TrainingPlan:
     """A plan for saving checkpoints.
 
     Attributes:
-        path: what the model was told by.
-        parameters: numbers that are learned.
-        state_bytes: of a full training state: as stored, or 12 for each parameter.
-        is_exact: whether that is of a state that is stored.
-        hosts, slices: hosts of a slice, and slices.
-        host_bytes: that a host writes where each writes all that its devices hold, as emergency and
-            multi-tier checkpoints do; replicated arrays count on every host. An even share where no sharding
-            is known.
-        replicated_bytes: of these, what other hosts of the slice write as well.
-        ramdisk: of each host.
+        path: the checkpoint or configuration that defines the model.
+        parameters: the number of learned values.
+        state_bytes: the size of a full training state: as stored, or 12 bytes for each parameter.
+        is_exact: whether the size comes from a stored state.
+        hosts, slices: the hosts of a slice, and the number of slices.
+        host_bytes: the bytes that a host writes if each host writes everything that its devices hold, as
+            emergency and multi-tier checkpoints do; replicated arrays count on every host. An even share if
+            the sharding is unknown.
+        replicated_bytes: the bytes among these that other hosts of the slice write as well.
+        ramdisk: the ramdisk of each host.
         mode: "persistent", "emergency" or "multi-tier".
-        local_write_seconds, persistent_write_seconds: for one checkpoint at the bandwidths given, by all
-            hosts at once.
-        intervals: of each tier; empty where no time between failures is given.
-        run_bytes: room that a run's checkpoints take; None where its steps are not known.
-        run_checkpoints: how many these are.
-        settings: MaxText's.
-        refusals: why MaxText would refuse these, with those of the user among them.
-        commands: of xpk.
-        tiers: what the intervals were found of.
-        remarks: what else to know.
+        local_write_seconds, persistent_write_seconds: the duration of one checkpoint at the given bandwidths,
+            with all hosts writing at once.
+        intervals: the interval of each tier; empty if the time between failures is not given.
+        run_bytes: the size of all checkpoints of a run; None if its steps are unknown.
+        run_checkpoints: the number of these checkpoints.
+        settings: the settings for MaxText.
+        refusals: the reasons why MaxText would refuse these settings, including those of the user.
+        commands: the xpk commands.
+        tiers: the tiers from which the intervals were computed.
+        remarks: other notes for the user.
     """
 
     path: str

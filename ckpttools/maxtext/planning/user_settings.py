@@ -19,7 +19,7 @@ def parse_user_settings(settings: Sequence[str]) -> dict[str, str]:
     """Return the user's settings by name.
 
     Raises:
-        UsageError: one is no `NAME=VALUE`.
+        UsageError: a setting does not have the form `NAME=VALUE`.
     """
     for word in settings:
         name, equals, _ = word.partition("=")
@@ -47,9 +47,9 @@ def find_refusals(
     """Yield the reasons why MaxText would refuse settings, singly and then together.
 
     Args:
-        file: a configuration of MaxText's, whose settings the plan's go before.
-        planned: settings of the plan, with those of the user among them.
-        settings: those of the user, `NAME=VALUE`.
+        file: a MaxText configuration file; settings of the plan override it.
+        planned: the settings of the plan, including those of the user.
+        settings: the settings of the user, `NAME=VALUE`.
     """
     wrong = list(find_mistakes(read_settings(list(settings)).declared, NEWEST)) if settings else []
     yield from (f"{item.name}={item.declared}: {item.reason}" for item in wrong)
@@ -57,7 +57,7 @@ def find_refusals(
         in_file = (
             {} if file is None else {item.name: item.value for item in read_settings([str(file)]).declared}
         )
-        # Steps that are not known yet will be some.
+        # Steps that are still unknown will be positive.
         known = {name: "1" if declared == UNKNOWN else declared for name, declared in planned.items()}
         yield from refused_combinations({**in_file, **known})
 
@@ -72,8 +72,7 @@ def refused_combinations(settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield the reasons why MaxText would refuse a combination of valid settings.
 
     Args:
-        settings: name -> value, as text or as what it stands for; those that are absent have MaxText's
-            defaults.
+        settings: name -> value, as text or parsed; absent settings have MaxText's defaults.
     """
 
     def declared(name: str) -> Any:
