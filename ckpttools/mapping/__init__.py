@@ -1,1 +1,3 @@
-"""How two frameworks name and arrange the same arrays: named axes, rows, tables. No I/O, no model names."""
+"""Naming and layout rules for the same arrays in two frameworks: named axes, rows, tables. No I/O, no model
+names.
+"""

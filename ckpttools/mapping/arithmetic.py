@@ -1,4 +1,4 @@
-"""Sums over axis lengths, such as `layers // 6` or `6 * block + 1`: how one length follows from others."""
+"""Formulas over axis lengths, such as `layers // 6` or `6 * block + 1`, that derive one length."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 class DoesNotDivideError(ArithmeticError):
-    """A division written `/`, which must come out even, does not; or one by 0."""
+    """A `/` in a formula that leaves a remainder, or a division by 0."""
 
 
 @lru_cache(maxsize=1024)
 def axes_in(formula: str) -> frozenset[str]:
-    """The axes that a formula speaks of.
+    """Return the axes that a formula names.
 
     Raises:
-        MappingError: the formula is more than `+ - * / // %` and `min(a, b)` over names and whole numbers.
+        MappingError: the formula uses more than `+ - * / // %` and `min(a, b)` over names and integers.
     """
     nodes = list(ast.walk(_parse(formula)))
     functions = [node.func for node in nodes if isinstance(node, ast.Call)]
@@ -35,10 +35,10 @@ def axes_in(formula: str) -> frozenset[str]:
 
 
 def value(formula: str, lengths: Mapping[str, int]) -> int:
-    """The number that a formula comes to.
+    """Evaluate a formula.
 
     Args:
-        formula: such as `layers // 6`; `/` is a division that must come out even.
+        formula: such as `layers // 6`; `/` is a division that must leave no remainder.
         lengths: length of every axis that it names.
 
     Raises:

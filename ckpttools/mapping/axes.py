@@ -2,9 +2,9 @@
 
     model.layers.{layer}.self_attn.q_proj.weight: (heads head_dim) embed
 
-In the array, `(heads head_dim)` is two axes merged into one. A `+` says that this is one of several parts
-that follow each other on an axis: in `(heads +query)` within each head, in `+(heads query)` as a whole. Each
-part has a row, and they lie in the order of their rows.
+In the array, `(heads head_dim)` is two axes merged into one. A `+` marks one of several parts that are
+concatenated on an axis: `(heads +query)` within each head, `+(heads query)` across the whole axis. Each part
+has its own row, and the parts are stored in the order of their rows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ckpttools.mapping.keys import AxisGroup, Coordinates, Key, parse_key
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Which part of an array a side is.
+    """Position of a side among the parts that are concatenated into one array.
 
     Attributes:
-        at: the group on which parts follow each other.
-        depth: how many axes of that group are outside of all parts.
+        at: index of the group on which the parts are concatenated.
+        depth: number of axes of that group that are outside of all parts.
         parts: the axes of every part; empty where only this one is known.
-        number: which of them it is.
+        number: index of this part.
     """
 
     at: int
@@ -54,13 +54,13 @@ class Side:
 
     @property
     def parts(self) -> tuple[AxisGroup, ...]:
-        """The axes of each part that follows another on the joined group; none where the array is one."""
+        """Return the axes of each part on the joined group; empty if the array has no parts."""
         if self.join is None:
             return ()
         return self.join.parts or (self.groups[self.join.at][self.join.depth :],)
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape of the array, all of its parts together, at these sizes."""
+        """Return the shape of the full array, all parts included, at these sizes."""
         own = [prod(sizes[axis] for axis in group) for group in self.groups]
         if self.join is not None:
             outside = self.groups[self.join.at][: self.join.depth]
@@ -69,20 +69,20 @@ class Side:
         return tuple(own)
 
     def indices(self, sizes: Mapping[str, int]) -> Iterator[Coordinates]:
-        """Every coordinate of the key's axes, the last axis fastest."""
+        """Yield every coordinate of the key's axes, the last axis fastest."""
         axes = self.key.axes
         for at in product(*(range(sizes[axis]) for axis in axes)):
             yield dict(zip(axes, at, strict=True))
 
     def keys(self, sizes: Mapping[str, int]) -> Iterator[str]:
-        """Every key of this side at these sizes."""
+        """Yield every key of this side at these sizes."""
         for index in self.indices(sizes):
             yield self.key.format(index, sizes)
 
     def below(self, prefix: Key, stacked: Sequence[str] = (), at: int = 0) -> Side:
-        """This side under a prefix, its array with further axes before position `at`.
+        """Return this side under a prefix, with further array axes before position `at`.
 
-        An array of too low a rank gets them as its last axes.
+        If the array has fewer axes than that, the new ones become its last axes.
         """
         at = min(at, len(self.groups))
         added = tuple((axis,) for axis in stacked)
@@ -96,7 +96,7 @@ class Side:
         return f"{self.key}: {' '.join(groups)}".rstrip()
 
     def _mark(self, at: int) -> int | None:
-        """Before which axis of a group its part begins; None where it is no part."""
+        """Return the axis of a group before which a part begins; None if the group is not a part."""
         return self.join.depth if self.join is not None and self.join.at == at else None
 
 
@@ -106,10 +106,10 @@ def _group_text(group: AxisGroup, mark: int | None) -> str:
 
 
 def parse_side(key: str, axes: str) -> Side:
-    """The side that a row's two strings describe.
+    """Parse a side from a row's two strings.
 
     Raises:
-        MappingError: no key, unbalanced brackets, an empty name, an axis that occurs twice.
+        MappingError: an empty key, unbalanced brackets, an empty name, an axis that occurs twice.
     """
     written = parse_groups(axes)
     side = Side(
@@ -131,7 +131,7 @@ def _join(groups: Sequence[AxisGroup], text: str) -> Join | None:
 
 
 def parse_groups(text: str) -> tuple[AxisGroup, ...]:
-    """Array axes such as `(heads head_dim) embed`, a `+` before those with which a part begins.
+    """Parse array axes such as `(heads head_dim) embed`, with a `+` before the axes that begin a part.
 
     Raises:
         MappingError: as `parse_side`.

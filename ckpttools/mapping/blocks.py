@@ -1,8 +1,9 @@
-"""Blocks of elements that share a scale, from the axes of one side of a row to those of the other.
+"""Conversion of quantization blocks (elements that share a scale) from one side's axes to the other's.
 
-A matrix (heads head_dim) x embed in blocks of 128 x 128 has a grid of scales. Told how many blocks each axis
-has, (16 heads, 2 blocks of a head) x 16 blocks of embed, the row itself rearranges that grid: with these
-numbers in place of the axes' lengths, and without its function of values.
+A matrix (heads head_dim) x embed in blocks of 128 x 128 has a grid of scales. Given the number of blocks on
+each axis, (16 heads, 2 blocks per head) x 16 blocks of embed, the row itself rearranges that grid: with
+these
+counts in place of the axis lengths, and without its value op.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Block = tuple[int, int]
 
 
 def block_counts(side: Side, sizes: Mapping[str, int], block: Block) -> dict[str, int]:
-    """How many blocks each axis of a side has that is cut into blocks on its last two groups.
+    """Count the blocks on each axis of a side whose last two groups are cut into blocks.
 
     Args:
         side: of a row; an array of at least two axes.
@@ -30,10 +31,10 @@ def block_counts(side: Side, sizes: Mapping[str, int], block: Block) -> dict[str
         block: elements of a block on the last two axes of the array.
 
     Returns:
-        Axis -> number of blocks; 1 where all of it lies in one block, its length where it is not cut.
+        Axis -> number of blocks; 1 if one block covers the axis, its length if the axis is not cut.
 
     Raises:
-        MappingError: blocks reach over the edges of axes or parts, or the last one is smaller.
+        MappingError: blocks cross the edges of axes or parts, or the last one is smaller.
     """
     if len(side.groups) < 2:
         raise MappingError("only matrices have blocks", got=f"{len(side.groups)} axes")
@@ -66,7 +67,7 @@ def _counts(group: AxisGroup, sizes: Mapping[str, int], size: int) -> dict[str, 
 
 
 def cell_counts(group: AxisGroup, sizes: Mapping[str, int], cell: int) -> dict[str, int] | None:
-    """How many cells each axis of a group has, of so many neighbors; None where they reach over edges."""
+    """Count the cells of `size` neighbors on each axis of a group; None if cells cross edges."""
     counts: dict[str, int] = {}
     for axis in group[::-1]:
         own = sizes[axis]
@@ -80,15 +81,16 @@ def cell_counts(group: AxisGroup, sizes: Mapping[str, int], cell: int) -> dict[s
 
 
 def grid_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of the grid of scales of a side's array, all parts together.
+    """Return the shape of the grid of scales of a side's full array, all parts included.
 
     Args:
         side: of a row.
         sizes: length of every axis.
-        counts: number of blocks of each axis that is cut into blocks; of all parts, where there are some.
+        counts: number of blocks on each axis that is cut into blocks; for arrays of parts, on the axes of
+            all parts.
 
     Raises:
-        MappingError: elements of a block lie apart on this side.
+        MappingError: the elements of a block are not contiguous on this side.
     """
     cut = {**sizes, **counts}
     for axis in side.key.axes:
@@ -107,7 +109,7 @@ def grid_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int]) -> 
 
 
 def _check_together(group: Iterable[str], sizes: Mapping[str, int], cut: Mapping[str, int]) -> None:
-    """Refuses a merged axis on which the elements of a block do not follow each other."""
+    """Refuse a merged axis on which the elements of a block are not contiguous."""
     inside = False
     for axis in group:
         if inside and cut[axis] != 1:
@@ -116,10 +118,10 @@ def _check_together(group: Iterable[str], sizes: Mapping[str, int], cut: Mapping
 
 
 def merged_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The blocks of several parts of one array.
+    """Merge the block counts of the parts of one array.
 
     Raises:
-        MappingError: an axis has another number of blocks in one than in another.
+        MappingError: two parts have different counts for the same axis.
     """
     merged: dict[str, int] = {}
     for item in counts:
@@ -133,7 +135,7 @@ def merged_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def axes_text(group: Iterable[str], sizes: Mapping[str, int]) -> str:
-    """Axes with their lengths: `heads 16 x head_dim 64`."""
+    """Format axes with their lengths: `heads 16 x head_dim 64`."""
     return " x ".join(f"{axis} {sizes[axis]}" for axis in group)
 
 
@@ -145,15 +147,16 @@ def axes_text(group: Iterable[str], sizes: Mapping[str, int]) -> str:
 _MOST_CELLS = 1024
 
 Fits = Callable[[Row, Mapping[str, int], Shape], str]
-"""Says why a row's left arrays had better not have a grid of this shape; empty where all is well. The sizes
-are of the weight."""
+"""Return the reason why a row's left arrays should not have a grid of this shape; empty if the grid is fine.
+The sizes are of the weight.
+"""
 
 
 def fitting_cells(row: Row, sizes: Mapping[str, int], block: Block, fits: Fits) -> tuple[dict[str, int], str]:
-    """The cells of a grid that fits, else of the coarsest, and why that does not fit.
+    """Choose the cells whose grid fits, or else the coarsest cells, with the reason for the misfit.
 
     Raises:
-        MappingError: there are none, or so small ones that scales would be as large as the weight.
+        MappingError: no cells exist, or they are so small that scales would be as large as the weight.
     """
     result: tuple[dict[str, int], str] | None = None
     failed: MappingError | None = None
@@ -174,7 +177,7 @@ def fitting_cells(row: Row, sizes: Mapping[str, int], block: Block, fits: Fits) 
 
 
 def times_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int], block: Block) -> Block:
-    """How many cells a block has on the last two axes of a right array; errors as `times_in_block`."""
+    """Count the cells of a block on the last two axes of a right array; errors as `times_in_block`."""
     uncut = [
         axis for group in side.groups[:-2] for axis in group if counts.get(axis, sizes[axis]) != sizes[axis]
     ]
@@ -188,7 +191,8 @@ def times_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int], bl
 
 
 def cells_within(side: Side, sizes: Mapping[str, int], block: Block) -> Iterator[dict[str, int]]:
-    """Ways to cut the last two groups of a side so that each cell lies in one block, the coarsest first.
+    """Yield the ways to cut the last two groups of a side so that each cell is inside one block, coarsest
+    first.
 
     Args:
         side: of a row, not of parts; an array of at least two axes.
@@ -199,7 +203,7 @@ def cells_within(side: Side, sizes: Mapping[str, int], block: Block) -> Iterator
         Axis -> number of cells.
 
     Raises:
-        MappingError: only matrices have blocks.
+        MappingError: the array is not a matrix.
     """
     if len(side.groups) < 2:
         raise MappingError("only matrices have blocks", got=f"{len(side.groups)} axes")
@@ -212,7 +216,7 @@ def cells_within(side: Side, sizes: Mapping[str, int], block: Block) -> Iterator
 
 
 def _cells(group: AxisGroup, sizes: Mapping[str, int], size: int) -> dict[int, dict[str, int]]:
-    """Neighbors in a cell -> how many cells each axis has, for all that lie within a block and an axis."""
+    """Map neighbors per cell to the number of cells on each axis, for cells inside a block and an axis."""
     length = prod(sizes[axis] for axis in group)
     largest = length if length <= size else gcd(length, size)
     result = {cell: cell_counts(group, sizes, cell) for cell in range(1, largest + 1) if largest % cell == 0}
@@ -220,7 +224,7 @@ def _cells(group: AxisGroup, sizes: Mapping[str, int], size: int) -> dict[int, d
 
 
 def cells_of_grid(side: Side, sizes: Mapping[str, int], grid: tuple[int, ...]) -> dict[str, int]:
-    """How many cells each axis of a side has where its array has a grid of this shape.
+    """Count the cells on each axis of a side whose array has a grid of this shape.
 
     Raises:
         MappingError: the grid does not fit the array.
@@ -240,16 +244,16 @@ def cells_of_grid(side: Side, sizes: Mapping[str, int], grid: tuple[int, ...]) -
 
 
 def times_in_block(group: AxisGroup, sizes: Mapping[str, int], counts: Mapping[str, int], size: int) -> int:
-    """How many cells of a merged axis lie in a block.
+    """Count the cells of a merged axis in one block.
 
     Args:
         group: its axes.
         sizes: their lengths.
-        counts: how many cells they have.
+        counts: number of cells on each axis.
         size: elements of a block.
 
     Raises:
-        MappingError: cells are no neighbors on this axis, or reach over blocks.
+        MappingError: cells are not adjacent on this axis, or cross blocks.
     """
     counts = {axis: counts.get(axis, sizes[axis]) for axis in group}
     length, cells = prod(sizes[axis] for axis in group), prod(counts.values())
@@ -266,7 +270,9 @@ def times_in_block(group: AxisGroup, sizes: Mapping[str, int], counts: Mapping[s
 
 
 def of_blocks(cells: LazyArray, times: Block) -> LazyArray:
-    """The scales of blocks of so many cells on the last two axes: those of their first cells."""
+    """Return the scales of blocks, each with these numbers of cells on the last two axes: those of their
+    first cells.
+    """
     *outer, rows, columns = cells.shape
     down, across = ceil_div(rows, times[0]), ceil_div(columns, times[1])
     whole = pad_array(cells, (*outer, down * times[0], across * times[1]))

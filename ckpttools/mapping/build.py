@@ -1,4 +1,4 @@
-"""Target arrays, as expressions of source arrays that are accounted for."""
+"""Construction of target arrays as expressions of source arrays, once every source array is accounted for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ckpttools.mapping.values import BoundOp, BoundRecode, Fill, Whole
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """A row read one way: to the left, or back as its inverse."""
+    """A row read in one direction: right to left, or left to right as its inverse."""
 
     row: Row
     inverse: bool
@@ -39,15 +39,15 @@ class Direction:
 
     @property
     def fills(self) -> bool:
-        """Whether it makes arrays of which the source side has none."""
+        """Return whether the row creates arrays that the source side does not have."""
         return isinstance(self.row.op, Fill) and not self.inverse
 
     def conversion(self, sizes: Mapping[str, int], exact: Collection[DType] = ()) -> RowConversion:
-        """The expressions that this makes; errors as `Table.to_left`.
+        """Return the row's conversion at these sizes; errors as `Table.to_left`.
 
         Args:
             sizes: lengths of axes.
-            exact: the dtypes of source arrays of which nothing may be lost; none where that may be.
+            exact: the dtypes of source arrays that must be converted without loss; empty if loss is allowed.
         """
         op = self.row.op.bound(sizes) if self.row.op else None
         if isinstance(op, BoundRecode):
@@ -59,26 +59,26 @@ class Direction:
         return RowConversion(self.source, self.target, sizes, op)
 
     def parts(self, arrays: Mapping[str, LazyArray], sizes: Mapping[str, int]) -> Mapping[str, LazyArray]:
-        """The source arrays; where the row is of a part of them, that part."""
+        """Return the source arrays; if the row is a part of them, only that part."""
         if self.source.join is None:
             return arrays
         keys = [key for key in self.source.keys(sizes) if key in arrays]
         return {key: part_of(self.source, arrays[key], sizes) for key in keys}
 
     def dtypes(self, sizes: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> list[DType]:
-        """The dtypes of the source arrays, each once."""
+        """Return the distinct dtypes of the source arrays."""
         return list(dict.fromkeys(arrays[key].dtype for key in self.source.keys(sizes)))
 
 
 @dataclass(frozen=True, slots=True)
 class BoundTable:
-    """What is known before arrays are compared with the rows.
+    """A table bound to a model: everything known before arrays are compared with the rows.
 
     Attributes:
-        arrays: source arrays, without those that are dropped.
+        arrays: source arrays, without dropped ones.
         dropped: source keys that were left out on purpose.
-        flags: all of them.
-        directions: rows that the model has; `absent`: the others.
+        flags: all flags of the model.
+        directions: rows that the model has; `absent`: all other rows.
         sizes: axes whose length is known.
     """
 
@@ -91,10 +91,10 @@ class BoundTable:
 
 
 def _exact(op: BoundOp, direction: Direction, dtypes: Collection[DType]) -> BoundOp:
-    """The op, or the wider one that is exact.
+    """Return the op, or its wider variant if only that one is exact.
 
     Raises:
-        UsageError: neither is, for values of one of these dtypes.
+        UsageError: neither is exact for values of one of these dtypes.
     """
     candidates = (op, op.widened())
     result = next(
@@ -113,7 +113,7 @@ def _exact(op: BoundOp, direction: Direction, dtypes: Collection[DType]) -> Boun
 
 
 def build(settled: BoundTable, exact: bool) -> Mapped:
-    """Every target array, once all is accounted for."""
+    """Build every target array after checking that all arrays are accounted for."""
     sizes, arrays = lengths_of(settled.sizes), settled.arrays
     built = _ArrayBuilder(sizes)
     notes: list[ValueNote] = []
@@ -155,7 +155,7 @@ def build(settled: BoundTable, exact: bool) -> Mapped:
 
 
 def build_partly(settled: BoundTable, exact: bool) -> Mapped:
-    """Every target array whose sources are all there."""
+    """Build every target array whose sources are all present."""
     sizes = lengths_of(settled.sizes)
     arrays, built, used = pad_to_shape(settled).arrays, _ArrayBuilder(sizes), set[str]()
     for direction in settled.directions:
@@ -181,7 +181,7 @@ def build_partly(settled: BoundTable, exact: bool) -> Mapped:
 
 
 def pad_to_shape(settled: BoundTable) -> BoundTable:
-    """With the right arrays that are in no file, where they are what is mapped and their shape is known."""
+    """Add the mapped right arrays that no file contains and whose shape is known."""
     sizes = lengths_of(settled.sizes)
     built: dict[str, LazyArray] = {}
     for direction in settled.directions:
@@ -194,7 +194,7 @@ def pad_to_shape(settled: BoundTable) -> BoundTable:
 
 
 class _ArrayBuilder:
-    """Target arrays as rows make them; those of several parts once all are there."""
+    """Builder of target arrays from rows; arrays of several parts are built once all parts are present."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.arrays: dict[str, LazyArray] = {}
@@ -213,7 +213,9 @@ class _ArrayBuilder:
 
 
 def _factors(directions: Iterable[Direction]) -> dict[str, Direction]:
-    """Target keys of the arrays that source arrays without a target are multiplied into, with what they are.
+    """Map the target keys of arrays that absorb a factor to a description of the product.
+
+    A factor is a source array without a target.
 
     Raises:
         MappingError: no row makes such an array.
@@ -232,13 +234,13 @@ def _factors(directions: Iterable[Direction]) -> dict[str, Direction]:
 
 
 def _product_note(factor: Direction, dtype: DType) -> ValueNote:
-    """What becomes of a factor on the way to where it has no array."""
+    """Describe the conversion of a factor into a product on the side without an array for it."""
     reason = f"times {factor.source.key}: exact where that is 1 throughout, else rounded, at most 1 ulp off"
     return ValueNote(multiply_factors(str(factor.target.key)), False, reason, dtype)
 
 
 def _own(conversion: RowConversion, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-    """The target arrays of one row; an error names them."""
+    """Build the target arrays of one row; an error names them."""
     key, sizes = conversion.target.key, conversion.sizes
     try:
         return {
@@ -250,7 +252,9 @@ def _own(conversion: RowConversion, arrays: Mapping[str, LazyArray]) -> dict[str
 
 
 def _own_sizes(side: Side, shape: Shape | None, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
-    """The lengths with which a side has a shape: outermost axes may differ from `sizes`; None without any."""
+    """Infer the lengths with which a side has a shape: outermost axes may differ from `sizes`; None if
+    impossible.
+    """
     if shape is None or len(shape) != len(side.groups):
         return None
     if side.join is not None:

@@ -1,4 +1,6 @@
-"""Nothing missing, nothing left over, every shape as it should be: or one error that lists it all."""
+"""Coverage check: no array missing, none left over, every shape as expected; otherwise one error lists all
+faults.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,20 @@ from ckpttools.mapping.sizes import Size, lengths_of
 from ckpttools.quantized.weights import is_scale, quantized
 
 _MESSAGE = "the arrays do not match the model"
-# Beyond this many lines a list says only how many more there are.
+# Longer lists end with the number of remaining lines.
 _MOST_LINES = 200
-# Of these many missing arrays those that are there and called nearly so are looked for.
+# Similar names are suggested for at most this many missing arrays.
 _MOST_NEAR = 20
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeMismatch:
-    """An array whose shape is not the one that its row gives.
+    """An array whose shape differs from the one that its row gives.
 
     Attributes:
         key: of the array.
         got, expected: the two shapes.
-        why: what gave the axes that differ their lengths.
+        why: the origin of the lengths of the axes that differ.
     """
 
     key: str
@@ -45,13 +47,13 @@ class ShapeMismatch:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Arrays compared with the keys of rows.
+    """Comparison of arrays with the keys of rows.
 
     Attributes:
-        missing: key that is not there -> shape it should have.
+        missing: missing key -> its expected shape.
         extra: keys that no row has.
         misshapen: arrays of another shape.
-        reasons: sentences that say why some of them are expected or not.
+        reasons: sentences that explain why some arrays are expected or not.
     """
 
     missing: Mapping[str, Shape]
@@ -60,7 +62,7 @@ class Coverage:
     reasons: tuple[str, ...]
 
     def summary(self, limit: int = 3) -> str:
-        """What is wrong in few lines: how many arrays, and the first of them."""
+        """Summarize the faults in a few lines: the number of arrays, and the first of them."""
         result = {
             "missing": list(self.missing),
             "not expected": list(self.extra),
@@ -75,11 +77,11 @@ class Coverage:
 
 
 class NotCoveredError(CoverageError):
-    """A `CoverageError` that also has its lists as they are.
+    """A `CoverageError` with its lists as data.
 
     Attributes:
         coverage: the lists.
-        is_unsupported: Whether the arrays agree with their configuration, and MaxText has no such model.
+        is_unsupported: whether the arrays agree with their configuration, and MaxText has no such model.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class NotCoveredError(CoverageError):
         self.coverage, self.is_unsupported = coverage, is_unsupported
 
     def folded(self, patterns: Sequence[str], hint: str) -> NotCoveredError:
-        """The same with one line for all arrays not expected that a glob names, and another next step."""
+        """Return this error with one line for all unexpected arrays that a glob names, and another hint."""
         result, location = self.coverage, self.location or ""
         globs = (next((p for p in patterns if fnmatchcase(key, p)), key) for key in result.extra)
         lines = [
@@ -109,15 +111,15 @@ def check_coverage(
     remedies: Mapping[str, str] | None = None,
     leave_out: str = "",
 ) -> None:
-    """Compares the arrays that are there with those that the rows name.
+    """Compare the arrays that exist with those that the rows name.
 
     Args:
-        arrays: what is there.
-        expected, unwanted: the sides whose arrays must be there, and those whose must not.
+        arrays: the arrays that exist.
+        expected, unwanted: the sides whose arrays must exist, and those whose arrays must not.
         sizes: length of every axis.
         location: for messages.
         dropped: keys that are left out on purpose.
-        remedies: pattern of keys that no row takes -> what to do about such.
+        remedies: pattern of keys that no row accepts -> how to resolve them.
         leave_out: how a user leaves arrays out, where no option does.
 
     Raises:
@@ -153,10 +155,10 @@ def check_coverage(
 
 
 def require_countable(sides: Iterable[Side], sizes: Mapping[str, Size], location: str) -> None:
-    """Refuses a configuration whose numbers ask for more names than can be listed.
+    """Refuse a configuration whose counts require more names than can be listed.
 
     Raises:
-        MappingError: with the number, and who says it.
+        MappingError: with the count and its origin.
     """
     for side in sides:
         axes = side.key.axes
@@ -172,7 +174,7 @@ def require_countable(sides: Iterable[Side], sizes: Mapping[str, Size], location
 
 
 def _listed(result: Coverage, extra: Sequence[str]) -> str:
-    """All that is wrong, with these lines for what is not expected."""
+    """List all faults, with the given lines for unexpected arrays."""
     missing = [*result.missing]
     lines = [_add_near_names(key, result.extra) for key in missing[:_MOST_NEAR]] + missing[_MOST_NEAR:]
     parts = {
@@ -207,7 +209,7 @@ def _misshapen(key: str, shape: Shape, side: Side, sizes: Mapping[str, Size]) ->
 
 
 def _doubtful(shape: Shape, expected: Shape, side: Side, sizes: Mapping[str, Size]) -> Iterator[str]:
-    """The axes on which got and expected differ, with who said their length."""
+    """List the axes on which got and expected differ, with the origin of each length."""
     if len(shape) != len(expected):
         yield f"{len(expected)} axes: {side}"
         return
@@ -221,19 +223,19 @@ def _doubtful(shape: Shape, expected: Shape, side: Side, sizes: Mapping[str, Siz
 CHECK = "check that config.json belongs to these weights"
 FETCH = f"fetch the files that hold the missing arrays again, or {CHECK}"
 MOST_KEYS = 1 << 20
-"""Of one row; the largest models have some 130,000, layers times experts."""
-# Words in the names of what a model works out anew, and stores all the same.
+"""Limit for the keys of one row; the largest models have some 130,000, layers times experts."""
+# Parts of the names of buffers, which a model recomputes but may store nevertheless.
 _BUFFERS = ("rotary", "inv_freq", "mask")
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedArray:
-    """A side whose arrays must be there, or must not be.
+    """A side whose arrays must exist, or must not exist.
 
     Attributes:
         side: of a row.
-        why: who says so; empty where nobody has to.
-        remedy: what a user can do where only such arrays are wrong.
+        why: the origin of this expectation; empty if it needs none.
+        remedy: what a user can do if only such arrays are wrong.
     """
 
     side: Side
@@ -243,7 +245,7 @@ class ExpectedArray:
 
 @dataclass(frozen=True, slots=True)
 class CoverageFaults:
-    """Keys of arrays that are missing, that no row has, and that have another shape."""
+    """Keys of missing arrays, of arrays without a row, and of arrays of another shape."""
 
     missing: tuple[str, ...]
     extra: tuple[str, ...]
@@ -273,14 +275,14 @@ def reasons(
 def remaining_keys(
     arrays: Mapping[str, LazyArray], known: Collection[str], extra: Sequence[str], way: str, *, is_told: bool
 ) -> Iterator[str]:
-    """What to do with arrays that no row has.
+    """Suggest what to do with arrays that no row has.
 
     Args:
-        arrays: all that are there.
+        arrays: all arrays that exist.
         known: keys that rows have.
         extra: keys that no row has.
         way: how a user leaves arrays out, where no option does.
-        is_told: whether something else is said already of what is wrong.
+        is_told: whether the error already explains the fault in another way.
     """
     packed = quantized(arrays)
     needed = {side for item in packed.values() for side in item.sides}
@@ -296,7 +298,7 @@ def remaining_keys(
 
 
 def _is_part(key: str, array: LazyArray, sides: Collection[str]) -> bool:
-    """Whether an array that no row has lies among those that rows have, and is not a constant buffer."""
+    """Return whether an array without a row is among those that rows have, and is not a constant buffer."""
     if not array.dtype.is_float or any(word in key for word in _BUFFERS):
         return False
     module = key.rpartition(".")[0]
@@ -318,7 +320,7 @@ def _drop_options(leave_out: str) -> str:
 
 
 def remedies_for(extra: Sequence[str], remedies: Mapping[str, str]) -> Iterator[str]:
-    """What to do about keys that no row takes, once for each remedy."""
+    """Yield the remedies for keys that no row accepts, each remedy once."""
     for pattern, text in remedies.items():
         hit = next((key for key in extra if fnmatchcase(key, pattern)), None)
         if hit:
@@ -328,7 +330,7 @@ def remedies_for(extra: Sequence[str], remedies: Mapping[str, str]) -> Iterator[
 def _flag_hints(
     keys: Collection[str], expected: Sequence[ExpectedArray], lengths: Mapping[str, int], verdict: str
 ) -> Iterator[str]:
-    """Says which flag decides about keys of the list, once for each flag."""
+    """Yield the flags that decide about listed keys, each flag once."""
     result: dict[str, list[str]] = {}
     for item in expected:
         hit = next((key for key in _keys(item, lengths) if key in keys), None) if item.why else None
@@ -340,7 +342,7 @@ def _flag_hints(
 
 
 def next_step(wrong: CoverageFaults, dropped: Collection[str], told: Collection[str]) -> Iterator[str]:
-    """Yield what to do, if the reasons in `told` only say why arrays are expected or not."""
+    """Yield the hint, if the reasons in `told` only explain why arrays are expected or not."""
     if not told or any(CHECK in text or "fetch" in text for text in told):
         return
     if any(key not in dropped for key in wrong.missing):
@@ -352,7 +354,7 @@ def next_step(wrong: CoverageFaults, dropped: Collection[str], told: Collection[
 def _choices(
     wrong: CoverageFaults, expected: Sequence[ExpectedArray], lengths: Mapping[str, int]
 ) -> Iterator[str]:
-    """What a user can choose, where that would mend all; where more is wrong it would only hide that."""
+    """Yield the choices that would resolve all faults; where more is wrong, a choice would only hide that."""
     open_to_choice = [item for item in expected if item.remedy]
     keys = {key: item.remedy for item in open_to_choice for key in _keys(item, lengths)}
     every = {*wrong.missing, *wrong.extra, *wrong.misshapen}
@@ -361,7 +363,7 @@ def _choices(
         if hits:
             yield CHECK if wrong.extra or wrong.misshapen else FETCH
         return
-    # An array that is lost or damaged must not be replaced by another one without a thought.
+    # A lost or damaged array must not be silently replaced by another one.
     for key in (hit for hit in hits if hit not in wrong.extra):
         unless = ", unless the model never had it" if wrong.missing else ""
         yield f"fetch the file that holds {key} again{unless}"
@@ -370,7 +372,9 @@ def _choices(
 
 
 def _keys(expected: ExpectedArray, lengths: Mapping[str, int]) -> Iterator[str]:
-    """The keys of a side, none where the length of an axis in its key is not known, or too many to list."""
+    """Return the keys of a side; empty if the length of a key axis is unknown, or if there are too many to
+    list.
+    """
     axes = expected.side.key.axes
     if set(axes) <= set(lengths) and prod(lengths[axis] for axis in axes) <= MOST_KEYS:
         yield from expected.side.keys(lengths)
@@ -379,7 +383,7 @@ def _keys(expected: ExpectedArray, lengths: Mapping[str, int]) -> Iterator[str]:
 def _beyond_hints(
     extra: Sequence[str], expected: Sequence[ExpectedArray], sizes: Mapping[str, Size]
 ) -> Iterator[str]:
-    """Says which size is too small for the keys that are there."""
+    """Yield the sizes that are too small for the existing keys."""
     keys = [item.side.key for item in expected]
     for axis in dict.fromkeys(axis for key in keys for axis in key.axes):
         others = {item: length for item, length in lengths_of(sizes).items() if item != axis}
@@ -393,7 +397,7 @@ def _beyond_hints(
 def _short_hints(
     arrays: Collection[str], expected: Sequence[ExpectedArray], sizes: Mapping[str, Size]
 ) -> Iterator[str]:
-    """Says which size is too large for the keys that are there, or which nobody states."""
+    """Yield the sizes that are too large for the existing keys, or that no configuration states."""
     lengths = lengths_of(sizes)
     told: set[str] = set()
     for side in (item.side for item in expected):
@@ -406,7 +410,7 @@ def _short_hints(
 
 
 def _lacks_last_layers(side: Side, axis: str, lengths: Mapping[str, int], arrays: Collection[str]) -> bool:
-    """Whether the first of the arrays along an axis in a side's key is there, and the last is not."""
+    """Return whether the first array along an axis of a side's key exists and the last one does not."""
     if axis not in side.key.axes:
         return False
     first = dict.fromkeys(side.key.axes, 0)

@@ -1,4 +1,4 @@
-"""Values of a parsed TOML or JSON file with their types checked: errors say where in the file."""
+"""Typed values of a parsed TOML or JSON file; errors name their location in the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ckpttools.core.errors import MappingError, did_you_mean
 
 Reader = Callable[[Any, str], Any]
-"""Makes of a value what it stands for; the second argument is its place, for messages."""
+"""Convert a parsed value; the second argument is its location, for messages."""
 
 _KINDS = {
     bool: "true or false",
@@ -24,11 +24,11 @@ _KINDS = {
 
 
 def fields(readers: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Reader:
-    """A reader of tables with known keys: a dict of what each key's own reader makes.
+    """Return a reader of tables with known keys: a dict of the results of each key's own reader.
 
     Args:
-        readers: the keys that there may be.
-        required: those that there must be.
+        readers: the allowed keys.
+        required: the keys that must be present.
     """
 
     def read(value: object, location: str) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def fields(readers: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Rea
 
 
 def location_of_key(location: str, key: str) -> str:
-    """The place of a key: `my.toml: sizes` in a file, `my.toml: sizes.layer` in a table."""
+    """Return the location of a key: `my.toml: sizes` in a file, `my.toml: sizes.layer` in a table."""
     return f"{location}{' ' if location.endswith(':') else '.'}{key}"
 
 
@@ -63,7 +63,7 @@ def _unknown(key: str, known: Mapping[str, Reader], location: str) -> MappingErr
 
 
 def mapping(reader: Reader) -> Reader:
-    """A reader of tables whose keys are free."""
+    """Return a reader of tables with arbitrary keys."""
 
     def read(value: object, location: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -74,7 +74,7 @@ def mapping(reader: Reader) -> Reader:
 
 
 def list_of(reader: Reader) -> Reader:
-    """A reader of lists, which become tuples."""
+    """Return a reader of lists, which become tuples."""
 
     def read(value: object, location: str) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -91,7 +91,7 @@ def text(value: object, location: str) -> str:
 
 
 def text_or_texts(value: object, location: str) -> tuple[str, ...]:
-    """One text is as good as a list of one."""
+    """Read a string or a list of strings; a single string is a list of one."""
     result: tuple[str, ...] = list_of(text)([value] if isinstance(value, str) else value, location)
     return result
 
@@ -103,7 +103,7 @@ def truth(value: object, location: str) -> bool:
 
 
 def length(value: object, location: str) -> int:
-    """A whole number of at least 1."""
+    """Read an integer of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise _type_error(value, "a whole number", location)
     if value < 1:
@@ -125,7 +125,7 @@ def _type_error(value: object, expected: str, location: str) -> MappingError:
 
 @contextmanager
 def add_location(location: str) -> Iterator[None]:
-    """Within it, a `MappingError` says where in the file it is; its own place is what was got."""
+    """Add the file location to every `MappingError` raised inside; the error's own location becomes `got`."""
     try:
         yield
     except MappingError as error:
@@ -136,7 +136,7 @@ def add_location(location: str) -> Iterator[None]:
 
 
 def pairs(text: str) -> Iterator[tuple[str, Any]]:
-    """The words `NAME=JSON` of a text, taken apart."""
+    """Parse a text of `NAME=JSON` words."""
     for word in text.split():
         name, _, value = word.partition("=")
         yield name, json.loads(value)

@@ -1,4 +1,4 @@
-"""Arrays of the left side that only multiply others: the right side has their products."""
+"""Left arrays that only multiply others; the right side stores the products."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 
     from ckpttools.array.scratch import Scratch
 
-# Elements of one block: what they are widened to stays in a core's L2 cache.
+# Elements of one block: the widened block fits in a core's L2 cache.
 _BLOCK = 1 << 16
-# What widening, multiplying and rounding one of its elements take: at most 32.5 bytes of bfloat16.
+# Bytes per element to widen, multiply and round: at most 32.5 for bfloat16.
 _BYTES = 36
 
 
 @dataclass(frozen=True, slots=True)
 class Factor(Fill):
-    """The row's right array is in no file: it is full of 1, and where it was trained, it is in a product.
+    """A right array that no file contains: it is full of 1, and trained values are part of a product.
 
-    The product is the right array whose name is this one's without its last word, `fn` of `fn.norm`. The left
-    arrays that it is made of have all axes of the factor.
+    The product is the right array whose name is this one's without its last word: `fn` for `fn.norm`. The
+    left
+    arrays of the product have all axes of the factor.
     """
 
     number: float = 1
@@ -42,7 +43,7 @@ class Factor(Fill):
 
 @dataclass(frozen=True, slots=True)
 class Multiplied(BoundFill):
-    """Elements as they are; on the way back each is a factor of others."""
+    """Elements unchanged; in the reverse conversion each one is a factor of others."""
 
     def inverse(self) -> Multiplied:
         return self
@@ -53,7 +54,7 @@ class Multiplied(BoundFill):
 
 
 def multiply_factors(key: str) -> str:
-    """The right key of the array that a factor of this key is multiplied into."""
+    """Return the right key of the array into which the factor with this key is multiplied."""
     return key.rpartition(".")[0]
 
 
@@ -64,15 +65,16 @@ def multiply_array(
     by: Mapping[str, LazyArray],
     sizes: Mapping[str, int],
 ) -> dict[str, LazyArray]:
-    """Arrays of a side, each times the factor of its place.
+    """Multiply each array of a side by the factor at its location.
 
     Args:
-        side: of the arrays; `factor`: of the factors, with none but axes that the side has, in its order.
-        arrays, by: those of both sides, by their keys.
+        side: of the arrays.
+        factor: side of the factors; its axes are a subset of the arrays' axes, in the same order.
+        arrays, by: arrays of both sides, by key.
         sizes: length of every axis.
 
     Raises:
-        MappingError: the factor has an axis that the arrays have not.
+        MappingError: the factor has an axis that the arrays do not have.
     """
     if not (set(factor.groups) <= set(side.groups) and set(factor.key.axes) <= set(side.key.axes)):
         raise MappingError(
@@ -93,7 +95,7 @@ def multiply_array(
 
 
 def times(array: LazyArray, factor: LazyArray) -> Dequantized:
-    """Every element times that of a factor of the same rank, which may have a length of 1 on some axes."""
+    """Multiply an array by a factor of the same rank, whose axes may have length 1."""
     cells = [n if length == 1 else 1 for length, n in zip(factor.shape, array.shape, strict=True)]
     return Dequantized(
         array.shape, array.dtype, array, (factor,), (tuple(cells),), 1, Times(array.dtype, factor.dtype)
@@ -102,7 +104,7 @@ def times(array: LazyArray, factor: LazyArray) -> Dequantized:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Products in float32, in float64 where the array is that, rounded once to the array's dtype."""
+    """Products in float32, or in float64 for float64 arrays, rounded once to the array's dtype."""
 
     dtype: DType
     factor: DType
@@ -112,7 +114,7 @@ class Times:
         return self
 
     def working_bytes(self, size: int, packed: int, scales: int) -> int:
-        """As `ckpttools.array.dequantized.Decoding.working_bytes`: nothing of the scratch."""
+        """Return 0; see `ckpttools.array.dequantized.Decoding.working_bytes`."""
         return _BYTES * min(size, _BLOCK)
 
     def decode(
@@ -123,7 +125,7 @@ class Times:
         out: np.ndarray,
         scratch: Scratch,
     ) -> None:
-        """As `ckpttools.array.dequantized.Decoding.decode`."""
+        """Multiply; see `ckpttools.array.dequantized.Decoding.decode`."""
         import numpy as np
 
         wide = np.float64 if self.dtype.bits > 32 else np.float32

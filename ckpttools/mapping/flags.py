@@ -1,4 +1,4 @@
-"""Flags: the yes and no that decide which rows a model has."""
+"""Flags: booleans that decide which rows a model has."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from ckpttools.mapping.row import Row
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A yes or no that decides which rows a model has.
+    """A boolean that decides which rows a model has.
 
     Attributes:
         value: whether it is set.
-        source: who says so.
-        remedy: what a user can do where the arrays are not as it says.
-        open_key: a key that is there whether it is set or not, where nothing else decides; else None.
-        by_arrays: whether Hugging Face arrays decide, where they show it, and not who says so: it is of their
-            files, not of the model.
+        source: origin of the value.
+        remedy: what a user can do if the arrays contradict it.
+        open_key: a key that exists whether the flag is set or not, if nothing else decides; else None.
+        by_arrays: whether Hugging Face arrays override the source where they show the flag: it then
+            describes
+            their files, not the model.
     """
 
     value: bool
@@ -39,15 +40,15 @@ def inferred_flags(
     keys: Collection[str],
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Flag]:
-    """The flags that no configuration decides, inferred from the keys that are there.
+    """Infer the flags that no configuration decides from the existing keys.
 
-    A flag is open, `open_key` of it, where rows with and without it have the same keys.
+    A flag is open (see `open_key`) if rows with and without it have the same keys.
 
     Args:
         names: of the flags.
-        sides: each row with the side whose keys are looked for.
-        keys: what is there.
-        sizes: axis -> length, of those that are known.
+        sides: each row with the side whose keys are looked up.
+        keys: the existing keys.
+        sizes: axis -> length, for known axes.
     """
     return {name: _inferred(name, sides, keys, sizes) for name in names}
 
@@ -78,13 +79,13 @@ def observed_flags(
     arrays: Mapping[str, LazyArray],
     sizes: Mapping[str, int],
 ) -> dict[str, Flag]:
-    """The flags that arrays show by their names or, where those are the same either way, by their shapes.
+    """Infer flags from array names or, if the names are the same either way, from array shapes.
 
     Args:
         names: of the flags.
-        sides: each row with the side whose keys are looked for.
-        arrays: what is there.
-        sizes: axis -> length, of those that are known.
+        sides: each row with the side whose keys are looked up.
+        arrays: the existing arrays.
+        sizes: axis -> length, for known axes.
     """
     result = inferred_flags(names, sides, arrays, sizes)
     shown = {name: flag for name, flag in result.items() if flag.open_key is None}
@@ -97,7 +98,7 @@ def _by_shapes(
     arrays: Mapping[str, LazyArray],
     sizes: Mapping[str, int],
 ) -> dict[str, Flag]:
-    """Each flag of which an array has the shape of a row with it and of none without it, or the reverse."""
+    """Infer each flag for which an array's shape fits only rows with it, or only rows without it."""
     flags = {}
     for name in sorted(names):
         fitting: dict[str, set[bool]] = {}
@@ -117,7 +118,7 @@ def _fits(side: Side, array: LazyArray, sizes: Mapping[str, int]) -> bool:
 
 
 def refuse_open(flags: Mapping[str, Flag], location: str) -> None:
-    """Refuses a model of which a flag is open.
+    """Refuse a model with an open flag.
 
     Raises:
         ConfigError: a flag is open.
@@ -134,12 +135,12 @@ def refuse_open(flags: Mapping[str, Flag], location: str) -> None:
             )
 
 
-# What a flag is called where a user is asked.
+# Descriptions of flags for messages to the user.
 _WORDS = {"interleaved": "rotary pairs are interleaved or in halves"}
 
 
 def _or_say(name: str) -> str:
-    """The option that says what a flag is; "" where there is none."""
+    """Return the option that sets a flag; "" if there is none."""
     if name != "interleaved":
         return ""
     return (

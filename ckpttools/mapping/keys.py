@@ -1,10 +1,10 @@
-"""Keys with fields in them: parsed from text, formatted at coordinates, matched against names.
+"""Key templates with fields: parsed from text, formatted at coordinates, matched against names.
 
     model.layers.{layer}.self_attn.q_proj.weight
 
 An index inside a key is an axis like any other. `{layer}` is a plain one, `{layer+3}` counts from 3,
 `{6*block+position}` is a sum of multiples, `{layer+#dense}` counts from the length of `dense`,
-`{repeat block}` is two axes merged into one number, `{part:query,key,value}` has words for coordinates.
+`{repeat block}` is two axes merged into one number, `{part:query,key,value}` writes coordinates as words.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MappingError
 
 AxisGroup = tuple[str, ...]
-"""The named axes that make up one number, or one axis of an array, outermost first."""
+"""The named axes that form one number, or one axis of an array, outermost first."""
 
 Coordinates = dict[str, int]
-"""A coordinate of each axis."""
+"""Axis name -> coordinate."""
 
 _DIGITS = "0123456789"
-# Python reads no number of some thousand digits; no coordinate has as many as these.
+# Python refuses to parse integers of several thousand digits; no coordinate has this many.
 _MOST_DIGITS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A place in a key that is filled with the coordinate of one or more axes.
+    """A field of a key that holds the coordinate of one or more axes.
 
     Attributes:
         axes: the axes, outermost first.
-        strides: what each coordinate is multiplied by before they are added up; empty for axes merged
+        strides: factor of each coordinate in the sum; empty for axes merged
             into one number, C order.
         offset: added to the number.
         counts: axes whose lengths are added to the number.
@@ -48,27 +48,27 @@ class Field:
     labels: tuple[str, ...] = ()
 
     def number(self, index: Mapping[str, int], sizes: Mapping[str, int]) -> int:
-        """What is written at a coordinate, but for the offset; the place of a label."""
-        # Most fields are one axis, and a plan of 100,000 arrays asks each of its names.
+        """Return the number written at a coordinate without the offset; for labels, their index."""
+        # Most fields are one axis, and a plan formats the names of 100,000 arrays.
         if len(self.axes) == 1 and not self.strides and not self.counts:
             return index[self.axes[0]]
         steps: Iterable[int] = map(mul, map(index.__getitem__, self.axes), self._steps(sizes))
         return sum(steps) + sum(map(sizes.__getitem__, self.counts))
 
     def indices(self, number: int, sizes: Mapping[str, int]) -> Iterator[Coordinates]:
-        """Every coordinate at which `number` is written; an axis of unknown length may have any."""
+        """Return every coordinate at which `number` is written; an axis of unknown length may have any."""
         steps = zip(self._steps(sizes), self.axes, strict=True)
         terms = [(step, axis, sizes.get(axis)) for step, axis in sorted(steps, key=lambda item: -item[0])]
         return _indices(number - sum(map(sizes.__getitem__, self.counts)), terms)
 
     def _steps(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """What each coordinate is multiplied by."""
+        """Return the factor of each coordinate."""
         if self.strides or len(self.axes) == 1:
             return self.strides or (1,)
         return tuple(prod(sizes[axis] for axis in self.axes[k:]) for k in range(1, len(self.axes) + 1))
 
     def text(self, number: int) -> str:
-        """What stands in a key for a number."""
+        """Format a number as it appears in a key."""
         if not self.labels:
             return str(number + self.offset)
         if number < len(self.labels):
@@ -81,18 +81,20 @@ class Field:
         )
 
     def readings(self, name: str, start: int, after: str | Field) -> Iterator[tuple[int, int]]:
-        """Where the field may end that begins at `start` and has `after` behind it, and its number."""
+        """Yield each possible end of the field that begins at `start` and is followed by `after`, with its
+        number.
+        """
         if self.labels:
             for word in sorted(self.labels, key=lambda label: -len(label)):
                 if name.startswith(word, start):
                     yield start + len(word), self.labels.index(word)
             return
-        # 07 would not come back as it was: nothing follows a 0.
+        # A leading 0 ends the number: 07 would not format back to the same text.
         limit = 1 if name.startswith("0", start) else _MOST_DIGITS
         end = start
         while end < len(name) and name[end] in _DIGITS and end < start + limit:
             end += 1
-        # What begins with no digit stands behind all of them.
+        # Text that does not begin with a digit follows all digits of the number.
         is_apart = isinstance(after, str) and after[:1] not in _DIGITS
         for stop in range(end, end - 1 if is_apart and end > start else start, -1):
             number = int(name[start:stop]) - self.offset
@@ -110,7 +112,7 @@ class Field:
 
 
 def _indices(number: int, terms: Sequence[tuple[int, str, int | None]]) -> Iterator[Coordinates]:
-    """Coordinates of which the multiples add up to `number`; of each term its step, axis, and length."""
+    """Yield coordinates whose multiples add up to `number`; each term has a step, an axis and a length."""
     (step, axis, length), *rest = terms
     if number < 0 or number % gcd(*(item for item, _, _ in terms)):
         return
@@ -127,7 +129,7 @@ def _indices(number: int, terms: Sequence[tuple[int, str, int | None]]) -> Itera
 
 @dataclass(frozen=True)
 class Key:
-    """A key template: literal text and fields in turn."""
+    """A key template: alternating literal text and fields."""
 
     parts: tuple[str | Field, ...]
 
@@ -141,20 +143,20 @@ class Key:
 
     @cached_property
     def needs(self) -> frozenset[str]:
-        """Axes whose lengths must be known to format all of its keys."""
+        """Return the axes whose lengths are needed to format all keys."""
         return frozenset(self.axes) | {count for field in self.fields for count in field.counts}
 
     def is_open_on(self, axis: str) -> bool:
-        """Whether its names give the coordinate of an axis without the axis's length."""
+        """Return whether names give the coordinate of an axis without the axis's length."""
         locations = [field for field in self.fields if axis in field.axes and not field.labels]
         inner = any(axis in (*field.counts, *(field.axes[1:] * (not field.strides))) for field in self.fields)
         return bool(locations) and not inner
 
     def format(self, index: Mapping[str, int], sizes: Mapping[str, int]) -> str:
-        """The key at one coordinate of each of its axes.
+        """Format the key at one coordinate of each of its axes.
 
         Raises:
-            MappingError: a coordinate that has no label.
+            MappingError: a coordinate without a label.
         """
         texts = [
             part if isinstance(part, str) else part.text(part.number(index, sizes)) for part in self.parts
@@ -162,17 +164,18 @@ class Key:
         return "".join(texts)
 
     def filled(self, numbers: Iterable[int]) -> str:
-        """The key with a number in each of its fields; errors as `format`."""
+        """Fill each field with a number; errors as `format`."""
         left = iter(numbers)
         return "".join(part if isinstance(part, str) else part.text(next(left)) for part in self.parts)
 
     def match(self, name: str, sizes: Mapping[str, int]) -> Coordinates | None:
-        """Coordinates at which the key is `name`, None where there are none: the inverse of `format`.
+        """Return the coordinates at which the key is `name`, or None: the inverse of `format`.
 
         Args:
             name: of an array.
-            sizes: lengths of the axes; one that is alone in its field, or outermost of merged ones, may be
-                left out, and then have any coordinate.
+            sizes: lengths of the axes; an axis that is alone in its field, or the outermost of merged axes,
+                may be left
+                out and then has any coordinate.
         """
         for end, numbers in self.readings(name):
             if end == len(name):
@@ -184,11 +187,13 @@ class Key:
         return None
 
     def numbers(self, name: str) -> tuple[int, ...] | None:
-        """What stands in the fields of `name`, whatever the lengths are; None where it is no such key."""
+        """Return the numbers in the fields of `name` for any lengths; None if `name` does not match."""
         return next((numbers for end, numbers in self.readings(name) if end == len(name)), None)
 
     def readings(self, name: str, part: int = 0, start: int = 0) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Where the key, or its rest from a part on, may end in `name`, and the numbers in its fields."""
+        """Yield each possible end of the key, or of its rest from a part on, in `name`, with the field
+        numbers.
+        """
         parts = self.parts
         while part < len(parts):
             each, part = parts[part], part + 1
@@ -204,11 +209,11 @@ class Key:
         yield start, ()
 
     def first(self, sizes: Mapping[str, int] | None = None) -> str:
-        """The key at coordinate 0 of each of its axes; lengths that are not known are taken as 0."""
+        """Format the key at coordinate 0 of each axis; unknown lengths count as 0."""
         return self.format(dict.fromkeys(self.axes, 0), {**dict.fromkeys(self.needs, 0), **(sizes or {})})
 
     def below(self, prefix: Key) -> Key:
-        """This key under another one, joined by a dot."""
+        """Return this key under another one, joined by a dot."""
         return key_of((*prefix.parts, ".", *self.parts)) if prefix.parts else self
 
     def __str__(self) -> str:
@@ -218,7 +223,9 @@ class Key:
 def _merge_coordinates(
     fields: Sequence[tuple[Field, int]], index: Coordinates, sizes: Mapping[str, int]
 ) -> Iterator[Coordinates]:
-    """Coordinates that give every field its number: an axis of several fields has the same in all."""
+    """Yield coordinates that give every field its number; an axis in several fields has the same coordinate
+    in all.
+    """
     if not fields:
         yield index
         return
@@ -229,7 +236,7 @@ def _merge_coordinates(
 
 
 def key_of(parts: Iterable[str | Field]) -> Key:
-    """A key of these parts: literals that follow each other are one, as where the whole key is parsed."""
+    """Create a key from parts; adjacent literals are merged, as when the whole key is parsed."""
     merged: list[str | Field] = []
     for part in parts:
         last = merged[-1] if merged else None
@@ -241,15 +248,17 @@ def key_of(parts: Iterable[str | Field]) -> Key:
 
 
 def longest_stride(keys: Iterable[Key]) -> int:
-    """The largest step in which a number in these keys grows with a coordinate; 1 where all count on."""
+    """Return the largest step between numbers of neighboring coordinates in these keys; 1 if all are
+    consecutive.
+    """
     return max((stride for key in keys for field in key.fields for stride in field.strides), default=1)
 
 
 def parse_key(text: str) -> Key:
-    """The key template that a text is; the inverse of `str`.
+    """Parse a key template; the inverse of `str`.
 
     Raises:
-        MappingError: unbalanced braces, a field that is not in the language, or a word twice in one.
+        MappingError: unbalanced braces, an invalid field, or a label that occurs twice in a field.
     """
     parts: list[str | Field] = []
     rest = text
@@ -290,7 +299,7 @@ def _parse_field(inside: str, text: str) -> Field:
 
 
 def _parse_sum(names: str, text: str) -> Field:
-    """`6*block+position+#dense+3`: multiples of axes, lengths of axes, and numbers."""
+    """Parse `6*block+position+#dense+3`: multiples of axes, lengths of axes, and numbers."""
     strides: dict[str, int] = {}
     counts: list[str] = []
     offset = 0

@@ -1,4 +1,4 @@
-"""What mapping a model makes: arrays under the names of the other side, and what is to be said of them."""
+"""The result of mapping a model: arrays under the names of the other side, and notes about them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ckpttools.core.notes import Note, Notes
 
 @dataclass(frozen=True, slots=True)
 class ValueNote:
-    """What a row does to values.
+    """The effect of a row on values.
 
     Attributes:
         key: the target key, axes in braces.
-        exact: whether the way back gives the original bits.
-        reason: why not, or which values are excepted.
-        dtype: the dtype it was judged for.
+        exact: whether the reverse conversion restores the original bits.
+        reason: why not, or the exceptions.
+        dtype: the dtype that this applies to.
     """
 
     key: str
@@ -29,7 +29,9 @@ class ValueNote:
 
 
 def notes_of(values: Iterable[ValueNote]) -> Notes:
-    """The same for the plan and the receipt: what will not come back bit by bit, and what will."""
+    """Return the notes for the plan and the receipt: which values convert back bit for bit, and which do
+    not.
+    """
     result = [(item.exact, Note(item.key, item.reason)) for item in values]
     inexact = tuple(note for exact, note in result if not exact)
     return Notes(inexact, tuple(note for exact, note in result if exact))
@@ -45,12 +47,13 @@ class Mapped:
         values: rows that change values.
         dropped: source keys that were left out on purpose.
         changed: target keys whose values were changed.
-        altered: source keys from which they were made.
+        altered: source keys of the changed arrays.
         cut: for each axis that was longer in the source than in the model, both lengths.
         extra: source key -> the axis on which it was longer.
-        unused: source keys that made nothing, where only what could be made was asked for.
-        whole: target keys of whole numbers, by their rows.
-        filled: source key -> array that the target side has none of, and the number it should be full of.
+        unused: source keys that no target uses, in a partial conversion.
+        whole: target keys of integer arrays, according to their rows.
+        filled: source key -> an array without a counterpart on the target side, and the expected
+            value of all its elements.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -67,5 +70,5 @@ class Mapped:
 
     @property
     def weights(self) -> dict[str, LazyArray]:
-        """The arrays that are no whole numbers by their rows."""
+        """Return the arrays that are not integer arrays according to their rows."""
         return {key: array for key, array in self.arrays.items() if key not in self.whole}

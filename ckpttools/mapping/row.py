@@ -2,12 +2,12 @@
 
     mlp.wi_0.kernel: embed mlp <-> mlp.gate_proj.weight: mlp embed
 
-On both sides a name, a colon and the axes of its array, in the language of `ckpttools.mapping.axes`. Then,
-after commas, what else there is to say of it:
+Each side has a name, a colon and the axes of its array, in the notation of `ckpttools.mapping.axes`. Options
+follow after commas:
 
     scale head_dim -0.5   a value op from right to left, in the notation of `ckpttools.mapping.row_text`
-    when tied             the row is there where the flag is set; several flags have blanks between
-    unless tied           the row is there where it is not set
+    when tied             the row exists if the flag is set; blanks separate several flags
+    unless tied           the row exists if the flag is not set
     above kind            only one side names this axis; the other has it in the prefix of its layers
 """
 
@@ -37,14 +37,14 @@ from ckpttools.mapping.values import ValueOp
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The same numbers under two names and in two layouts.
+    """The same values under two names and in two layouts.
 
     Attributes:
         left, right: the two sides; they name the same axes.
-        op: what happens to values on the way from right to left, or None.
-        when: names of flags of the model that must all be set for the row to exist, with blanks between.
-        unless: names of flags of which none may be set.
-        above: axes that one side names and the other has in the prefix of its layers, with blanks between.
+        op: change of values from right to left, or None.
+        when: blank-separated flags that must all be set for the row to exist.
+        unless: blank-separated flags that must not be set.
+        above: blank-separated axes that one side names and the other has in the prefix of its layers.
     """
 
     left: Side
@@ -66,15 +66,15 @@ class Row:
 
     @property
     def flags(self) -> frozenset[str]:
-        """The flags that decide whether the row exists."""
+        """Return the flags that decide whether the row exists."""
         return frozenset(self.when.split()) | frozenset(self.unless.split())
 
     def applies(self, flags: Collection[str]) -> bool:
-        """Whether a model in which these flags are set has this row."""
+        """Return whether a model in which these flags are set has this row."""
         return set(self.when.split()) <= set(flags) and not set(self.unless.split()) & set(flags)
 
     def __str__(self) -> str:
-        """The text that `row` makes it from, where its names and its op have one."""
+        """Return the text for `row`, if the names and the op can be written as text."""
         declared = [f"{self.left} {ARROW} {self.right}"]
         if self.op is not None:
             declared.append(op_to_json(self.op))
@@ -83,14 +83,14 @@ class Row:
 
 
 def row(text: str, *, op: ValueOp | None = None) -> Row:
-    """A row from its text.
+    """Parse a row.
 
     Args:
-        text: in the language of this module; blanks may be any, also ends of lines.
-        op: one that has no text.
+        text: in the notation of this module; any whitespace separates words.
+        op: an op that cannot be written as text.
 
     Raises:
-        MappingError: the text is not in the language, or the sides name different axes.
+        MappingError: the text is invalid, or the sides name different axes.
     """
     left, right, declared = read_row(text)
     if op is not None and "op" in declared:
@@ -99,15 +99,16 @@ def row(text: str, *, op: ValueOp | None = None) -> Row:
 
 
 def rows(text: str) -> tuple[Row, ...]:
-    """Rows from a text with one on each line.
+    """Parse rows from a text with one row per line.
 
-    A line that begins with `<->` goes on with the one before; `# ...` is a comment. A heading says what is
-    true of all rows below it, until the next: flags, or what all names begin with.
+    A line that begins with `<->` continues the one before; `# ...` is a comment. A heading applies to all
+    rows
+    below it, until the next heading: flags, or the common prefixes of the names.
 
         below self_attention <-> self_attn, unless fused
 
     Raises:
-        MappingError: as of `row`, the first that is none.
+        MappingError: as `row`, for the first invalid line.
     """
     common: Mapping[str, Any] = {}
     result: list[Row] = []
@@ -122,13 +123,13 @@ def rows(text: str) -> tuple[Row, ...]:
 def _row(
     left: Side, right: Side, declared: Mapping[str, Any], below: tuple[Key, Key] = NOWHERE, **flags: str
 ) -> Row:
-    """A row as it and its heading say."""
+    """Parse a row under its heading."""
     names = {word: single_spaced(names, declared.get(word, "")) for word, names in flags.items()}
     return Row(left.below(below[0]), right.below(below[1]), **{**declared, **names})
 
 
 def rows_text(rows: Iterable[Row], width: int) -> str:
-    """The text that `rows` makes them from: a table, in which rows longer than `width` take two lines."""
+    """Format rows as the text for `rows`: a table in which rows longer than `width` take two lines."""
     texts = list(map(str, rows))
     short = [text for text in texts if len(text) <= width]
     tables = (aligned_texts(short, 3), aligned_texts(short, 2), short)
@@ -137,10 +138,9 @@ def rows_text(rows: Iterable[Row], width: int) -> str:
     return "\n".join(lines.get(text) or text.replace(f" {ARROW} ", f"\n    {ARROW} ") for text in texts)
 
 
-# Layers: rows that repeat under a numbered prefix, and how scanning stacks them.
-#
-# A scanned model keeps the layers of a group in one array, stacked on further axes from the scan axis on;
-# an unscanned one keeps each under a number of its own.
+# Layers: rows that repeat under a numbered prefix, and how scanning stacks them. A scanned model keeps the
+# layers of a group in one array, stacked on extra axes that start at the scan axis; an unscanned model keeps
+# each layer under its own number.
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ class Layers:
         scanned: prefix of left keys of a scanned model, `decoder.layers`; empty for layers of an incomplete
             cycle, where only complete cycles are scanned.
         stacked: axes that a scanned model has in its arrays, from the scan axis on.
-        rows: what is below these prefixes.
-        when, unless: flags on which the group exists, as a row's.
+        rows: the rows below these prefixes.
+        when, unless: flags that decide whether the group exists, as for a row.
     """
 
     right: str
@@ -166,7 +166,7 @@ class Layers:
     unless: str = ""
 
     def all_rows(self, scan_axis: int | None) -> Iterator[Row]:
-        """The rows with their prefixes, for layers stacked on `scan_axis`, or for unscanned ones."""
+        """Return the rows with their prefixes, for layers stacked on `scan_axis` or for unscanned layers."""
         if scan_axis is not None and not self.scanned:
             return
         above = parse_key(self.right)

@@ -19,11 +19,11 @@ from ckpttools.mapping.values import BoundOp
 
 @dataclass(frozen=True, slots=True)
 class _Rearrangement:
-    """How one source array becomes part of a target.
+    """Rearrangement of one source array into its part of a target.
 
     Attributes:
-        taken: its axes that enter the key; they are brought to the front.
-        split, order, merge: as of `relayout`.
+        taken: axes that move into the key; they are brought to the front.
+        split, order, merge: as for `relayout`.
     """
 
     taken: AxisGroup
@@ -39,7 +39,7 @@ class RowConversion:
     Attributes:
         source, target: the two sides.
         sizes: length of every axis.
-        op: what happens to values on the way, or None.
+        op: change of the values, or None.
     """
 
     source: Side
@@ -48,7 +48,7 @@ class RowConversion:
     op: BoundOp | None = None
 
     def at(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> LazyArray:
-        """The target array at `index`, a coordinate of each axis of the target's key."""
+        """Return the target array at `index`, a coordinate of each axis of the target's key."""
         body = self._stacked(dict(index), self._stacked_axes, arrays)
         if self._groups == self.target.groups:
             return body
@@ -57,19 +57,21 @@ class RowConversion:
         return relayout(body, split, tuple(range(len(split))), merge)
 
     def source_keys(self, index: Mapping[str, int]) -> Iterator[str]:
-        """The keys of all source arrays that the target array at `index` is made of."""
+        """Return the keys of all source arrays of the target array at `index`."""
         lengths = {**self.sizes, **dict.fromkeys(index, 1)}
         for inner in self.source.indices(lengths):
             yield self.source.key.format({**inner, **index}, self.sizes)
 
     @cached_property
     def _stacked_axes(self) -> AxisGroup:
-        """Axes that leave the key and enter the array."""
+        """Return the axes that move from the key into the array."""
         return tuple(axis for axis in self.target.array_axes if axis in self.source.key.axes)
 
     @cached_property
     def _groups(self) -> tuple[AxisGroup, ...]:
-        """The target's groups; single axes where one of them merges a stacked axis with others."""
+        """Return the target's groups, split into single axes where a group merges a stacked axis with
+        others.
+        """
         mixed = any(len(g) > 1 and set(g) & set(self._stacked_axes) for g in self.target.groups)
         return tuple((axis,) for axis in self.target.array_axes) if mixed else self.target.groups
 
@@ -82,7 +84,7 @@ class RowConversion:
         return stack(parts, [g for g in self._groups if g[0] not in outer].index((axis,)))
 
     def _single(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> LazyArray:
-        """What one source array gives: its values, the axes that enter the key taken, the rest in order."""
+        """Return the contribution of one source array: the axes of the key taken, the rest in order."""
         array = arrays[self.source.key.format(index, self.sizes)]
         if self.op is not None:
             array = elementwise(array, self.op)
@@ -103,7 +105,7 @@ class RowConversion:
 
 
 def with_parts(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """The rows, in which those of one array's parts know each other: parts have the same flags."""
+    """Link the rows of the parts of each array; parts have the same flags."""
     rows = tuple(rows)
     parts: dict[object, list[AxisGroup]] = {}
     for row in rows:
@@ -123,7 +125,7 @@ def with_parts(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def _array(row: Row, side: Side) -> object:
-    """What the rows of one array's parts have in common."""
+    """Return the properties that the rows of one array's parts share."""
     assert side.join is not None
     outside = side.groups[side.join.at][: side.join.depth]
     others = side.groups[: side.join.at], side.groups[side.join.at + 1 :]
@@ -131,7 +133,7 @@ def _array(row: Row, side: Side) -> object:
 
 
 def part_of(side: Side, array: LazyArray, sizes: Mapping[str, int]) -> LazyArray:
-    """The side's own part of its array."""
+    """Return the side's own part of its array."""
     if side.join is None:
         return array
     at, number = side.join.at, side.join.number
@@ -145,7 +147,7 @@ def part_of(side: Side, array: LazyArray, sizes: Mapping[str, int]) -> LazyArray
 
 
 def joined(parts: Sequence[tuple[Side, LazyArray]], sizes: Mapping[str, int]) -> LazyArray:
-    """The array of which these are all parts, in any order."""
+    """Join all parts of an array, given in any order."""
     side = parts[0][0]
     assert side.join is not None
     at = side.join.at
@@ -166,14 +168,14 @@ def _lengths(side: Side, sizes: Mapping[str, int]) -> list[int]:
 
 
 def _split(array: LazyArray, at: int, lengths: Shape) -> LazyArray:
-    """The array with an axis in its place taken apart."""
+    """Split one axis of an array in place."""
     split = [lengths if axis == at else (length,) for axis, length in enumerate(array.shape)]
     rank = len(array.shape) + len(lengths) - 1
     return relayout(array, split, range(rank), [1] * rank)
 
 
 def _merged(array: LazyArray, at: int, count: int) -> LazyArray:
-    """The array with `count` axes from `at` on merged into one."""
+    """Merge `count` axes of an array from `at` on."""
     rank = len(array.shape)
     merge = [*[1] * at, count, *[1] * (rank - at - count)]
     return relayout(array, [(length,) for length in array.shape], range(rank), merge)

@@ -1,4 +1,4 @@
-"""The text of a row, taken apart: what is wrong with it is said with its column."""
+"""Parser of a row's text; errors name the column."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _WHOLE = [dtype.name for dtype in DTYPES.values() if dtype.kind in ("int", "uint
 
 
 def parse_op(text: str) -> ValueOp:
-    """The op that a text describes; the inverse of `op_text`.
+    """Parse an op; the inverse of `op_text`.
 
     Raises:
-        MappingError: it describes none.
+        MappingError: the text is not an op.
     """
     match text.split():
         case ["scale", axis, power] if axis.isidentifier():
@@ -44,10 +44,10 @@ def parse_op(text: str) -> ValueOp:
 
 
 def op_text(op: ValueOp) -> str:
-    """An op as text.
+    """Format an op.
 
     Raises:
-        MappingError: an op that has no text, as those of plug-ins.
+        MappingError: an op without a text form, such as those of plug-ins.
     """
     match op:
         case Scale(axis=axis, power=power, factor_dtype="float32"):
@@ -66,7 +66,7 @@ def op_text(op: ValueOp) -> str:
 
 
 def op_to_json(op: ValueOp) -> str:
-    """An op as text, or as Python says it."""
+    """Format an op as text, or as its Python repr."""
     try:
         return op_text(op)
     except MappingError:
@@ -74,7 +74,7 @@ def op_to_json(op: ValueOp) -> str:
 
 
 def exactness_of(op: ValueOp) -> Exactness:
-    """Whether the way back gives bfloat16 values' bits, whatever the sizes of the model."""
+    """Return whether the reverse conversion restores the bits of bfloat16 values, for all model sizes."""
     match op:
         case Scale():
             return Exactness(False, f"times {_factor(op)}: exact where that is a power of two, else rounded")
@@ -94,7 +94,7 @@ def _factor(scale: Scale) -> str:
 
 
 def _number_text(number: float) -> str:
-    """The shortest text that gives the number back."""
+    """Return the shortest text that parses back to the number."""
     return repr(float(number)).removesuffix(".0")
 
 
@@ -134,7 +134,7 @@ NOWHERE = Key(()), Key(())
 
 @dataclass(frozen=True, slots=True)
 class _Excerpt:
-    """A part of a row's text that knows where it stands: `whole[start:end]`."""
+    """A slice of a row's text with its position: `whole[start:end]`."""
 
     whole: str
     start: int
@@ -146,7 +146,7 @@ class _Excerpt:
 
     @property
     def masked(self) -> str:
-        """The text with fields blotted out: the colons, commas and blanks in them separate nothing."""
+        """Return the text with its fields masked: colons, commas and blanks in them are not separators."""
         first, *rest = self.text.split("{")
         for item in rest:
             inside, closed, after = item.partition("}")
@@ -154,7 +154,7 @@ class _Excerpt:
         return first
 
     def cut(self, start: int, end: int | None = None) -> _Excerpt:
-        """A part of this one, without blanks around it; positions count from its beginning."""
+        """Return a slice of this excerpt, stripped of blanks; positions count from its beginning."""
         part = self.text[start:end]
         first = self.start + start + len(part) - len(part.lstrip())
         return _Excerpt(self.whole, first, first + len(part.strip()))
@@ -166,14 +166,14 @@ class _Excerpt:
             at += len(part) + len(separator)
 
     def wrong(self, error: MappingError) -> MappingError:
-        """The error, with the column of what was got; that of this piece where it has none."""
-        # An axis that occurs twice is wrong where it occurs again.
+        """Create an error with the column of `got`, or of this excerpt if `got` has no column."""
+        # For a duplicate axis, the error points to the second occurrence.
         last = max(_locations(error.got, self.text), default=0) if error.got else 0
         return error.at(f"column {self.start + last + 1} of {self.whole!r}")
 
 
 def _locations(words: str, text: str) -> Iterator[int]:
-    """Where a text has these words, not as parts of longer ones."""
+    """Return the positions of these words in a text, not as parts of longer words."""
     for at in range(len(text)):
         around = text[at - 1 : at] + text[at + len(words) :][:1]
         within = words.isidentifier() and any(item.isalnum() or item == "_" for item in around)
@@ -182,12 +182,12 @@ def _locations(words: str, text: str) -> Iterator[int]:
 
 
 def single_spaced(*names: str) -> str:
-    """Names with blanks between."""
+    """Join names with single blanks."""
     return " ".join(" ".join(names).split())
 
 
 def split_rows(text: str) -> list[str]:
-    """The texts of rows that stand one on each line, as `ckpttools.mapping.row.rows` says."""
+    """Split a text into rows, one per line, as described by `ckpttools.mapping.row.rows`."""
     result: list[str] = []
     for line in text.split("\n"):
         words = line.split()
@@ -199,7 +199,7 @@ def split_rows(text: str) -> list[str]:
 
 
 def aligned_texts(texts: Sequence[str], columns: int) -> list[str]:
-    """Texts of rows with their first columns below each other: of name, axes, the other name."""
+    """Format rows with aligned columns: the name, the axes, the other name."""
     cells = [_cells(text) for text in texts]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:columns]
     padded = [[*map(str.ljust, cell, widths), *cell[len(widths) :]] for cell in cells]
@@ -212,10 +212,10 @@ def _cells(text: str) -> tuple[str, str, str, str]:
 
 
 def read_row(text: str) -> tuple[Side, Side, dict[str, Any]]:
-    """The two sides of a row, and what else its text says: attributes of `Row` by their names.
+    """Parse the two sides of a row and its options, as attributes of `Row` by name.
 
     Raises:
-        MappingError: it is not in the language; its place is the column and the text, with single blanks.
+        MappingError: the text is invalid; the location is the column and the text, with single blanks.
     """
     left, left_axes, right, rest = _columns(text)
     right_axes, *clauses = rest.parts(",")
@@ -223,7 +223,7 @@ def read_row(text: str) -> tuple[Side, Side, dict[str, Any]]:
 
 
 def _columns(text: str) -> tuple[_Excerpt, _Excerpt, _Excerpt, _Excerpt]:
-    """Name, axes, name, and all that follows."""
+    """Split a row into name, axes, name and the rest."""
     whole = single_spaced(text)
     sides = list(_Excerpt(whole, 0, len(whole)).parts(f" {ARROW} "))
     if len(sides) != 2:
@@ -233,7 +233,7 @@ def _columns(text: str) -> tuple[_Excerpt, _Excerpt, _Excerpt, _Excerpt]:
 
 
 def _name(side: _Excerpt) -> tuple[_Excerpt, _Excerpt]:
-    """The name that a side begins with, and what follows its colon."""
+    """Return the name at the beginning of a side, and the text after its colon."""
     colon = _colon(side.masked)
     if colon is None:
         raise side.wrong(MappingError("a name has no colon after it", got=side.text, expected=_SIDES))
@@ -244,7 +244,7 @@ def _name(side: _Excerpt) -> tuple[_Excerpt, _Excerpt]:
 
 
 def _colon(text: str) -> int | None:
-    """The colon with a blank after it, or with a scalar's comma or end; others belong to the name."""
+    """Find the colon followed by a blank, or by a scalar's comma or end; other colons belong to the name."""
     ends = (
         at for at, item in enumerate(text) if item == ":" and not text[at + 1 :].removeprefix(",")[:1].strip()
     )
@@ -257,15 +257,15 @@ def _side(name: _Excerpt, axes: _Excerpt) -> Side:
 
 
 def is_heading(text: str) -> bool:
-    """Whether a line is a heading over rows, not one of them."""
+    """Return whether a line is a heading rather than a row."""
     return text.split(" ")[0] in _HEADINGS
 
 
 def read_heading(text: str) -> dict[str, Any]:
-    """What a heading says of the rows below it: attributes of `Row`, and the prefixes of both names.
+    """Parse a heading: attributes of `Row` for the rows below it, and the prefixes of both names.
 
     Raises:
-        MappingError: as of `read_row`.
+        MappingError: as `read_row`.
     """
     return dict(_clauses(_Excerpt(text, 0, len(text)).parts(","), _HEADINGS))
 
@@ -319,7 +319,7 @@ def _names(clause: _Excerpt) -> str:
 
 @contextmanager
 def _placed(piece: _Excerpt) -> Iterator[None]:
-    """Within it, an error says where in the text of the row it is."""
+    """Add the position in the row's text to errors raised inside."""
     try:
         yield
     except MappingError as error:

@@ -1,4 +1,4 @@
-"""Scales of blocks through a table: each grid goes the way of the weight that it is of."""
+"""Block scales through a table: each grid follows the conversion of its weight."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ class ScaleGrids:
     """The scales of a table's weights on the other side.
 
     Attributes:
-        table: the same rows, but that the values of quantized weights stay as they are.
+        table: the same rows, but without value ops for quantized weights.
         scales: target key of a weight -> its scales.
-        values: what happens to scales on the way.
-        problems: a line for each kind of weight whose scales the other side cannot have.
-        misfits: a line for each kind of weight of whose grids `fits` has said something.
-        cells: target key -> the scales of cells, and how many of them a block has on the last two axes:
-            within a block all must be equal. Only where these are several.
+        values: notes about changed scales.
+        problems: a line for each kind of weight whose scales the other side cannot represent.
+        misfits: a line for each kind of weight whose grid `fits` reports as a misfit.
+        cells: target key -> the scales of cells, and the number of cells in a block on the last two axes:
+            all cells of
+            a block must be equal. Only for blocks of several cells.
     """
 
     table: Table
@@ -55,15 +56,15 @@ class ScaleGrids:
 
 @dataclass(frozen=True)
 class _Scaled:
-    """A row of quantized weights, read one way.
+    """A row of quantized weights, read in one direction.
 
     Attributes:
-        row: as its family has it.
+        row: as defined by its family.
         source, target: its two sides.
-        indices: the coordinates of target keys that are made of quantized weights.
-        counts: cells of each axis that is cut into blocks; none where a weight has one scale.
-        times: how many cells a block of a right array has on its last two axes.
-        misfit: what `fits` says of the grid.
+        indices: the coordinates of target keys whose sources are quantized weights.
+        counts: cells of each axis that is cut into blocks; empty if a weight has one scale.
+        times: number of cells in a block of a right array on its last two axes.
+        misfit: the reason that `fits` gives.
     """
 
     row: Row
@@ -86,18 +87,19 @@ def scale_grids(
     fits: Fits = lambda row, sizes, grid: "",
     sounds: Mapping[str, ScaleCheck] | None = None,
 ) -> ScaleGrids:
-    """The scales of a table's quantized weights as expressions of those of the source's.
+    """Return the scales of a table's quantized weights as expressions of the source's scales.
 
     Args:
         table: rows, bound to a model.
-        arrays: source key -> array, the codes of quantized weights among them, without scales.
-        scales: source key of a quantized weight -> its scales: a grid of blocks, or one for all.
-        block: elements of a block on the last two axes of right arrays; None where a weight has one scale.
-        inverse: left arrays are the source, not right ones.
-        cut: axes on which left arrays may be longer than the model says.
-        fits: says what grids left arrays should have; one that fits is made, else the coarsest.
-        sounds: source key of a quantized weight -> what looks at its scales when they are read, and at what
-            becomes of them.
+        arrays: source key -> array, including the values of quantized weights but not their scales.
+        scales: source key of a quantized weight -> its scales: a grid of blocks, or a single scale.
+        block: elements of a block on the last two axes of right arrays; None if a weight has one scale.
+        inverse: whether left arrays are the source.
+        cut: axes on which left arrays may be longer than in the model.
+        fits: check of the grids of left arrays; the first grid that fits is used, or else the coarsest.
+        sounds: source key of a quantized weight -> check of its scales and of the converted scales, run when
+            they
+            are read.
     """
     sizes, flags = table.known_of(arrays, left=inverse, cut=cut)
     known = {name for name, value in flags.items() if value}
@@ -126,7 +128,7 @@ def scale_grids(
 
 @dataclass(frozen=True)
 class _Way:
-    """How scales go from one side to the other; attributes as the arguments of `scale_grids`."""
+    """Conversion of scales from one side to the other; attributes as the arguments of `scale_grids`."""
 
     sizes: Mapping[str, int]
     scales: Mapping[str, LazyArray]
@@ -137,16 +139,16 @@ class _Way:
 
 
 def _is_known(row: Row, sizes: Mapping[str, int]) -> bool:
-    """Whether a row has arrays, and the lengths of its axes are known; where not, the table refuses it."""
+    """Return whether a row has arrays and known axis lengths; if not, the table refuses it."""
     needed = {*row.left.axes, *row.right.axes, *row.left.key.needs, *row.right.key.needs}
     return needed <= sizes.keys() and all(sizes[axis] for axis in needed)
 
 
 def _scaled(row: Row, way: _Way) -> _Scaled | None:
-    """The row, if its weights are quantized.
+    """Return the row with its scale layout if its weights are quantized.
 
     Raises:
-        MappingError: only some are of those that become one array; or as `_cut`.
+        MappingError: only some of the weights of one target array are quantized; or as `_cut`.
     """
     sizes, scales = way.sizes, way.scales
     source, target = (row.left, row.right) if way.inverse else (row.right, row.left)
@@ -171,10 +173,10 @@ def _scaled(row: Row, way: _Way) -> _Scaled | None:
 
 
 def _cut(scaled: _Scaled, way: _Way, block: Block) -> _Scaled:
-    """The row with its axes cut into cells.
+    """Return the row with its axes cut into cells.
 
     Raises:
-        MappingError: no cells lie within blocks on both sides; or the source's grid does not fit.
+        MappingError: no cells are inside blocks on both sides, or the source's grid does not fit.
     """
     row, sizes = scaled.row, way.sizes
     if row.left.join is not None or row.right.join is not None:
@@ -191,13 +193,13 @@ def _cut(scaled: _Scaled, way: _Way, block: Block) -> _Scaled:
 
 
 def _one_scale(side: Side, other: Side) -> Side:
-    """A side whose arrays have one scale for all that is one array on the other side as well."""
+    """Check that arrays with a single scale map to single arrays on the other side."""
     own = tuple((axis,) for axis in side.array_axes if axis in other.key.axes)
     return Side(side.key, own)
 
 
 class _ScaleBuilder:
-    """Target scales as rows make them; those of several parts once all are there."""
+    """Builder of target scales from rows; scales of several parts are built once all parts are present."""
 
     def __init__(self, rows: Iterable[_Scaled], way: _Way) -> None:
         self.arrays: dict[str, LazyArray] = {}
@@ -211,10 +213,10 @@ class _ScaleBuilder:
                 self._counts[side is row.source, side.key].append(row.counts)
 
     def add(self, scaled: _Scaled) -> list[ValueNote]:
-        """Adds the scales of a row's weights, and says what happens to them.
+        """Add the scales of a row's weights, and note changes to them.
 
         Raises:
-            MappingError: they cannot go the way of the weights.
+            MappingError: the scales cannot follow the conversion of the weights.
         """
         cut = {**self._sizes, **self._blocks(scaled)}
         for side in (scaled.source, scaled.target) if scaled.counts else ():
@@ -235,10 +237,10 @@ class _ScaleBuilder:
         return [ValueNote(str(scaled.target.key), exactness.exact, reason, dtype)]
 
     def _source(self, key: str, scaled: _Scaled, cut: Mapping[str, int], op: Multiply | None) -> LazyArray:
-        """The scales of a weight, one for each cell, looked at as they are and as `op` will leave them.
+        """Return the scales of a weight, one per cell, checked before and after `op`.
 
         Raises:
-            MappingError: they are of another shape.
+            MappingError: the scales have another shape.
         """
         expected, times = scaled.source.shape(cut), (1, 1) if self._inverse else scaled.times
         blocks = (*expected[:-2], *map(ceil_div, expected[-2:], times)) if scaled.counts else expected
@@ -251,7 +253,7 @@ class _ScaleBuilder:
         return built
 
     def _blocks(self, scaled: _Scaled) -> Mapping[str, int]:
-        """The blocks of a row's axes, and of the other parts of its arrays."""
+        """Return the blocks of a row's axes, and of the other parts of its arrays."""
         sides = [(True, scaled.source), (False, scaled.target)]
         others = (
             count for is_source, side in sides if side.join for count in self._counts[is_source, side.key]
@@ -259,7 +261,7 @@ class _ScaleBuilder:
         return merged_counts((scaled.counts, *others))
 
     def _op(self, scaled: _Scaled) -> Multiply | None:
-        """What happens to the values of the weights, and so to their scales."""
+        """Return the op of the weights, which applies to their scales."""
         if scaled.row.op is None:
             return None
         op = scaled.row.op.bound(self._sizes)
@@ -281,10 +283,10 @@ class _ScaleBuilder:
 
 
 def _with_shape(key: str, scales: LazyArray, expected: Shape, *, single: bool) -> LazyArray:
-    """The scales of a weight.
+    """Return the scales of a weight after checking their shape.
 
     Raises:
-        MappingError: they are of another shape.
+        MappingError: the scales have another shape.
     """
     if single and not expected and scales.size == 1:
         for _ in scales.shape:
@@ -295,7 +297,7 @@ def _with_shape(key: str, scales: LazyArray, expected: Shape, *, single: bool) -
 
 
 def _line(row: Row, error: MappingError) -> str:
-    """What is wrong with a row, in a line."""
+    """Format the problem of a row as one line."""
     got = f": {error.got}" if error.got else ""
     expected = f", expected {error.expected}" if error.expected else ""
     return f"{row.left.key}: {error.message}{got}{expected}"

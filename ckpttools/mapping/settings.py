@@ -1,13 +1,13 @@
-"""What a framework must be told of a model: lines of terms over its configuration, axes and flags.
+"""Settings of a framework for a model: rules over its configuration, axes and flags.
 
-base_emb_dim:   embed                                 the length of an axis, or a sum over such
+base_emb_dim:   embed                                 the length of an axis, or a formula over lengths
 head_dim:       head_dim | embed // heads             the first that is known
-rope_type:      "yarn", if rope.type is "yarn"        JSON; lines of one name stand in order
-mlp_activation: config.hidden_act as {"silu": "silu"} a field of the configuration, in other words; of a
-                                                      list each item
+rope_type:      "yarn", if rope.type is "yarn"        JSON; the first line that applies counts
+mlp_activation: config.hidden_act as {"silu": "silu"} a field of the configuration, translated; each item of
+a list
 must rope.factor is 8, if rope.type is "llama3" -- it is 8 in the code
-idle qk_head_dim, ep_size -- they say nothing that other fields do not
-note if flag.indexer -- what there is to know of such a model
+idle qk_head_dim, ep_size -- they repeat other fields
+note if flag.indexer -- a note about such models
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ Relation = Literal["is", "is not", "in", "not in"]
 
 
 class Facts(Protocol):
-    """What is known of one model."""
+    """The known facts about one model."""
 
     @property
     def lengths(self) -> Mapping[str, int]:
-        """Of axes."""
+        """Return the lengths of axes."""
 
     @property
     def flags(self) -> Mapping[str, bool]:
-        """Yes and no."""
+        """Return the flags."""
 
     def field(self, name: str) -> Any:
-        """A field of the configuration, such as `config.rms_norm_eps`; None where there is none."""
+        """Return a field of the configuration, such as `config.rms_norm_eps`; None if it does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """What a value is.
+    """A source of a value.
 
     Attributes:
-        kind: "value" is there as it is, "field" in the configuration, "flag" is a yes or no, "formula" a sum
-            over lengths of axes.
-        value: of kind "value".
+        kind: "value" for a constant, "field" for a configuration field, "flag" for a boolean, "formula" for
+            a
+            formula over lengths of axes.
+        value: the constant, for kind "value".
         name: of the field or flag, or the formula.
-        words: value of the field as JSON -> what stands for it; None for the value itself.
+        words: value of the field as JSON -> its translation; None for the value itself.
     """
 
     kind: Literal["value", "field", "flag", "formula"]
@@ -59,10 +60,10 @@ class Term:
     words: Mapping[str, Any] | None = None
 
     def of(self, facts: Facts) -> Any:
-        """The value for one model; None where nothing is known.
+        """Return the value for one model; None if unknown.
 
         Raises:
-            KeyError: there are words, but none for this value.
+            KeyError: the translations do not include this value.
         """
         if self.kind == "value":
             return self.value
@@ -93,14 +94,14 @@ TRUE = Term("value", True)
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Two terms and how they are to each other."""
+    """A comparison of two terms."""
 
     left: Term
     relation: Relation
     right: Term
 
     def holds(self, facts: Facts) -> bool:
-        """Whether it is so of one model."""
+        """Return whether the condition holds for one model."""
         left, right = self.left.of(facts), self.right.of(facts)
         if self.relation in ("in", "not in"):
             return (left in right) == (self.relation == "in")
@@ -131,12 +132,12 @@ _OPENING, _CLOSING = "[{(", "]})"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting, and what its value is.
+    """A setting and the terms for its value.
 
     Attributes:
         name: of the setting.
-        terms: the first that is known is the value.
-        conditions: it is set where all of them hold.
+        terms: the first known term is the value.
+        conditions: the setting applies if all of them hold.
     """
 
     name: str
@@ -144,7 +145,7 @@ class Setting:
     conditions: tuple[Condition, ...] = ()
 
     def applies(self, facts: Facts) -> bool:
-        """Whether it is set for one model."""
+        """Return whether the setting applies to one model."""
         return all(condition.holds(facts) for condition in self.conditions)
 
     def __str__(self) -> str:
@@ -153,12 +154,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What must be so of a model, because the framework can do nothing else.
+    """A requirement on models, due to a limit of the framework.
 
     Attributes:
-        expected: what must be; of what the configuration does not say it is taken to be so.
-        conditions: where it must.
-        reason: what the framework does.
+        expected: the required condition; assumed to hold if the configuration is silent.
+        conditions: when the requirement applies.
+        reason: the framework's behavior.
     """
 
     expected: Condition
@@ -166,7 +167,7 @@ class Limit:
     reason: str
 
     def holds(self, facts: Facts) -> bool:
-        """Whether a model keeps it."""
+        """Return whether a model meets the requirement."""
         if not all(condition.holds(facts) for condition in self.conditions):
             return True
         return self.expected.left.of(facts) is None or self.expected.holds(facts)
@@ -177,11 +178,11 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Fields of a configuration that change nothing of what a framework computes.
+    """Configuration fields that do not affect the framework's computation.
 
     Attributes:
-        fields: their names, of parts such as `vision_config.hidden_act` with the part's; patterns.
-        reason: why they do not.
+        fields: patterns of field names; nested ones include the parent, such as `vision_config.hidden_act`.
+        reason: why they have no effect.
     """
 
     fields: tuple[str, ...]
@@ -193,18 +194,18 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class SettingNote:
-    """What there is to know of a model.
+    """A note about models.
 
     Attributes:
-        conditions: of which.
-        text: what.
+        conditions: when the note applies.
+        text: of the note.
     """
 
     conditions: tuple[Condition, ...]
     text: str
 
     def applies(self, facts: Facts) -> bool:
-        """Whether it is to be said of one model."""
+        """Return whether the note applies to one model."""
         return all(condition.holds(facts) for condition in self.conditions)
 
     def __str__(self) -> str:
@@ -212,7 +213,7 @@ class SettingNote:
 
 
 class _RuleLines(NamedTuple):
-    """What the lines of a text say, by kinds; the first that applies of `settings` of one name counts."""
+    """Parsed rules by kind; of `settings` with the same name the first that applies counts."""
 
     settings: tuple[Setting, ...]
     limits: tuple[Limit, ...]
@@ -221,17 +222,16 @@ class _RuleLines(NamedTuple):
 
 
 class SettingRules:
-    """The rules of a text, equal to those of another text that says the same.
+    """The rules of a text, equal to rules parsed from an equivalent text.
 
-    They are read from it when they are first asked for, which takes 15 ms of all families: most commands only
-    ask how arrays are called.
+    The text is parsed on first use, which takes 15 ms for all families: most commands only need array names.
     """
 
     def __init__(self, text: str = "") -> None:
-        """Any text; what is wrong with it is said when rules are asked for, or at once by `setting_rules`.
+        """Store the text; errors in it are raised on first use, or immediately by `setting_rules`.
 
         Args:
-            text: one rule on a line, which goes on below with ` | ` or ` -- `; `# …` is a comment.
+            text: one rule per line, continued on lines that begin with ` | ` or ` -- `; `# …` is a comment.
         """
         self._text = text
 
@@ -265,11 +265,11 @@ class SettingRules:
         return f"SettingRules({str(self)!r})"
 
     def __add__(self, other: SettingRules) -> SettingRules:
-        """These lines, then those."""
+        """Concatenate these rules and the other ones."""
         return SettingRules(f"{self._text}\n{other._text}")
 
     def terms(self) -> Iterator[Term]:
-        """All terms of all lines."""
+        """Return all terms of all rules."""
         for setting in self.settings:
             yield from setting.terms
         conditions = [limit.expected for limit in self.limits]
@@ -280,7 +280,7 @@ class SettingRules:
             yield from (condition.left, condition.right)
 
     def chosen(self, facts: Facts) -> Mapping[str, Setting]:
-        """The settings that one model has: of each name the first that applies."""
+        """Return the settings of one model: for each name the first that applies."""
         result: dict[str, Setting] = {}
         for setting in self.settings:
             if setting.name not in result and setting.applies(facts):
@@ -288,7 +288,7 @@ class SettingRules:
         return result
 
     def mentions(self, flag: str) -> bool:
-        """Whether a line is for models of a flag alone."""
+        """Return whether a rule depends on a flag alone."""
         result = (condition.left for setting in self.settings for condition in setting.conditions)
         return any(item.kind == "flag" and item.name == flag for item in result)
 
@@ -301,10 +301,10 @@ def _where(conditions: Sequence[Condition]) -> str:
 
 
 def setting_rules(text: str) -> SettingRules:
-    """The rules of a text, read at once.
+    """Parse rules immediately.
 
     Raises:
-        MappingError: a line is none; says which.
+        MappingError: a line is not a rule; names the line.
     """
     rules = SettingRules(text)
     _ = rules.settings
@@ -340,7 +340,7 @@ def _whole_lines(text: str) -> list[str]:
 
 
 def _folded(line: str) -> str:
-    """A line that goes on below itself where it is long."""
+    """Join a line with its continuation lines."""
     if len(line) <= _LONGEST:
         return line
     for word in (_REASON, " | "):
@@ -423,7 +423,7 @@ def _wrong(line: str, expected: str) -> MappingError:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """The parts between separators that are neither in quotes nor in brackets."""
+    """Split a text at separators that are neither in quotes nor in brackets."""
     if separator not in text:
         return [text]
     parts, start = [], 0

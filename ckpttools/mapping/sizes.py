@@ -1,4 +1,4 @@
-"""Lengths of axes, found from a configuration and from shapes, each with where it was first said."""
+"""Lengths of axes, inferred from a configuration and from shapes, each with its origin."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup, Field
 
-# Coordinates of which no key is there, but a later one: more than any model has layers or experts.
+# Number of coordinates without a key before a later one: more than any model has layers or experts.
 _MOST_UNSEEN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The length of an axis and who says so.
+    """The length of an axis and its origin.
 
     Attributes:
         length: of the axis.
-        source: who says so.
-        is_assumed: whether nothing says it, and it is what models of the type have that are silent.
+        source: origin of the length.
+        is_assumed: whether the length is the default of the model type rather than stated.
     """
 
     length: int
@@ -35,26 +35,25 @@ class Size:
 
 
 def lengths_of(sizes: Mapping[str, Size]) -> dict[str, int]:
-    """The lengths alone."""
+    """Return the lengths without their origins."""
     return {axis: size.length for axis, size in sizes.items()}
 
 
 Alternatives = tuple[str | int, ...]
-"""Names of a configuration's fields, dots for nested ones; the first that is there counts.
+"""Names of configuration fields, with dots for nested ones; the first that exists counts.
 
-A number at the end is the length where none is there, and a 0 there lets a field be 0, too.
+A number at the end is the default; a default of 0 allows the field to be 0.
 """
 
 
 def nested_value(config: Mapping[str, Any], name: str) -> Any:
-    """The field of a configuration at a dotted name; None without one.
+    """Return the configuration field at a dotted name, or None.
 
-    Below a list, a number is for the item there, `#` for how many there are, and `#NAME` for how many of them
-    are NAME.
+    Below a list, a number selects an item, `#` counts the items, and `#NAME` counts the items equal to NAME.
     """
     value: Any = config
     for key in name.split("."):
-        # What is read of a file; asking whether it is any mapping takes five times as long.
+        # Parsed files contain plain dicts; an isinstance check against Mapping takes five times as long.
         if type(value) is dict:
             value = value.get(key)
         elif isinstance(value, list) and key.startswith("#"):
@@ -67,7 +66,7 @@ def nested_value(config: Mapping[str, Any], name: str) -> Any:
 
 
 def states_field(config: Mapping[str, Any], name: str) -> bool:
-    """Whether a configuration has a field, dots for nested ones, be it null."""
+    """Return whether a configuration has a field, with dots for nested ones; null counts."""
     first, _, rest = name.partition(".")
     inner = config.get(first)
     return first in config and (not rest or (isinstance(inner, Mapping) and states_field(inner, rest)))
@@ -76,16 +75,16 @@ def states_field(config: Mapping[str, Any], name: str) -> bool:
 def first_stated(
     config: Mapping[str, Any], names: Iterable[str], location: str, silent: Mapping[str, Any]
 ) -> tuple[str | None, Any, str]:
-    """The first of these fields that a configuration states, or that a model of its type has all the same.
+    """Return the first of these fields that a configuration states, or that its model type has by default.
 
     Args:
         config: the parsed `config.json`.
         names: of fields.
         location: of the configuration, for messages.
-        silent: what a model of its type has where it is silent, as it would state that.
+        silent: defaults of the model type, in the form of a configuration.
 
     Returns:
-        The name, None without any; the value; and where it is not stated, what that means, else "".
+        The name, or None; the value; and an explanation if the value is a default, else "".
     """
     for name in names:
         if (value := nested_value(config, name)) is not None:
@@ -101,16 +100,16 @@ def sizes_from_config(
     location: str,
     silent: Mapping[str, Any] | None = None,
 ) -> dict[str, Size]:
-    """The axis lengths that a configuration states; axes that nothing is known of are left out.
+    """Read the axis lengths that a configuration states; unknown axes are left out.
 
     Args:
         config: the parsed `config.json`.
-        fields: axis -> where it is stated.
+        fields: axis -> the fields that state it.
         location: of the configuration, for messages.
-        silent: what a model of its type has where it is silent, as it would state that.
+        silent: defaults of the model type, in the form of a configuration.
 
     Raises:
-        ConfigError: a field is no positive whole number.
+        ConfigError: a field is not a positive integer.
     """
     sizes: dict[str, Size] = {}
     for axis, alternatives in fields.items():
@@ -137,10 +136,10 @@ def _length(value: object, name: str, location: str, least: int) -> int:
 
 
 def derive(sizes: Mapping[str, Size], formulas: Mapping[str, str], location: str) -> dict[str, Size]:
-    """`sizes`, completed by the formulas whose axes are all known.
+    """Complete `sizes` with the formulas whose axes are all known.
 
     Raises:
-        ConfigError: a division that must come out even does not, or a length would be negative.
+        ConfigError: a division leaves a remainder that it must not, or a length would be negative.
     """
     result = dict(sizes)
     for _ in formulas:
@@ -167,7 +166,7 @@ def derive(sizes: Mapping[str, Size], formulas: Mapping[str, str], location: str
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One array whose axes are named and whose shape is known."""
+    """An array with named axes and a known shape."""
 
     key: str
     groups: tuple[AxisGroup, ...]
@@ -175,10 +174,10 @@ class Observation:
 
 
 def unify(known: Mapping[str, Size], seen: Iterable[Observation]) -> dict[str, Size]:
-    """`known`, completed by what the shapes say. Shapes that contradict `known` are left to the caller.
+    """Complete `known` with lengths from shapes. The caller handles shapes that contradict `known`.
 
-    An axis of the array gives the one unknown among its named axes; passes are made until nothing new
-    is found.
+    An axis of the array gives the one unknown among its named axes; passes repeat until nothing new is
+    found.
     """
     sizes = dict(known)
     observations = [item for item in seen if len(item.groups) == len(item.shape)]
@@ -196,10 +195,11 @@ def unify(known: Mapping[str, Size], seen: Iterable[Observation]) -> dict[str, S
 
 
 def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Iterable[Side]) -> dict[str, Size]:
-    """`sizes`, completed by the highest numbers in keys; axes of which no key is there are left out.
+    """Complete `sizes` with the highest numbers in keys; axes without any key are left out.
 
-    Only names that are keys of a side as a whole tell anything, and no number does that is far beyond the
-    number of names: all that would be missing before it could not even be listed.
+    Only names that match a side's key completely count, and numbers far beyond the number of names are
+    ignored:
+    the keys missing before them could not even be listed.
     """
     result = dict(sizes)
     names = list(keys)
@@ -217,12 +217,12 @@ def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Itera
 
 
 def most_specific(names: int) -> int:
-    """The number from which on a number in one of so many names says nothing."""
+    """Return the number from which on a number in one of `count` names is implausible."""
     return max(_MOST_UNSEEN, names)
 
 
 def _determines_sizes(field: Field, lengths: Mapping[str, int]) -> bool:
-    """Whether its number gives the coordinate of an axis of unknown length."""
+    """Return whether a field's number gives the coordinate of an axis of unknown length."""
     known = set(field.counts) <= lengths.keys()
     return len(field.axes) == 1 and field.axes[0] not in lengths and known and not field.labels
 
@@ -230,10 +230,10 @@ def _determines_sizes(field: Field, lengths: Mapping[str, int]) -> bool:
 def require(
     sizes: Mapping[str, Size], axes: Iterable[str], seen: Iterable[Observation], location: str
 ) -> dict[str, int]:
-    """The plain lengths of `axes`.
+    """Return the plain lengths of `axes`.
 
     Raises:
-        ShapeError: neither the configuration nor any shape says one of them.
+        ShapeError: neither the configuration nor any shape gives one of them.
     """
     missing = sorted({axis for axis in axes if axis not in sizes})
     if missing:
@@ -248,7 +248,7 @@ def require(
 
 
 def _unknown_reason(shown: Observation, axis: str, sizes: Mapping[str, Size]) -> str:
-    """What the array says of the axis, and what is in the way."""
+    """Explain why the array does not determine the axis."""
     if len(shown.groups) != len(shown.shape):
         return f"{shown.key} {list(shown.shape)}, which should have {len(shown.groups)} axes"
     number = next(k for k, group in enumerate(shown.groups) if axis in group)
@@ -260,7 +260,7 @@ def _unknown_reason(shown: Observation, axis: str, sizes: Mapping[str, Size]) ->
 
 
 def label_counts(sides: Iterable[Side]) -> dict[str, Size]:
-    """The axes that keys write as words."""
+    """Return the lengths of the axes that keys write as words."""
     return {
         field.axes[0]: Size(len(field.labels), f"the labels of {side.key}")
         for side in sides
@@ -272,7 +272,7 @@ def label_counts(sides: Iterable[Side]) -> dict[str, Size]:
 def observed(
     arrays: Mapping[str, LazyArray], sides: Iterable[Side], sizes: Mapping[str, Size]
 ) -> list[Observation]:
-    """The first array of each side: coordinate 0 of every axis."""
+    """Return the first array of each side: coordinate 0 of every axis."""
     result: list[Observation] = []
     known = lengths_of(sizes)
     for side in sides:
@@ -286,7 +286,7 @@ def observed(
 
 
 def _observation(key: str, side: Side, shape: Shape) -> Observation:
-    """What an array tells of its axes: of one on which several parts lie, nothing."""
+    """Return an array's observed axes; an axis that joins several parts gives no observation."""
     at = side.join.at if side.join is not None and len(shape) == len(side.groups) else len(shape)
     groups = tuple(group for k, group in enumerate(side.groups) if k != at)
     return Observation(key, groups, (*shape[:at], *shape[at + 1 :]))

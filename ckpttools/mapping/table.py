@@ -1,4 +1,4 @@
-"""A table: all rows of a model, bound to its sizes. Everything is accounted for, or nothing happens."""
+"""A table: all rows of a model, bound to its sizes. A conversion accounts for every array or is refused."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class Table:
 
     Attributes:
         rows: all rows of the family; those that the flags exclude are kept for messages.
-        sizes: lengths of axes that are known, and who says so.
-        flags: which optional rows the model has, and who says so; what is not in here, is inferred from
-            the names of the arrays.
+        sizes: known lengths of axes, with their origin.
+        flags: optional rows of the model, with their origin; other flags are inferred from the names of the
+            arrays.
         derived: axis -> formula over other axes.
-        dropped: patterns of right keys that carry nothing and are left out.
-        left_out: templates, and patterns, of right keys that the left side has no place for.
-        padded: axis -> length that left arrays have on it at least, filled up with zeros.
-        location: what is being mapped, for messages.
+        dropped: patterns of right keys without information, which are left out.
+        left_out: templates and patterns of right keys without a counterpart on the left side.
+        padded: axis -> minimum length of left arrays, padded with zeros.
+        location: the mapped checkpoint, for messages.
         is_configured: whether a configuration gives the number of layers.
-        remedies: pattern of right keys that no row takes -> what to do about such.
+        remedies: pattern of right keys that no row accepts -> how to resolve them.
     """
 
     rows: tuple[Row, ...]
@@ -68,23 +68,23 @@ class Table:
         return frozenset(name for name, flag in self.flags.items() if flag.value)
 
     def has(self, row: Row) -> bool:
-        """Whether the model has a row, as far as the flags say."""
+        """Return whether the model has a row, as far as the flags decide."""
         return row.applies(self._true)
 
     def to_left(
         self, arrays: Mapping[str, LazyArray], drop: Collection[str] = (), *, exact: bool = False
     ) -> Mapped:
-        """Left arrays as expressions of the right ones.
+        """Return left arrays as expressions of the right ones.
 
         Args:
             arrays: right key -> array.
             drop: patterns of right keys that the user leaves out on purpose.
-            exact: stores changed values in float32 where the way back would not be exact otherwise.
+            exact: store changed values in float32 if the reverse conversion would not be exact otherwise.
 
         Raises:
-            CoverageError: arrays that are missing, that no row takes, or of another shape; lists all.
-            ShapeError: a size that neither the configuration nor a shape tells.
-            UsageError: a pattern of `drop` that no array matches.
+            CoverageError: arrays are missing, have no row, or have another shape; lists all.
+            ShapeError: neither the configuration nor a shape gives a size.
+            UsageError: no array matches a pattern of `drop`.
         """
         for pattern in drop:
             if not matching(arrays, (pattern,)):
@@ -99,13 +99,14 @@ class Table:
         *,
         exact: bool = False,
     ) -> Mapped:
-        """As many left arrays as the right ones make: what is missing or left over refuses nothing.
+        """Return as many left arrays as the right ones allow; missing and left-over arrays are accepted.
 
-        An array of another shape than the model says is taken as it is, where its axes can be told.
+        An array whose shape differs from the model's is used as it is, if its axes can be inferred.
 
         Args:
             arrays: right key -> array.
-            beside: left key -> array of a model of the same sizes; for sizes that nothing else gives.
+            beside: left key -> array of a model of the same sizes; used for sizes that are unknown
+                otherwise.
             exact: as of `to_left`, for arrays of 16 bits.
 
         Raises:
@@ -116,11 +117,11 @@ class Table:
         return build_partly(table._bind_rows(arrays, (*self.dropped, *self._left_out())), exact)
 
     def to_right(self, arrays: Mapping[str, LazyArray], cut: Collection[str] = ()) -> Mapped:
-        """Right arrays as expressions of the left ones; errors as `to_left`.
+        """Return right arrays as expressions of the left ones; errors as `to_left`.
 
         Args:
             arrays: left key -> array.
-            cut: axes on which left arrays may be longer than the model says; the surplus is left out.
+            cut: axes on which left arrays may be longer than in the model; the surplus is left out.
         """
         kept, lengths, extra = self._crop(arrays, cut)
         settled = self._bind_rows(kept, (), inverse=True)
@@ -130,12 +131,12 @@ class Table:
     def known_of(
         self, arrays: Mapping[str, LazyArray], *, left: bool = False, cut: Collection[str] = ()
     ) -> tuple[Mapping[str, int], Mapping[str, bool]]:
-        """Lengths of axes and flags of the model that has these arrays, as far as they are known.
+        """Return the known axis lengths and flags of the model with these arrays.
 
         Args:
             arrays: key -> array.
-            left: whether they are left ones.
-            cut: axes on which these may be longer, as of `to_right`.
+            left: whether they are left arrays.
+            cut: axes on which they may be longer, as for `to_right`.
         """
         arrays = self._crop(arrays, cut)[0] if left else arrays
         settled = self._bind_rows(arrays, () if left else (*self.dropped, *self._left_out()), inverse=left)
@@ -145,13 +146,13 @@ class Table:
     def require_fit(
         self, arrays: Mapping[str, LazyArray], *, left: bool = False, cut: Collection[str] = ()
     ) -> None:
-        """Refuses arrays that are not those of the model; arguments as of `known_of`, errors as `to_left`."""
+        """Refuse arrays that do not fit the model; arguments as for `known_of`, errors as `to_left`."""
         arrays = self._crop(arrays, cut)[0] if left else arrays
         drop = () if left else (*self.dropped, *self._left_out())
         self._require_covered(self._bind_rows(arrays, drop, inverse=left))
 
     def left_out_of(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-        """Of right arrays, those that the left side has no place for."""
+        """Return the right arrays without a counterpart on the left side."""
         return {key: arrays[key] for key in matching(arrays, self._left_out())}
 
     def _convert(self, settled: BoundTable, *, exact: bool = False, leave_out: str = "") -> Mapped:
@@ -193,7 +194,7 @@ class Table:
         return BoundTable(kept, (*dropped,), flags, directions, absent, declared)
 
     def _left_out(self) -> tuple[str, ...]:
-        """Patterns of the keys that the left side has no place for."""
+        """Return the patterns of keys without a counterpart on the left side."""
         sizes = derive(self.sizes, self.derived, self.location)
         lengths = lengths_of(sizes)
         sides = [Side(key, ()) for key in self.left_out if key.needs <= lengths.keys()]
@@ -201,7 +202,7 @@ class Table:
         return tuple(text for side in sides for text in side.keys(lengths))
 
     def _padded(self, mapped: Mapped) -> Mapped:
-        """`mapped` with left arrays filled up with zeros on the axes that are to be longer."""
+        """Pad the left arrays of `mapped` with zeros on the axes that must be longer."""
         if not self.padded:
             return mapped
         arrays = dict(mapped.arrays)
@@ -219,7 +220,7 @@ class Table:
     def _crop(
         self, arrays: Mapping[str, LazyArray], cut: Collection[str]
     ) -> tuple[Mapping[str, LazyArray], dict[str, tuple[int, int]], dict[str, int]]:
-        """The arrays without what they have too much on the axes to cut; what was cut by axis, by key."""
+        """Crop the arrays on the axes to cut; return also the cut lengths by axis, and the cropped keys."""
         kept = dict(arrays)
         lengths: dict[str, tuple[int, int]] = {}
         extra: dict[str, int] = {}
@@ -238,7 +239,7 @@ class Table:
         return kept, lengths, extra
 
     def _unify_sizes(self, arrays: Mapping[str, LazyArray], directions: list[Direction]) -> dict[str, Size]:
-        """Sizes from the configuration, by formula, from shapes, and from the numbers in names."""
+        """Collect sizes from the configuration, formulas, shapes, and the numbers in names."""
         sides = [direction.source for direction in directions]
         both = (side for direction in directions for side in (direction.source, direction.target))
         known = {**self.sizes, **label_counts(both)}
@@ -257,19 +258,19 @@ def _unmatched(pattern: str, keys: Iterable[str], location: str) -> UsageError:
 
 
 def _without_layers(sizes: Mapping[str, Size], directions: Iterable[Direction]) -> dict[str, Size]:
-    """Without a configuration, a group of layers of which no name is there is a group of none."""
+    """Set the length of layer groups without any key to 0 if there is no configuration."""
     keys = (side.key for direction in directions for side in (direction.source, direction.target))
     axes = {axis for key in keys for axis in key.axes if axis not in sizes}
     return {**sizes, **{axis: Size(0, "no array is named after it") for axis in axes}}
 
 
 def _is_empty(side: Side, sizes: Mapping[str, Size]) -> bool:
-    """Whether an axis has no coordinate: the model has no such arrays."""
+    """Return whether an axis has length 0: the model has no such arrays."""
     return any(axis in sizes and sizes[axis].length == 0 for axis in side.axes)
 
 
 def _expected(direction: Direction, flags: Mapping[str, Flag]) -> ExpectedArray:
-    """Who says that the row is, or is not, part of the model, and what may be chosen instead."""
+    """Explain why the row is, or is not, part of the model, and list the alternatives."""
     deciding = [flags[name] for name in sorted(direction.row.flags) if flags[name].source]
     why = dict.fromkeys(flag.source for flag in deciding)
     remedies = dict.fromkeys(flag.remedy for flag in deciding if flag.remedy)
@@ -281,10 +282,10 @@ _MOST_NAMES = 10_000_000
 
 
 def right_shapes(table: Table) -> dict[str, Shape]:
-    """Right keys and shapes of a model whose sizes the table knows.
+    """Yield the right keys and shapes of a model whose sizes the table knows.
 
     Raises:
-        ShapeError: a size is not known, or of layers or experts there are too many to be meant.
+        ShapeError: a size is unknown, or the number of layers or experts is implausibly large.
     """
     rows = [*filter(table.has, table.rows)]
     known = {**table.sizes, **label_counts(side for row in rows for side in (row.left, row.right))}

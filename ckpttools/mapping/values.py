@@ -1,4 +1,4 @@
-"""Functions of single elements that a row may apply, each with what it does to exactness.
+"""Element-wise functions that a row may apply, each with its effect on exactness.
 
 Arithmetic is in float32, or in the element's own type where that is wider; results are rounded once, to
 nearest, ties to even.
@@ -30,11 +30,11 @@ _BLOCK = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """Whether the inverse gives the original bits back.
+    """Whether the inverse restores the original bits.
 
     Attributes:
-        exact: True if it does, for every value that `reason` does not except.
-        reason: why not, or which values are excepted; empty if none.
+        exact: whether it does, except for the values in `reason`.
+        reason: why not, or the exceptions; empty if none.
     """
 
     exact: bool
@@ -42,27 +42,27 @@ class Exactness:
 
 
 class ValueOp(Protocol):
-    """What a row may do to values. Bound to the sizes of a model it becomes an `ElementOp`."""
+    """A row's change of values. Bound to the sizes of a model it becomes an `ElementOp`."""
 
     def bound(self, sizes: Mapping[str, int]) -> BoundOp:
-        """The function itself, with every size known.
+        """Return the function with every size known.
 
         Raises:
-            MappingError: it needs one that is not among them.
+            MappingError: a needed size is missing.
         """
 
 
 class BoundOp(ElementOp, Protocol):
-    """A function of elements that knows its inverse and how exact that is."""
+    """An element-wise function that knows its inverse and whether that is exact."""
 
     def inverse(self) -> BoundOp:
-        """The function back."""
+        """Return the inverse function."""
 
     def exactness(self, dtype: DType) -> Exactness:
-        """Whether `inverse` after this gives the bits of `dtype` back."""
+        """Return whether applying `inverse` after this restores the bits of `dtype`."""
 
     def widened(self) -> BoundOp:
-        """The same function with a result wide enough that `inverse` gives 16-bit values back exactly."""
+        """Return the function with a result wide enough for `inverse` to restore 16-bit values exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Scale:
     """x * size ** power, as `Scale("head_dim", -0.5)` for MaxText's query scale.
 
     Attributes:
-        axis: whose length is the size.
-        power: of the size.
+        axis: the axis whose length is the size.
+        power: exponent of the size.
         factor_dtype: the factor is rounded to this dtype first, as some models do.
     """
 
@@ -94,12 +94,12 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """x * float32(factor), rounded to x's dtype; divided by it where `divide`.
+    """x * float32(factor), rounded to x's dtype; x / float32(factor) with `divide`.
 
     Attributes:
-        factor: what is multiplied by.
-        divide: divides instead.
-        wide: keeps the result in float32 where x has 16 bits or fewer.
+        factor: the multiplier or divisor.
+        divide: divide instead of multiply.
+        wide: keep the result in float32 if x has 16 bits or fewer.
     """
 
     factor: float
@@ -139,7 +139,7 @@ class Multiply:
 
     @property
     def _steps(self) -> int | None:
-        """By how much exponents grow where the factor is a power of two, else None."""
+        """Return the exponent of the factor if it is a power of two, else None."""
         mantissa, exponent = math.frexp(self.factor)
         return None if mantissa != 0.5 else (1 - exponent if self.divide else exponent - 1)
 
@@ -157,7 +157,7 @@ class Multiply:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """x + amount, computed and stored in float32, or in float64 where x is that."""
+    """x + amount, computed and stored in float32, or in float64 if x is float64."""
 
     amount: float
 
@@ -167,7 +167,7 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """x + amount in float32 or wider, and so stored. MaxText's norms are `Add(1)` of Hugging Face's."""
+    """x + amount, computed and stored in float32 or wider. MaxText's norms are `Add(1)` of Hugging Face's."""
 
     amount: float
 
@@ -237,7 +237,7 @@ class Cast:
 
 
 def round_constant(block: np.ndarray, to: DType) -> np.ndarray:
-    """Floating-point numbers in another such type, rounded once, to nearest even."""
+    """Round floating-point numbers to another floating-point dtype once, to nearest even."""
     import numpy as np
 
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
@@ -254,15 +254,15 @@ def round_constant(block: np.ndarray, to: DType) -> np.ndarray:
 
 
 def _holds(to: DType, dtype: DType) -> bool:
-    """Whether a wider floating-point dtype has all values of one."""
+    """Return whether a wider floating-point dtype represents all values of a narrower one."""
     least = {"bfloat16": 8, "float32": 16, "float64": 32}
     return dtype.is_float and dtype.bits <= least.get(to.name, 0)
 
 
 def _with_shifted_exponents(bits: np.ndarray, steps: int, dtype: DType) -> np.ndarray | None:
-    """Carriers of x * 2**steps by whole-number arithmetic; None where a value is not normal before or after.
+    """Multiply carriers by 2**steps with integer arithmetic; None if a value is not normal before or after.
 
-    10 GB/s of bfloat16 on one core, where multiplying in float32 and rounding gives 0.65.
+    10 GB/s of bfloat16 on one core; multiplying in float32 and rounding gives 0.65 GB/s.
     """
     import numpy as np
 
@@ -281,7 +281,9 @@ def _with_shifted_exponents(bits: np.ndarray, steps: int, dtype: DType) -> np.nd
 
 
 def _rounded_to_odd(block: np.ndarray) -> np.ndarray:
-    """float64 rounded to odd float32: the last bit records what was cut off, so rounding again is exact."""
+    """Round float64 to odd float32: the last bit records whether bits were cut off, so a second rounding is
+    exact.
+    """
     import numpy as np
 
     single = block.astype(np.float32)
@@ -299,7 +301,7 @@ def blockwise(
     result: DType,
     function: Callable[[np.ndarray], np.ndarray],
 ) -> None:
-    """target = function(source) in blocks of the leading axis, through real dtypes."""
+    """Compute target = function(source) in blocks of the leading axis, through real dtypes."""
 
     def on_carriers(block: np.ndarray) -> np.ndarray:
         return function(block.view(dtype.numpy)).view(result.carrier)
@@ -310,7 +312,7 @@ def blockwise(
 def _apply_to_carriers(
     source: np.ndarray, target: np.ndarray, function: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    """target = function(source) in blocks of the leading axis."""
+    """Compute target = function(source) in blocks of the leading axis."""
     if source.ndim == 0:
         target[...] = function(source.reshape(1))[0]
         return
@@ -327,12 +329,12 @@ def _apply_to_carriers(
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """The row's right array is in no file: it is float32, and every element is `number`."""
+    """A right array that no file contains: float32, with every element equal to `number`."""
 
     number: float
 
     def array(self, shape: Shape) -> LazyArray:
-        """The right array."""
+        """Return the right array."""
         import numpy as np
 
         return Constant(shape, DTYPES["float32"], np.array(self.number, "<f4").tobytes())
@@ -343,7 +345,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class BoundFill:
-    """Elements as they are, all of them `number`."""
+    """Elements unchanged, all of them equal to `number`."""
 
     number: float
 
@@ -365,7 +367,7 @@ class BoundFill:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Whole numbers of the dtype `left` on the left and of `right` on the right."""
+    """Integers of dtype `left` on the left and `right` on the right."""
 
     left: str
     right: str
@@ -376,14 +378,14 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class BoundRecode:
-    """The same whole number in the dtype `to`; numbers that it does not have are refused.
+    """Integers converted to the dtype `to`; values out of its range are refused.
 
-    What comes as floating-point numbers is taken, too, as MaxText trains with its tables in float32; but not
-    numbers so large that a neighbor may have been rounded to them, from 256 on in bfloat16.
+    Floating-point input is accepted as well, because MaxText trains with its tables in float32; but not
+    values so large that a neighbor may have been rounded to them, from 256 on in bfloat16.
 
     Attributes:
         to, origin: names of dtypes.
-        name: of the arrays that are made, for messages.
+        name: of the resulting arrays, for messages.
     """
 
     to: str
@@ -407,7 +409,7 @@ class BoundRecode:
 
         with np.errstate(invalid="ignore"):
             built = block.astype(DTYPES[self.to].numpy)
-            # Beyond the range numbers wrap around, or come out as any other.
+            # Out-of-range values wrap around or give arbitrary results.
             odd = built.astype(block.dtype) != block
         if odd.any():
             raise MappingError(

@@ -1,9 +1,12 @@
-"""What belongs to quantized weights beside their scales: the rest of their modules.
+"""Auxiliary tensors of quantized weights besides their scales: the rest of their modules.
 
-Shapes, orders of columns, tables of codes, scales of activations: what there is differs from scheme to
-scheme, and loaders need all of it. So the module of a weight is taken whole. Its `bias` is not of it: that is
-added to the result, is the same without quantisation, and loaders make one where the model has it. Of several
-weights in a module each has its own (`up_proj_blocks`, `up_proj_bias`); `weight_bias` is of the codes.
+Shapes, column orders, code tables, activation scales: the tensors differ between schemes, and loaders need
+all of
+them, so a weight owns its whole module. The module's `bias` is the exception: it is added to the result, is
+the
+same without quantization, and loaders create one if the model has it. If a module has several weights, each
+owns
+its own tensors (`up_proj_blocks`, `up_proj_bias`); `weight_bias` belongs to the quantized values.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.quantized.scales import OBJECT, owner_words, scales_word, split_name, words_of_key
 
 _BIAS, _QUANTIZER = "bias", "quant"
-# What the names of weights have for being packed, which those of their biases do not have.
+# Words for packing in the names of weights, which the names of their biases lack.
 _PACKINGS = frozenset(("blocks", "packed", "weight", "qweight", "qdata"))
 # Layers and blocks of experts have few weights to a module; every array is compared with each of them.
 _MOST_WEIGHTS = 256
@@ -26,7 +29,7 @@ _MOST_WEIGHTS = 256
 
 @dataclass(frozen=True, slots=True)
 class _ModuleWeight:
-    """A weight as one of its module: `index` is its place where the key is of a list, else empty."""
+    """A weight within its module; `index` is its list index if the key is a list, else empty."""
 
     name: str
     index: str
@@ -34,12 +37,12 @@ class _ModuleWeight:
 
 
 class _ModuleFacts(NamedTuple):
-    """Of a module.
+    """Facts about a module.
 
     Attributes:
-        has_all: whether all belongs to its weights that is in it or below it.
-        words: what the keys of its weights are made of.
-        biased: what the names of biases in it may have before `bias`.
+        has_all: whether its weights own everything in it and below it.
+        words: the words in the keys of its weights.
+        biased: possible prefixes of `bias` in the names of its biases.
     """
 
     has_all: bool
@@ -55,8 +58,9 @@ class _Modules:
         weights: those of each module.
         below: module -> the weights of each module right below it, by that one's key.
         objects: module -> the weights that are parts of its `weight`, an object of several arrays.
-        whole: the weights to which all belongs that lies below their modules; to others only what speaks of
-            quantisation or has their name.
+        whole: the weights that own everything below their modules; other weights own only arrays that refer
+            to
+            quantization or share their name.
     """
 
     weights: Mapping[str, list[_ModuleWeight]]
@@ -70,7 +74,7 @@ class _Modules:
     module_facts: dict[str, _ModuleFacts] = field(default_factory=dict)
 
     def facts_of(self, module: str) -> _ModuleFacts:
-        """What is known of a module, worked out when it is first asked for: of most it never is."""
+        """Return the facts about a module, computed on first use: most modules are never queried."""
         if module not in self.module_facts:
             theirs = self.weights.get(module, ())
             has_all = all(their.name in self.whole for their in theirs)
@@ -79,13 +83,13 @@ class _Modules:
         return self.module_facts[module]
 
     def is_bias(self, name: str) -> bool:
-        """Whether an array is added to the result of a module."""
+        """Return whether an array is added to the result of a module."""
         module, key, _ = split_name(name)
         *words, last = words_of_key(key) or ("",)
         return key == _BIAS or (last == _BIAS and frozenset(words) in self.facts_of(module).biased)
 
     def owners(self, name: str) -> Iterable[_ModuleWeight]:
-        """The weights that another array belongs to."""
+        """Return the weights that own an array."""
         module, key, index = split_name(name)
         if module in self.weights:
             return self._owners(module, key, index, is_alone=bool(module))
@@ -96,7 +100,7 @@ class _Modules:
         )
 
     def _owners_above(self, module: str) -> Iterable[_ModuleWeight]:
-        """`X.weight_quantizer._amax` is of the weight of `X`."""
+        """Find owners above: `X.weight_quantizer._amax` belongs to the weight of `X`."""
         while module:
             module, _, key = module.rpartition(".")
             if module and module in self.weights:
@@ -109,11 +113,11 @@ class _Modules:
         return ()
 
     def _shares_all(self, module: str, words: frozenset[str]) -> bool:
-        """Whether all words of a weight are among these."""
+        """Return whether all words of a weight are among these."""
         return any(weight.words <= words for weight in self.weights[module])
 
     def _owners(self, module: str, key: str, index: str, *, is_alone: bool) -> Iterable[_ModuleWeight]:
-        """As `_owners`, worked out once for keys that have the same words in common with the weights."""
+        """As `_owners`, cached for keys that share the same words with the weights."""
         words = frozenset(words_of_key(key)) & self.facts_of(module).words
         like = module, words, index, is_alone, scales_word(key)
         if like not in self.owner_cache:
@@ -124,12 +128,14 @@ class _Modules:
         return self.owner_cache[like]
 
     def _owners_in_object(self, name: str) -> Sequence[_ModuleWeight]:
-        """`X.weight.meta.table` is of the object that has `X.weight.data.qdata`."""
+        """Find owners in an object: `X.weight.meta.table` belongs to the object that has
+        `X.weight.data.qdata`.
+        """
         result = self.objects.get(name.replace("/", ".").partition(OBJECT)[0], ())
         return result if all(self.facts_of(split_name(item.name)[0]).has_all for item in result) else ()
 
     def _owners_below(self, module: str, key: str) -> Iterator[_ModuleWeight]:
-        """`self_attn.k_scale` is of the weight of `self_attn.k_proj`."""
+        """Find owners below: `self_attn.k_scale` belongs to the weight of `self_attn.k_proj`."""
         words = set(owner_words(key)) if module in self.below and scales_word(key) else set()
         for below, weights in self.below[module].items() if words else ():
             if words <= set(words_of_key(below)):
@@ -139,23 +145,23 @@ class _Modules:
 def auxiliary_tensors(
     arrays: Collection[str], weights: Mapping[str, Collection[str]], whole: Collection[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """What belongs to quantized weights and does not scale them.
+    """Find the auxiliary tensors of quantized weights, without their scales.
 
     Args:
         arrays: names of all arrays, keys joined by dots.
         weights: name of each quantized weight -> names of its scales.
-        whole: those of the weights to which all belongs that lies below their modules.
+        whole: the weights that own everything below their modules.
 
     Returns:
-        Name of a weight -> names in the order of `arrays`. One array may belong to several weights.
+        Name of a weight -> names in the order of `arrays`. Several weights may own one array.
     """
     scales = {scale for weight in weights.values() for scale in weight}
-    # What scales one of several weights of a module does not belong to the others.
+    # A scale of one of several weights in a module does not belong to the others.
     others = [(at, name) for at, name in enumerate(arrays) if name not in weights and name not in scales]
     if not others:
         return {}
     modules = _modules(weights, whole)
-    # Thousands of arrays may belong to all of hundreds of weights: what has the same owners is kept once.
+    # Hundreds of weights may own the same thousands of arrays: arrays with the same owners are stored once.
     owned: defaultdict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
     for at, name in others:
         if not modules.is_bias(name):
@@ -190,7 +196,7 @@ def _modules(weights: Iterable[str], whole: Collection[str]) -> _Modules:
 
 
 def _stems(weights: Iterable[_ModuleWeight]) -> Iterator[frozenset[str]]:
-    """What the names of weights have in common with those of their biases."""
+    """Return the stems that weights share with the names of their biases."""
     for weight in weights:
         yield from (stem for stem in (weight.words, weight.words - _PACKINGS) if stem - _PACKINGS)
 
@@ -198,15 +204,15 @@ def _stems(weights: Iterable[_ModuleWeight]) -> Iterator[frozenset[str]]:
 def _owners(
     weights: Sequence[_ModuleWeight], words: frozenset[str], index: str, *, is_alone: bool, has_all: bool
 ) -> Sequence[_ModuleWeight]:
-    """Those of a module's weights that an array belongs to by its last key.
+    """Return the weights of a module that own an array, judged by its last key.
 
     Args:
         weights: of the module.
-        words: of the array's key, as far as weights have them.
+        words: of the array's key, limited to words of weights.
         index: of the array.
-        is_alone: whether a weight that is the only one of the module has all of it; arrays without any
-            module, as those of flat names are, need have nothing to do with each other.
-        has_all: whether what has the name of none belongs to all of them.
+        is_alone: whether the only weight of the module owns all of it; arrays without a module, as with flat
+            names, may be unrelated.
+        has_all: whether all weights own the arrays that share no name with any of them.
     """
     if len(weights) > _MOST_WEIGHTS and not index:
         return []

@@ -1,4 +1,4 @@
-"""What a `config.json` says of how weights are quantized, of which are not, and of their dtype."""
+"""Parser of quantization settings in `config.json`: the scheme, unquantized modules, and dtypes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ckpttools.quantized.scales import split_name
 
 FIELD = "quantization_config"
 _FIELDS = (FIELD, "compression_config")
-# What tools write beside config.json that says how weights are quantized, and loaders read first.
+# Files next to config.json in which tools describe the quantization, and which loaders read first.
 FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")
-# Where it lists the modules that are not quantized.
+# Keys that list unquantized modules.
 _EXEMPT = (
     *("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "exclude"),
     *("llm_int8_skip_modules", "unquantized_modules"),
 )
-# Each takes time for each module; what is not read exempts nothing.
+# Each pattern takes time for each module; patterns beyond the limit are ignored.
 _MOST_PATTERNS = 256
 _DTYPES, _PART = ("dtype", "torch_dtype"), "_config"
 _EXPERTS = "expert_dtype"
 
 
 def declared_quantization(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """What a `config.json` says of how its weights are quantized; None if it says nothing."""
+    """Return the quantization settings of a `config.json`; None without any."""
     config = config or {}
     text = config.get("text_config")
     locations = [config, text] if isinstance(text, Mapping) else [config]
@@ -35,7 +35,7 @@ def declared_quantization(config: Mapping[str, Any] | None) -> Mapping[str, Any]
     declared, location = next(
         (item for item in result if isinstance(item[0], Mapping) and item[0]), (None, config)
     )
-    # DeepSeek V4 says beside it what V4.1 says in it.
+    # DeepSeek V4 states it next to the quantization settings, V4.1 inside them.
     beside = location.get(_EXPERTS, config.get(_EXPERTS))
     return {_EXPERTS: beside, **declared} if declared and isinstance(beside, str) else declared
 
@@ -46,14 +46,14 @@ class ExemptModules:
 
     Attributes:
         names: of modules, or their last keys.
-        pattern: of others' whole names, or None.
+        pattern: for full names of other modules, or None.
     """
 
     names: frozenset[str] = frozenset()
     pattern: re.Pattern[str] | None = None
 
     def has(self, name: str) -> bool:
-        """Whether an array lies in one of them."""
+        """Return whether an array is in one of the modules."""
         if not (self.names or self.pattern):
             return False
         keys = split_name(name)[0].split(".")
@@ -64,9 +64,9 @@ class ExemptModules:
 
 
 def exempt_modules(declared: Mapping[str, Any] | None) -> ExemptModules:
-    """The modules that a `quantization_config` says are not quantized.
+    """Return the modules that a `quantization_config` exempts from quantization.
 
-    Of regular expressions (`re:.*lm_head`) those that are globs as well; the others exempt nothing.
+    Regular expressions (`re:.*lm_head`) are supported if they are equivalent to globs; others exempt nothing.
     """
     lists = [(declared or {}).get(field) for field in _EXEMPT]
     entries = [item for one in lists if isinstance(one, list) for item in one if isinstance(item, str)]
@@ -76,7 +76,7 @@ def exempt_modules(declared: Mapping[str, Any] | None) -> ExemptModules:
 
 
 def _glob(entry: str) -> str:
-    """An entry of such a list as a glob; empty where it is another regular expression."""
+    """Convert an entry of such a list to a glob; return "" for other regular expressions."""
     if not entry.startswith("re:"):
         return entry
     pattern = entry.removeprefix("re:").removeprefix("^").removesuffix("$")
@@ -85,12 +85,12 @@ def _glob(entry: str) -> str:
 
 
 def states_dtype(config: Mapping[str, Any] | None, dtype: DType) -> bool:
-    """Whether a configuration states a dtype of its weights, at the top or in one of its parts."""
+    """Return whether a configuration states the dtype of its weights, at the top or in one of its parts."""
     return dtype.name in stated_dtypes(config)
 
 
 def stated_dtypes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The dtypes that a configuration states, at the top and in its parts."""
+    """Return the dtypes that a configuration states, at the top and in its parts."""
     parts = [part for name, part in (config or {}).items() if name.endswith(_PART) and name != FIELD]
     declared = [
         location.get(field)
@@ -102,14 +102,14 @@ def stated_dtypes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without what it and its parts say of how weights are quantized."""
+    """Remove the quantization settings from a configuration and its parts."""
     left = {field: item for field, item in config.items() if field not in (*_FIELDS, _EXPERTS)}
     parts = {field: item for field, item in left.items() if field.endswith(_PART) and isinstance(item, dict)}
     return left | {field: without_quantization(item) for field, item in parts.items()}
 
 
 def scheme(declared: Mapping[str, Any] | None) -> str:
-    """A `quantization_config` in words: `fp8 in blocks of 128 x 128`; empty where there is none."""
+    """Describe a `quantization_config`: `fp8 in blocks of 128 x 128`; empty without one."""
     if not declared:
         return ""
     groups = [_scheme_of_group(group) for group in _groups(declared)]
@@ -121,7 +121,7 @@ def scheme(declared: Mapping[str, Any] | None) -> str:
 
 
 def _groups(declared: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What compressed-tensors says of the weights of each of its groups."""
+    """Return the weight settings of each group in compressed-tensors."""
     groups = declared.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None
@@ -135,6 +135,6 @@ def _scheme_of_group(weights: Mapping[str, Any]) -> str:
 
 
 def _bits(declared: Mapping[str, Any]) -> Iterator[str]:
-    """What GPTQ and AWQ say."""
+    """Return the bits that GPTQ and AWQ state."""
     if isinstance(declared.get("bits"), int):
         yield f"{declared['bits']} bits in groups of {declared.get('group_size')}"

@@ -1,4 +1,4 @@
-"""Codes times scales: the product in float32, rounded once."""
+"""Decoding of quantized values: values times scales in float32, rounded once."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ if TYPE_CHECKING:
 
 GET_AGAIN = "get the checkpoint again: its scales are damaged"
 Like = Literal["float32", "maxtext"]
-"""How products are rounded: once, or as MaxText does, which rounds scales to bfloat16 first."""
+"""Rounding of products: once, or with scales first rounded to bfloat16, as in MaxText."""
 
-# Of the codes of four bits: -8 to 7, each stored with 8 added.
+# 4-bit integers: -8 to 7, each stored with 8 added.
 OFFSET_INT4 = "int4 + 8"
-# What zero points come in: whole numbers of four bits, all of which it has.
+# The dtype of zero points: it represents all 4-bit integers.
 ZERO_POINT_DTYPE = DTYPES["bfloat16"]
-# Numbers that are multiplied at once, in 2 MiB of each worker: of FP8 each takes 1.01 ns of a core. With a
-# quarter as many at once it takes 1.31, for the calls, during each of which workers wait for each other.
+# Numbers multiplied at a time, in 2 MiB per worker: an FP8 number takes 1.01 ns on one core. With a quarter
+# of this size it takes 1.31 ns because of call overhead: workers wait for each other during each call.
 _BLOCK = 1 << 18
-# Rows of them: where each is short, what says which scale it has is longer than it.
+# Maximum rows of a batch: if rows are short, their indices of scales are larger than the rows.
 _MOST_ROWS = 1 << 13
-# What is allocated for each of them then, whole numbers of 64 bits: places on up to six axes, and of scales.
+# Bytes allocated per row in that case, as 64-bit integers: locations on up to six axes, and of scales.
 _LOCATIONS = 24
-# Tables of what codes stand for.
+# Size of the lookup tables of quantized values.
 _TABLES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Codes times scales.
+    """Decoding of quantized values with their scales.
 
     Attributes:
-        numbers: what a code stands for: a dtype of floating-point numbers of up to 8 bits, or `OFFSET_INT4`.
-        scales: the dtypes of the scales; of several arrays all but the first have one element.
-        divides: of each array, whether numbers are divided by it.
+        numbers: the meaning of quantized values: a floating-point dtype of up to 8 bits, or `OFFSET_INT4`.
+        scales: the dtypes of the scales; all arrays but the first have one element.
+        divides: for each array, whether numbers are divided by it.
         result: dtype of the products: float32, bfloat16 or float16.
         name: of the scales, for messages.
-        like: how products are rounded.
-        has_zero_points: whether the last array beside the codes has zero points, of `ZERO_POINT_DTYPE`: what
-            is taken from numbers before they are multiplied, one for each block of the first array.
+        like: rounding of the products.
+        has_zero_points: whether the last additional array has zero points, of `ZERO_POINT_DTYPE`: they are
+            subtracted before the multiplication, one for each block of the first array.
         location: of the checkpoint, for messages.
     """
 
@@ -68,12 +68,12 @@ class Decode:
     name: str
     like: Like = "float32"
     has_zero_points: bool = False
-    # What is read is the same wherever it lies.
+    # Excluded from repr: the values do not depend on the location.
     location: str = field(default="", repr=False)
 
     @property
     def where(self) -> str:
-        """The scales with their checkpoint, as far as that has a place."""
+        """Return the name of the scales, with their checkpoint if known."""
         return f"{self.location}: {self.name}" if self.location else self.name
 
     @property
@@ -81,12 +81,12 @@ class Decode:
         return self.numbers, self.scales, self.divides, self.result, self.like, self.has_zero_points
 
     def working_bytes(self, size: int, packed: int, scales: int) -> int:
-        """As `ckpttools.array.dequantized.Decoding.working_bytes`."""
+        """Return the working memory; see `ckpttools.array.dequantized.Decoding.working_bytes`."""
         many, rows = min(size, _BLOCK), min(size, _MOST_ROWS)
         factors = (1 + self.has_zero_points) * page(4 * scales)
         buffers = 2 * page(4 * (many + 2 * packed * rows))
-        # Allocated: what MaxText rounds; factors and zero points of all numbers, spread over columns once
-        # they are over rows, whose places are looked up; and of 8 bytes the place of each code in a table.
+        # Allocated: scales rounded as in MaxText; factors and zero points of all numbers, repeated over rows
+        # and columns; and 8 bytes for the table index of each quantized value.
         rounded = 8 * scales if self.like == "maxtext" else 0
         kept, each = 4 * many * self.has_zero_points, 4 * many + 16 * rows
         spread = kept + each + max(2 * many, 8 * rows * _LOCATIONS)
@@ -101,7 +101,7 @@ class Decode:
         out: np.ndarray,
         scratch: Scratch,
     ) -> None:
-        """As `ckpttools.array.dequantized.Decoding.decode`."""
+        """Decode; see `ckpttools.array.dequantized.Decoding.decode`."""
         import numpy as np
 
         from ckpttools.array.elements import widen
@@ -123,7 +123,7 @@ class Decode:
     def _fill(
         self, rows: _Rows, out: np.ndarray, before: int, buffers: tuple[np.ndarray, np.ndarray]
     ) -> None:
-        """Writes rows through two buffers; `before` is how many come before those of `out`."""
+        """Write rows through two buffers; `before` is the number of rows before those of `out`."""
         import numpy as np
 
         flat = out.reshape(-1, out.shape[-1])
@@ -140,7 +140,7 @@ class Decode:
                 self._multiply(rows.part(before + top, left, part.shape), part, *buffers)
 
     def _multiply(self, part: _RowBatch, out: np.ndarray, numbers: np.ndarray, products: np.ndarray) -> None:
-        """Writes a few rows through two buffers."""
+        """Write a few rows through two buffers."""
         import numpy as np
 
         read = self._numbers(part.codes, part.packed, numbers)[:, part.first : part.first + out.shape[1]]
@@ -153,11 +153,11 @@ class Decode:
             round_to(self.result, product, out, spare)
 
     def factors(self, scales: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
-        """What numbers are multiplied by, in float32, of carriers of scales.
+        """Compute the float32 factors of numbers from the carriers of scales.
 
         Args:
             scales: of each array.
-            out: where they go, of the first array's shape; None for new memory.
+            out: destination, in the first array's shape; None to allocate.
         """
         import numpy as np
 
@@ -172,7 +172,7 @@ class Decode:
             for one, dtype, divides in zip(scales[1:], self.scales[1:], self.divides[1:], strict=True):
                 scale = one.view(dtype.numpy).astype(np.float32)
                 if divides:
-                    # An infinite one is damaged, and what it divides would be zero.
+                    # An infinite divisor is damaged: its quotients would be zero.
                     scale[np.isinf(scale)] = np.nan
                 (np.divide if divides else np.multiply)(built, scale, out=built)
         if self.like == "maxtext":
@@ -180,10 +180,10 @@ class Decode:
         return built
 
     def check(self, factors: np.ndarray) -> None:
-        """Refuses factors that make no finite numbers of the largest code.
+        """Refuse factors for which the largest quantized value gives no finite number.
 
         Raises:
-            DamagedScalesError: there is one, or it is no number.
+            DamagedScalesError: a factor is too large or NaN.
         """
         wrong = self.out_of_range_factors(factors)
         if wrong.size:
@@ -196,26 +196,26 @@ class Decode:
             )
 
     def out_of_range_factors(self, factors: np.ndarray) -> np.ndarray:
-        """Those of which the largest code makes a number beyond the result, and those that are no numbers."""
+        """Return the factors for which the largest value exceeds the result dtype, and NaN factors."""
         import numpy as np
 
-        # One for all may have no axes.
+        # A single factor for all numbers may be 0-dimensional.
         factors = factors.reshape(-1)
         least, limit = float(factors.min(initial=0)), float(factors.max(initial=0))
         if self._is_within(max(limit, -least)):
             return factors[:0]
-        # A signalling NaN is told of by whoever asks.
+        # The caller reports signaling NaNs.
         with np.errstate(invalid="ignore"):
             wrong: np.ndarray = factors[~self._is_within(np.abs(factors).astype(np.float64))]
         return wrong
 
     def _is_within(self, factor: Any) -> Any:
-        """Whether the largest code times a factor, or each of several, is a number of the result."""
-        # Zero points are numbers of the same kind.
+        """Return whether the largest value times each factor is in the range of the result."""
+        # Zero points have the same range as the numbers.
         return factor * largest(self.numbers) * (1 + self.has_zero_points) < self.result.beyond_range
 
     def _numbers(self, codes: np.ndarray, packed: int, buffer: np.ndarray) -> np.ndarray:
-        """What rows of codes stand for, in float32."""
+        """Return the float32 numbers of rows of quantized values."""
         import numpy as np
 
         from ckpttools.array.elements import widen
@@ -230,14 +230,14 @@ class Decode:
 
 
 class _RowBatch(NamedTuple):
-    """A few rows.
+    """A batch of rows.
 
     Attributes:
-        codes: theirs, with all that those at the ends hold.
-        packed: numbers in a code.
-        first: the first number that is expected.
-        factors: of each number; of one row or column where all have the same.
-        zeros: what is taken from each before, likewise; None for nothing.
+        codes: quantized values, including the complete values at both ends.
+        packed: numbers per value.
+        first: the first expected number.
+        factors: of each number, or of one row or column if all are equal.
+        zeros: zero points in the same form; None without any.
     """
 
     codes: np.ndarray
@@ -249,14 +249,14 @@ class _RowBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """A piece as rows: all axes but the last count as one.
+    """A region viewed as rows: all axes but the last are flattened.
 
     Attributes:
-        codes: of all rows.
-        factors: of the blocks that the piece touches.
-        piece: the elements that are read.
-        within: where the piece begins in the first of those blocks, and in the first code.
-        zeros: of the same blocks, what is taken from numbers before; None for nothing.
+        codes: quantized values of all rows.
+        factors: of the blocks that overlap the region.
+        piece: the elements to read.
+        within: start of the region in the first of those blocks, and in the first quantized value.
+        zeros: zero points of the same blocks; None without any.
     """
 
     codes: np.ndarray
@@ -278,7 +278,7 @@ class _Rows:
         return self.piece.packed
 
     def part(self, top: int, left: int, shape: Shape) -> _RowBatch:
-        """Some columns, from `left` on, of some rows, from `top` on."""
+        """Return some columns, starting at `left`, of some rows, starting at `top`."""
         height, width = shape
         start = self.piece.region.start[-1] % self.packed + left
         stop = ceil_div(start + width, self.packed)
@@ -293,7 +293,7 @@ class _Rows:
         return rows if rows.shape[1] == 1 else _spread(rows, length, self.within[-1] + left, width, 1)
 
     def _of_rows(self, top: int, height: int) -> np.ndarray:
-        """The factors of some rows; of one where all have the same."""
+        """Return the factors of some rows, or of one row if all are equal."""
         import numpy as np
 
         lead = self.piece.region.shape[:-1]
@@ -310,7 +310,7 @@ class _Rows:
         return factors[at[:1]] if (at == at[0]).all() else factors[at]
 
     def _of_rows_along(self, axis: int, top: int, height: int) -> np.ndarray:
-        """The same where all rows follow each other on one axis."""
+        """Return the factors of some rows that are consecutive on one axis."""
         factors = self.factors.reshape(-1, self.factors.shape[-1])
         length, start = self.piece.blocks[0][axis], self.within[axis] + top
         some = factors[start // length : ceil_div(start + height, length)]
@@ -318,7 +318,7 @@ class _Rows:
 
 
 def _spread(factors: np.ndarray, length: int, start: int, count: int, axis: int) -> np.ndarray:
-    """The factors of numbers on an axis: each is of `length` of them, the first at the place `start`."""
+    """Repeat the factors along an axis: each covers `length` numbers, the first from position `start`."""
     import numpy as np
 
     first, stop = start // length, ceil_div(start + count, length)
@@ -336,7 +336,7 @@ def _spread(factors: np.ndarray, length: int, start: int, count: int, axis: int)
 
 @cache
 def _values(numbers: str) -> np.ndarray:
-    """What all codes of a kind stand for, in float32: 16 of four bits, 256 of others."""
+    """Return the float32 values of all codes of a kind: 16 for four bits, 256 otherwise."""
     import numpy as np
 
     from ckpttools.array.elements import table
@@ -349,7 +349,7 @@ def _values(numbers: str) -> np.ndarray:
 
 @cache
 def _pairs(numbers: str) -> np.ndarray:
-    """For each byte both numbers that it holds, the lower four bits first, as one element of 64 bits."""
+    """Return both numbers of each byte, the lower four bits first, as one 64-bit element."""
     import numpy as np
 
     values = _values(numbers)
@@ -360,7 +360,7 @@ def _pairs(numbers: str) -> np.ndarray:
 
 @cache
 def largest(numbers: str) -> float:
-    """The largest magnitude that a code stands for."""
+    """Return the largest magnitude of a code."""
     import numpy as np
 
     values = np.abs(_values(numbers))
@@ -371,7 +371,7 @@ DEFAULT_DTYPE = DTYPES["bfloat16"]
 
 
 RESULTS = ("bfloat16", "float16", "float32")
-"""The dtypes in which products are made."""
+"""The dtypes of products."""
 
 
 def array_of(
@@ -381,13 +381,13 @@ def array_of(
     like: Like = "float32",
     location: str = "",
 ) -> LazyArray:
-    """The numbers of a weight.
+    """Return the dequantized array of a weight.
 
     Args:
-        weight: one that is stored quantized.
-        arrays: by name, at least those that it is made of.
-        dtype: of the numbers: float32, bfloat16 or float16.
-        like: how products are rounded.
+        weight: a quantized weight.
+        arrays: by name, including at least its stored arrays.
+        dtype: of the result: float32, bfloat16 or float16.
+        like: rounding of the products.
         location: of the checkpoint, for messages.
     """
     shifts = [] if weight.zero_points is None else [_zero_points(weight, arrays[weight.zero_points])]
@@ -404,10 +404,7 @@ def array_of(
 
 
 def unscaled_array(weight: Weight, arrays: Mapping[str, LazyArray]) -> LazyArray:
-    """What the codes of a weight stand for before they are multiplied, in the order in which they have them.
-
-    Arguments as of `array_of`.
-    """
+    """Return the unscaled values of a weight, in the order of its codes; arguments as `array_of`."""
     float32, scale = DTYPES["float32"], weight.scales[0]
     ones = Constant(scale.shape, float32, array("f", [1.0]).tobytes())
     names = filter(None, (weight.codes, weight.zero_points))
@@ -416,7 +413,9 @@ def unscaled_array(weight: Weight, arrays: Mapping[str, LazyArray]) -> LazyArray
 
 
 def _zero_points(weight: Weight, words: LazyArray) -> LazyArray:
-    """One for each scale, of words with eight of a column each: by columns int4 with the scale 1."""
+    """Return one zero point per scale from words of eight column neighbors: read by columns as int4 with
+    the scale 1.
+    """
     float32, (rows, groups) = DTYPES["float32"], weight.scales[0].shape
     one, turned = Constant((1, 1), float32, array("f", [1.0]).tobytes()), (groups, rows)
     decode = Decode(weight.numbers, (float32,), (False,), ZERO_POINT_DTYPE, weight.scaled_by)
@@ -427,7 +426,7 @@ def _zero_points(weight: Weight, words: LazyArray) -> LazyArray:
 
 
 def decode_of(weight: Weight, dtype: DType | None = None, like: Like = "float32") -> Decode:
-    """What makes numbers of a weight; arguments as of `logical`."""
+    """Return the decoder of a weight; arguments as `logical`."""
     dtypes = tuple(scale.dtype for scale in weight.scales)
     divides = tuple(scale.divides for scale in weight.scales)
     has_zero_points = weight.zero_points is not None
@@ -435,7 +434,7 @@ def decode_of(weight: Weight, dtype: DType | None = None, like: Like = "float32"
 
 
 def result_of(dtype: DType | None) -> DType:
-    """The dtype in which products are made, of which the one that is expected can be made without loss."""
+    """Return the dtype of products that converts to the expected dtype without loss."""
     if dtype is None:
         return DEFAULT_DTYPE
     return dtype if dtype.name in RESULTS else DTYPES["float32"]

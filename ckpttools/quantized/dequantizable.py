@@ -1,4 +1,4 @@
-"""Which quantized weights of a checkpoint can be made numbers of, as schemes read them; why others cannot."""
+"""Selection of the quantized weights that supported schemes can dequantize, with reasons for the others."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Weights:
     """The quantized weights of a checkpoint as logical arrays.
 
     Attributes:
-        readable: by the names of their arrays of codes.
-        faults: for each other one, and each scale without a weight, a line that says what is wrong.
-        left_out: scales of activations and caches that belong to no weight: names.
-        is_whole: whether faults are of schemes that are not read, and nothing is missing or damaged.
+        readable: by the names of their arrays of quantized values.
+        faults: one line for each other weight, and for each scale without a weight.
+        left_out: names of activation and cache scales that belong to no weight.
+        is_whole: whether all faults are unsupported schemes, and nothing is missing or damaged.
     """
 
     readable: Mapping[str, Weight]
@@ -41,12 +41,12 @@ class Weights:
 
 
 def weights_in(tree: Tree) -> Weights:
-    """The quantized weights of a tree; worked out once, and nothing is read.
+    """Return the quantized weights of a tree; cached, and without reading data.
 
-    Where arrays say the shapes of weights, rows may be shorter than here: `shaped_weights_in` reads them.
+    If arrays store the shapes of weights, rows may be shorter than here: `shaped_weights_in` reads them.
 
     Raises:
-        FormatError: arrays of a quantized tree have one name, keys joined by dots.
+        FormatError: two arrays of a quantized tree share a name (keys joined by dots).
     """
     return tree.once(_weights_in)
 
@@ -59,7 +59,7 @@ def _weights_in(tree: Tree) -> Weights:
 
 
 def shaped_weights_in(tree: Tree) -> Weights:
-    """The same with the shapes that are stored, which are read; worked out once.
+    """Return the quantized weights of a tree with their stored shapes, which are read; cached.
 
     Raises:
         FormatError: as `weights_in`.
@@ -72,7 +72,7 @@ def _shaped_weights_in(tree: Tree) -> Weights:
     result = weights_in(tree)
     arrays, declared = by_name(tree.arrays), {item.stored_shape: item for item in result.readable.values()}
     named = [name for name in declared if name is not None]
-    # As they lie in files, which have them side by side: behind a network one request brings thousands.
+    # In file order, where shapes are adjacent: one request to a remote store reads thousands.
     named.sort(key=lambda name: arrays[name].first_byte(Region.whole(arrays[name].shape)))
     shapes = {name: tuple(int(length) for length in arrays[name].read().reshape(-1)) for name in named}
     if all(declared[name].shape == shape for name, shape in shapes.items()):
@@ -81,9 +81,9 @@ def _shaped_weights_in(tree: Tree) -> Weights:
 
 
 def has_doubtful_shapes(weights: Weights) -> bool:
-    """Whether the shapes that are stored have to be read, as the last code of a row may be partly empty.
+    """Return whether stored shapes must be read because the last code of a row may be partly empty.
 
-    A row that is several groups, each of whole codes, is as long as `weights_in` says.
+    A row of several groups of complete codes has the length in `weights_in`.
     """
     declared = (item for item in weights.readable.values() if item.stored_shape is not None)
     widths = ((item.scales[0].block[-1], item) for item in declared)
@@ -96,13 +96,13 @@ def weights_of(
     config: Mapping[str, Any] | None,
     shapes: Mapping[str, Shape] | None = None,
 ) -> Weights:
-    """What schemes make of quantized weights.
+    """Interpret quantized weights with the supported schemes.
 
     Args:
         arrays: all, by name.
         result: the weights among them.
-        config: the `config.json`, which says how they are quantized.
-        shapes: as of `ckpttools.quantized.schemes.base.Module`.
+        config: the `config.json`, which describes their quantization.
+        shapes: as for `ckpttools.quantized.schemes.base.Module`.
     """
     declared = declared_quantization(config) or {}
     readable: dict[str, Weight] = {}
@@ -134,12 +134,14 @@ def weights_of(
 
 
 def _is_plain_table(each: Quantized) -> bool:
-    """Whether whole numbers are no codes of a scheme: nothing scales them, and none has so many bits."""
+    """Return whether integers are not quantized values: they have no scales, and too many bits for any
+    scheme.
+    """
     return each.dtype.kind in ("int", "uint") and each.dtype.bits > 32 and not each.scales
 
 
 def _clashes(weights: Iterable[Weight], arrays: Mapping[str, ArrayLike], used: set[str]) -> Iterator[str]:
-    """A line for each logical name that another array has, or another weight."""
+    """List each logical name that another array or weight has, one line each."""
     count = Counter(weight.name for weight in weights)
     for name, times in count.items():
         if times > 1 or (name in arrays and name not in used):
@@ -147,7 +149,7 @@ def _clashes(weights: Iterable[Weight], arrays: Mapping[str, ArrayLike], used: s
 
 
 def unreadable_error(result: Weights, config: Mapping[str, Any] | None, location: str) -> FormatError:
-    """The error that lists what cannot be dequantized, and why."""
+    """Create the error that lists the weights that cannot be dequantized, with reasons."""
     declared = declared_quantization(config)
     is_read = (declared or {}).get("quant_method") in read_methods()
     is_damaged = is_read and not result.is_whole
@@ -171,14 +173,14 @@ def _expected(is_read: bool, is_damaged: bool) -> str:
 
 _COMPRESSED = "compressed-tensors"
 _DENSE = "dense"
-# Which each group says of itself, or which says that nothing is quantized.
+# Formats that leave the details to each group, or declare that nothing is quantized.
 _GENERAL = frozenset((_DENSE, "mixed-precision"))
 
 
 def unsupported_reason(declared: Mapping[str, Any]) -> tuple[str, ...]:
-    """A line for each thing that a `quantization_config` says and that is not read.
+    """List the unsupported settings of a `quantization_config`, one line each.
 
-    Such weights may have the names and dtypes of others that are read, and mean something else.
+    Such weights may have the names and dtypes of supported ones but a different meaning.
     """
     return tuple(dict.fromkeys((*_formats(declared), *_sparsity(declared), *_rotations(declared))))
 
@@ -200,9 +202,10 @@ def _sparsity(declared: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rotations(declared: Mapping[str, Any]) -> Iterator[str]:
-    """Activations that are rotated at run time, against what weights were.
+    """Return the activations that are rotated at run time to undo rotations of weights.
 
-    Rotations of queries and cached keys undo each other, and those of weights alone are in them for good.
+    Rotations of queries and cached keys cancel each other, and weight-only rotations are stored in the
+    weights.
     """
     transforms = declared.get("transform_config")
     groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None

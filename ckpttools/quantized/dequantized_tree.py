@@ -32,9 +32,9 @@ class DequantizedTree:
         tree: without scales; its configuration does not mention quantization.
         notes: the effects of dequantization on values.
         weights: the dequantized weights by their paths in `tree`.
-        declared: what the configuration said of quantisation, in words; empty where nothing was dequantized.
-        dtype, like: of the numbers, and how products are rounded.
-        of_scales: those of the remarks that are about the values of scales.
+        declared: description of the former quantization settings; empty if nothing was dequantized.
+        dtype, like: of the values, and the rounding of products.
+        of_scales: the remarks about the values of scales.
     """
 
     tree: Tree
@@ -57,14 +57,14 @@ def dequantize_tree(
     """Replace quantized weights by their dequantized values; only stored shapes are read.
 
     Args:
-        tree: any checkpoint; one without quantized weights stays as it is.
-        dtype: of the numbers: float32, bfloat16 or float16; others are of float32. None for bfloat16.
-        like: how products are rounded.
-        weights: as of `weights_in`; None to work them out, with the shapes that are stored.
+        tree: any checkpoint; without quantized weights it is returned unchanged.
+        dtype: of the values: float32, bfloat16 or float16; others are of float32. None for bfloat16.
+        like: rounding of the products.
+        weights: as for `weights_in`; None to find them, with their stored shapes.
 
     Raises:
-        FormatError: weights of a scheme that is not read, without scales, or whose scales do not fit; scales
-            without a weight; lists all.
+        FormatError: weights use an unsupported scheme, are without scales, or have scales that do not fit; or
+            scales have no weight; lists all.
     """
     weights = shaped_weights_in(tree) if weights is None else weights
     if weights.faults:
@@ -124,9 +124,9 @@ def _remarks(weights: Weights) -> Iterator[str]:
 
 
 def _is_exact(weight: Weight, dtype: DType) -> bool:
-    """Whether every product is a number of the dtype: of few digits times powers of two.
+    """Return whether every product is exact in the dtype: few digits times powers of two.
 
-    The least float8 numbers times the least scales lie below bfloat16's, at 2**-133.
+    The smallest float8 numbers times the smallest scales are below bfloat16's minimum, 2**-133.
     """
     powers = all(scale.dtype.name == "float8_e8m0fnu" for scale in weight.scales)
     least = weight.numbers == "float4_e2m1fn"
@@ -147,12 +147,12 @@ def dequantize_where_possible(
 
     Args:
         tree: any checkpoint.
-        dtype: of the numbers; None for bfloat16.
-        is_read: whether all values are going to be read: scales are checked first, and the remark mentions
-            weights that stay as they are stored.
+        dtype: of the values; None for bfloat16.
+        is_read: whether all values will be read: scales are checked first, and the remark mentions
+            weights that are left unchanged.
 
     Raises:
-        FormatError: a scale that is looked at makes no finite number; lists all.
+        FormatError: a checked scale gives a value that is not finite; lists all.
     """
     result = shaped_weights_in(tree)
     if result.faults or not result.readable:
@@ -168,9 +168,10 @@ def dequantize_where_possible(
 def make_comparable(a: Tree, b: Tree, *, is_read: bool = False) -> tuple[NumericTree, NumericTree]:
     """Make two trees comparable: unchanged if both store their weights in the same way, else dequantized.
 
-    Those of one are in the dtype that the other has most of, in float32 where both are quantized: rounding
-    would make different products equal. Where one has codes of which no numbers can be made, because nothing
-    says how, codes of both are compared. `is_read` and errors as of `dequantize_where_possible`.
+    If one is quantized, its values use the main dtype of the other; if both are, float32, because rounding
+    could
+    make different products equal. If the quantization of one is not described, the stored values of both are
+    compared. `is_read` and errors as for `dequantize_where_possible`.
     """
     if _stored_alike(a, b) or _has_only_codes(a) or _has_only_codes(b):
         return _keep_stored(a, is_read), _keep_stored(b, is_read)
@@ -190,7 +191,7 @@ def _keep_stored(tree: Tree, is_read: bool) -> NumericTree:
 
 
 def _damage(faults: Sequence[str]) -> str:
-    """Return the remark on quantized weights whose codes and scales stay as they are stored."""
+    """Return the remark on quantized weights that are left as stored."""
     if not faults:
         return ""
     more = f", and {len(faults) - 1:,} more" if len(faults) > 1 else ""
@@ -214,9 +215,9 @@ def _weight_schemes(weights: Collection[Weight]) -> set[tuple[str, str, str]]:
 
 
 def _main_dtype(tree: Tree) -> DType | None:
-    """The dtype of most elements of those that products are made in; None where there is none.
+    """Return the dtype of most elements among the dtypes of products; None without any.
 
-    Where these are products, too, the one that has all of them.
+    If they are products themselves, return the dtype that represents all of them.
     """
     if weights_in(tree).readable:
         return DTYPES["float32"]

@@ -1,4 +1,4 @@
-"""What quantizing has lost: largest and root-mean-square error, added up from parts in any order."""
+"""Quantization errors: maximum and root-mean-square error, accumulated from parts in any order."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SQUARES, _OWN = "quantization_error_squares", "quantized_squares"
 
 @dataclass(frozen=True, slots=True)
 class QuantizationError:
-    """How far the values of a quantized array are from what they were.
+    """The deviation of a quantized array from its original values.
 
     Attributes:
-        elements: how many there are.
-        largest: the largest distance of one.
-        rms: root of the mean square of all distances.
-        rms_of_values: root of the mean square of the values.
-        relative: `rms` over that; 0 where all values are zero.
+        elements: number of elements.
+        largest: the largest absolute error.
+        rms: root mean square of the errors.
+        rms_of_values: root mean square of the values.
+        relative: `rms` divided by `rms_of_values`; 0 if all values are zero.
     """
 
     elements: int
@@ -36,11 +36,11 @@ class QuantizationError:
 
 
 def error_sums(values: np.ndarray, decoded: np.ndarray) -> dict[str, float]:
-    """What a part adds to the tally of its array.
+    """Compute the contribution of a part to the tally of its array.
 
     Args:
-        values: what was quantized, floating-point numbers of any dtype.
-        decoded: float32 of the same shape, what the codes stand for.
+        values: the original values, of any floating-point dtype.
+        decoded: float32 of the same shape, the decoded values.
     """
     import numpy as np
 
@@ -67,7 +67,7 @@ def _squares(values: np.ndarray) -> float:
 
 
 def quantization_errors(counts: Mapping[str, Mapping[str, float]]) -> dict[str, QuantizationError]:
-    """The errors in the tallies of arrays, by their names, the worst first."""
+    """Return the errors in the tallies of arrays by name, the largest first."""
     result = {
         name: _error(int(tally[_ELEMENTS]), tally[_MAX], tally[_SQUARES], tally[_OWN])
         for name, tally in counts.items()
@@ -77,7 +77,7 @@ def quantization_errors(counts: Mapping[str, Mapping[str, float]]) -> dict[str, 
 
 
 def total_error(errors: Mapping[str, QuantizationError]) -> QuantizationError:
-    """The error of several arrays together."""
+    """Return the error of several arrays together."""
     result = errors.values()
     return _error(
         sum(item.elements for item in result),
@@ -88,7 +88,7 @@ def total_error(errors: Mapping[str, QuantizationError]) -> QuantizationError:
 
 
 def drop_error_counts(counts: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, int]]:
-    """The tallies of arrays without what is of errors."""
+    """Return the tallies of arrays without error counts."""
     own = {_MAX, _ELEMENTS, _SQUARES, _OWN}
     left = {
         name: {kind: int(n) for kind, n in tally.items() if kind not in own} for name, tally in counts.items()
@@ -97,7 +97,7 @@ def drop_error_counts(counts: Mapping[str, Mapping[str, float]]) -> dict[str, Ma
 
 
 def _error(elements: int, largest: float, squares: float, own: float) -> QuantizationError:
-    """An error from the sums of the squares of distances, and of the values."""
+    """Compute an error from the sums of squared deviations and squared values."""
     rms, rms_of_values = (sqrt(item / elements) if elements else 0.0 for item in (squares, own))
     return QuantizationError(
         elements, largest, rms, rms_of_values, rms / rms_of_values if rms_of_values else 0.0

@@ -1,7 +1,8 @@
-"""Which weights of a Hugging Face model are quantized when it is, by their names, and which are not.
+"""Selection, by name, of the weights of a Hugging Face model to quantize.
 
-That is what published models do: matrices that tokens are multiplied by. Tables of embeddings, norms, output
-heads, what chooses experts, and towers stay as they are; loaders know it of the list in `config.json`.
+It follows published models, which quantize the matrices that tokens are multiplied by. Embeddings, norms,
+output
+heads, routers and towers are left unchanged; loaders learn this from the list in `config.json`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from ckpttools.core.text import sort_naturally
 from ckpttools.quantized.scales import ArrayLike, is_plain, split_name, words_of_key
 
 WEIGHT, _HEAD = "weight", "lm_head"
-# Last keys of modules that are matrices, but small or sensitive.
+# Last keys of modules whose matrices are small or sensitive.
 _LEFT = frozenset(
     (
         *(_HEAD, "head", "score", "wte", "wpe", "eh_proj"),
-        # Of GPT-2, whose matrices lie the other way round.
+        # GPT-2's modules, whose matrices are transposed.
         *("c_attn", "c_proj", "c_fc"),
         *("gate", "router", "shared_expert_gate", "weights_proj"),
         *("in_proj_a", "in_proj_b", "in_proj_ba", "conv1d"),
@@ -43,12 +44,12 @@ SEPARATE_EXPERTS = frozenset(
         *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe"),
     )
 )
-"""Models whose fused experts, (expert, out, in), transformers 5.23 loads from single ones as well, by its
-table of conversions. Where it dequantizes, it knows scales of single ones alone, and fused codes
-are numbers to it.
+"""Models whose fused experts, (expert, out, in), transformers 5.23 also loads from single experts, by its
+conversion table. Its dequantization supports scales of single experts only, and treats fused
+codes as plain numbers.
 """
 _FUSED_IN, _FUSED_OUT = "gate_up_proj", "down_proj"
-# Modules that vLLM makes one of (`packed_modules_mapping`), by each of them.
+# Modules that vLLM fuses (`packed_modules_mapping`), by each member.
 _FUSED_MODULES = {
     key: keys
     for keys in (
@@ -62,7 +63,7 @@ _FUSED_MODULES = {
 
 
 def is_linear(name: str, array: ArrayLike) -> bool:
-    """Whether this is the matrix of a linear layer that is quantized in published models."""
+    """Return whether an array is the matrix of a linear layer that published models quantize."""
     module, key, index = split_name(name)
     if key != WEIGHT or index or len(array.shape) != 2 or not is_plain(array.dtype):
         return False
@@ -76,14 +77,14 @@ def is_linear(name: str, array: ArrayLike) -> bool:
 
 
 def is_fused(name: str, array: ArrayLike) -> bool:
-    """Whether this has the matrices of all experts of a layer."""
+    """Return whether an array contains the matrices of all experts of a layer."""
     last = name.rpartition(".")[2]
     is_one = EXPERTS in name and last in (_FUSED_IN, _FUSED_OUT)
     return is_one and len(array.shape) == 3 and is_plain(array.dtype)
 
 
 def single_matrices(name: str, array: LazyArray) -> Iterator[tuple[str, LazyArray]]:
-    """The matrices of linear layers that an array has, by their names: of fused experts each one."""
+    """Return the matrices of linear layers in an array by name; fused experts give one each."""
     if array.ndim == 2:
         yield name, array
         return
@@ -99,11 +100,11 @@ def single_matrices(name: str, array: LazyArray) -> Iterator[tuple[str, LazyArra
 
 
 def is_out_first(name: str, array: ArrayLike, hidden: int | None) -> bool | None:
-    """Whether fused matrices are (expert, out, in), as those of linear layers are; None where none can tell.
+    """Return whether fused matrices are (expert, out, in), as in linear layers; None if unknown.
 
     Args:
         name, array: fused matrices.
-        hidden: the model's width.
+        hidden: hidden size of the model.
     """
     first, second = array.shape[-2:]
     if first == second or hidden not in (first, second):
@@ -112,17 +113,17 @@ def is_out_first(name: str, array: ArrayLike, hidden: int | None) -> bool | None
 
 
 def half_quantized_experts(quantized: Iterable[str], plain: Iterable[str]) -> list[str]:
-    """The quantized ones of matrices that vLLM puts together with others that are not.
+    """Return the quantized matrices that vLLM fuses with unquantized ones.
 
-    These are q, k and v, gate and up, all experts of a layer. It refuses such models (`is_layer_skipped`), or
-    takes codes for numbers.
+    Fused matrices are q, k and v, gate and up, and all experts of a layer. vLLM refuses such models
+    (`is_layer_skipped`), or takes codes for numbers.
     """
     others = set(map(_quantized_together, plain))
     return [name for name in quantized if _quantized_together(name) in others]
 
 
 def _quantized_together(name: str) -> tuple[str, ...]:
-    """What names the matrices that are put together with one."""
+    """Return the pattern of the matrices that are fused with one."""
     above, experts, _ = name.partition(EXPERTS)
     if experts:
         return above, experts
@@ -131,15 +132,17 @@ def _quantized_together(name: str) -> tuple[str, ...]:
 
 
 def unquantized_modules(arrays: Mapping[str, ArrayLike], quantized: Collection[str]) -> list[str]:
-    """The modules of matrices that are not quantized, each by its full name.
+    """Return the full names of modules with unquantized matrices.
 
-    Also an output head that shares the embedding, and so is no array: loaders make a module of it. vLLM looks
-    for the full names of linear layers; transformers before 5 for parts of names, so that `model.layers.1`
-    would stand for `model.layers.10`, too.
+    This includes a tied output head, which is not stored as an array: loaders create a module for it. vLLM
+    compares
+    full names of linear layers; transformers before 5 matches parts of names, so that `model.layers.1` would
+    also
+    match `model.layers.10`.
 
     Args:
         arrays: by name.
-        quantized: names of those that are.
+        quantized: names of the quantized ones.
     """
     others = set(_modules_above(quantized))
     matrices = (name for name, array in arrays.items() if name not in quantized and len(array.shape) > 1)
@@ -148,7 +151,7 @@ def unquantized_modules(arrays: Mapping[str, ArrayLike], quantized: Collection[s
 
 
 def _modules_above(names: Iterable[str]) -> Iterator[str]:
-    """The modules in which arrays lie, outermost first."""
+    """Return the modules that contain arrays, outermost first."""
     for name in names:
         keys = name.split(".")[:-1]
         yield from (".".join(keys[:stop]) for stop in range(1, len(keys) + 1))

@@ -1,7 +1,7 @@
 """Checks of scale values: scales that are not finite numbers, or not positive.
 
 All scales are checked when they are used. Scales on local disks are checked before any other byte is
-read: 1/17 of the bytes of MXFP4, next to nothing of blocks of 128 x 128.
+read: 1/17 of the bytes of MXFP4, and a negligible part with blocks of 128 x 128.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Scales that are looked at together, in 256 KiB of float32.
+# Scales checked together, in 256 KiB of float32.
 _CHECK_ELEMENTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleCheck:
-    """Scales as they are, where numbers of bfloat16 can be made of them; an op for `elementwise`.
+    """An op for `elementwise` that passes scales through if they give finite bfloat16 numbers.
 
     Attributes:
-        decode: what would make them.
-        then: what is done to the scales behind this; of what comes of it such numbers can be made as well.
+        decode: the decoder of the weight.
+        then: a later op on the scales; its results must give finite numbers as well.
     """
 
     decode: Decode
@@ -55,7 +55,7 @@ class ScaleCheck:
         """Copy scales, as carriers.
 
         Raises:
-            DamagedScalesError: of one no finite number can be made.
+            DamagedScalesError: a scale gives a number that is not finite.
         """
         scales = source.reshape(-1)
         for at in range(0, scales.size, _CHECK_ELEMENTS):
@@ -64,7 +64,7 @@ class ScaleCheck:
         target[...] = source
 
     def factors(self, scales: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-        """What numbers are multiplied by, of carriers of scales as they are, and as they are going to be."""
+        """Compute the factors of numbers from carriers of scales, both before and after `then`."""
         import numpy as np
 
         yield self.decode.factors(scales)
@@ -76,11 +76,11 @@ class ScaleCheck:
 
 
 def scale_check_of(scales: LazyArray, codes: DType, name: str, location: str = "") -> ScaleCheck:
-    """What looks at scales of a weight in float8, which they multiply.
+    """Return the check of the scales that multiply a float8 weight.
 
     Args:
-        scales: as they are stored.
-        codes: the dtype of the weight as it is stored.
+        scales: as stored.
+        codes: stored dtype of the weight.
         name, location: of the scales and of their checkpoint, for messages.
     """
     return ScaleCheck(
@@ -88,14 +88,11 @@ def scale_check_of(scales: LazyArray, codes: DType, name: str, location: str = "
     )
 
 
-# Scales of which no finite numbers can be made, listed from all that a failed run was to read.
-#
-# Whoever multiplies by scales looks at them, and stops at the first that is damaged. That costs a run which
-# succeeds next to nothing, and says nothing of the others: these are looked for once it has failed.
-#
-# Elements that are read at once, in a few MiB beside the buffers of workers that are still at work.
+# List all damaged scales of a failed run. Decoding checks the scales it uses and stops at the first damaged
+# one. That costs a successful run almost nothing but does not find the other ones: they are searched after
+# the failure. Elements read at a time: a few MiB in addition to the buffers of running workers.
 _SCAN_ELEMENTS = 1 << 18
-# Weights that are looked at where each takes a request to a store behind a network: for some 30 s.
+# Maximum weights checked when each takes a request to a remote store: about 30 s.
 _MOST_FAR = 1000
 
 
@@ -132,12 +129,12 @@ def list_all_damaged(error: BaseException, arrays: Iterable[LazyArray]) -> BaseE
     """Extend an error about damaged scales to all damaged scales; return other errors unchanged.
 
     Args:
-        error: what reading them has raised.
-        arrays: all that was to be read. Of scales that lie behind a network the first are looked at.
+        error: raised while reading the arrays.
+        arrays: all arrays of the run. Only the first remote scales are checked.
     """
     if not isinstance(error, DamagedScalesError):
         return error
-    # Several may have one name: weights of averaged models, zero points and what they are taken from.
+    # Names may repeat: weights of averaged models, or zero points and their weights.
     scaled = [*_scaled_arrays(arrays)]
     far = dict.fromkeys(scale_check.decode.where for scale_check, scales in scaled if not are_local(scales))
     rest = {*[*far][_MOST_FAR:]} - {error.location}
@@ -168,7 +165,7 @@ def _error_of(result: Mapping[Decode, float], hint: str) -> DamagedScalesError:
 
 
 def _scaled_arrays(arrays: Iterable[LazyArray]) -> Iterator[tuple[ScaleCheck, Sequence[LazyArray]]]:
-    """What makes numbers of scales, and these, of all arrays that are made of quantized weights."""
+    """Yield the decoders and scales of all arrays derived from quantized weights."""
     for item in distinct_arrays(arrays):
         if isinstance(item, Dequantized) and isinstance(item.decoding, Decode):
             yield ScaleCheck(item.decoding), item.scales[: len(item.decoding.scales)]
@@ -177,9 +174,9 @@ def _scaled_arrays(arrays: Iterable[LazyArray]) -> Iterator[tuple[ScaleCheck, Se
 
 
 def _damaged_factors(scale_check: ScaleCheck, scales: Sequence[LazyArray]) -> Iterator[float]:
-    """Factors of which no finite numbers can be made."""
+    """Return the factors that give numbers that are not finite."""
     first, *others = scales
-    # All but the first have one element.
+    # All arrays but the first have one element.
     ones = [other.read().view(other.dtype.carrier) for other in others]
     for region in split_evenly(Region.whole(first.shape), _SCAN_ELEMENTS):
         some = first.read(region).view(first.dtype.carrier)
@@ -187,12 +184,12 @@ def _damaged_factors(scale_check: ScaleCheck, scales: Sequence[LazyArray]) -> It
             yield from map(float, scale_check.decode.out_of_range_factors(factors))
 
 
-# Scales that are looked at together, of many weights or of a part of one. Those of 45,000 weights took 3 s
-# one by one, and 0.9 GB all at once.
+# Scales checked together, from many weights or from a part of one. Checking 45,000 weights took 3 s one by
+# one, and 0.9 GB all at once.
 _READ_ELEMENTS = 1 << 20
-# Numbers of a weight that are looked at where its scale is zero: zeros may have such a scale.
+# Numbers checked of a weight whose scale is zero: zeros may have such a scale.
 _PROBED_ELEMENTS = 1 << 16
-# As one of these counts as many that have another scale, and are read with them.
+# A number with a sparse scale counts as this many others, which are read with it.
 _SPARSE_FACTOR = 64
 
 
@@ -204,9 +201,8 @@ class ValueFaults:
     """Faulty scale values of quantized weights, one line for each weight.
 
     Attributes:
-        damaged: scales that make no finite numbers.
-        not_positive: scales that are negative, or zero where codes are not: with these numbers change their
-            signs, or vanish.
+        damaged: scales that give values that are not finite.
+        not_positive: scales that are negative, or zero for nonzero codes: numbers change signs or vanish.
     """
 
     damaged: tuple[str, ...]
@@ -216,16 +212,16 @@ class ValueFaults:
 def check_values(
     tree: Tree, weights: Iterable[Weight], dtype: DType | None = None, like: Like = "float32"
 ) -> Notes:
-    """Reads all scales that lie on this machine, and says of which ones numbers vanish or change their signs.
+    """Read all local scales, and list those that make numbers vanish or change signs.
 
     Args:
         tree: with the quantized weights.
-        weights: those whose scales are read.
-        dtype: of the numbers that are expected; None for bfloat16.
-        like: how products are rounded.
+        weights: the weights to check.
+        dtype: of the expected values; None for bfloat16.
+        like: rounding of the products.
 
     Raises:
-        DamagedScalesError: a scale makes no finite number; lists all.
+        DamagedScalesError: a scale gives a value that is not finite; lists all.
         StorageError: they cannot be read.
     """
     result = value_faults(tree, weights, dtype, like)
@@ -254,10 +250,10 @@ def value_faults(
     *,
     signs: bool = True,
 ) -> ValueFaults:
-    """What `check_values` refuses, and what is odd besides; arguments as there.
+    """Find the scales that `check_values` refuses, and other suspicious ones; arguments as there.
 
     Args:
-        signs: whether scales that are not positive are told as well.
+        signs: whether to include scales that are not positive.
 
     Raises:
         StorageError: they cannot be read.
@@ -280,9 +276,9 @@ def value_faults(
 
 
 def _loses_numbers(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArray]) -> bool:
-    """Whether numbers other than zero are multiplied by a scale that is zero, in the first such blocks.
+    """Return whether a zero scale applies to nonzero numbers, in the first such blocks.
 
-    Blocks are read many at a time: those of 16 numbers, one by one, took 1.4 s for a weight.
+    Blocks are read in large batches: with 16 numbers each, one by one, a weight took 1.4 s.
     """
     scale, *others = weight.scales
     scales, codes = reshape_array(arrays[scale.name], scale.shape), unscaled_array(weight, arrays)
@@ -296,7 +292,7 @@ def _loses_numbers(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArra
                 continue
             for part in split_evenly(_numbers(cells, scale, weight), _READ_ELEMENTS):
                 result = codes.read(part) != 0
-                # The numbers of one cell may be many parts; those of several are one.
+                # The numbers of one cell may span several regions; those of several cells form one.
                 among = here if cells.size == 1 else _expand_to_numbers(here, scale, part)
                 if (result & among).any():
                     return True
@@ -307,21 +303,21 @@ def _loses_numbers(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArra
 
 
 def _numbers(cells: Region, scale: Scales, weight: Weight) -> Region:
-    """The numbers of a weight that have the scales in a region."""
+    """Read the numbers of a weight whose scales are in a region."""
     start = tuple(at * length for at, length in zip(cells.start, scale.block, strict=True))
     ends = zip(cells.stop, scale.block, weight.shape, strict=True)
     return Region(start, tuple(min(at * length, stop) for at, length, stop in ends))
 
 
 def _expand_to_numbers(cells: np.ndarray, scale: Scales, numbers: Region) -> np.ndarray:
-    """What is said of scales, for each of the numbers that have them."""
+    """Repeat values of scales for each of their numbers."""
     for axis, length in enumerate(scale.block):
         cells = cells.repeat(length, axis)
     return cells[tuple(slice(length) for length in numbers.shape)]
 
 
 def _read_batches(weights: Iterable[Weight], arrays: Mapping[str, LazyArray]) -> Iterator[list[_Part]]:
-    """Weights and the regions of their first arrays of scales, so many that they fit into memory."""
+    """Yield batches of weights and regions of their first scale arrays that fit in memory."""
     parts: list[_Part] = []
     size = 0
     for weight in weights:
@@ -341,7 +337,7 @@ def _scale_faults(
     decode_of: Callable[[Weight], Decode],
     signs: bool,
 ) -> tuple[dict[str, str], dict[str, tuple[float, Weight]]]:
-    """Lines for weights with scales that make no finite number, and the least of scales below or at zero."""
+    """List weights with scales that give values that are not finite, and the smallest nonpositive scales."""
     import numpy as np
 
     from ckpttools.array.scratch import Scratch
@@ -357,7 +353,7 @@ def _scale_faults(
     alike: defaultdict[Hashable, list[tuple[Weight, list[np.ndarray]]]] = defaultdict(list)
     for item, region in parts:
         first, *others = (scale.name for scale in item.scales)
-        # All but the first have one element.
+        # All arrays but the first have one element.
         read = [carriers(first, region), *(carriers(o, Region.whole(arrays[o].shape)) for o in others)]
         of_scales = tuple((scale.dtype.name, scale.divides) for scale in item.scales)
         kind = item.numbers, of_scales, item.zero_points is not None
@@ -381,7 +377,7 @@ def _scale_faults(
 def _odd_factors(
     group: Sequence[tuple[Weight, list[np.ndarray]]], decode: Decode, signs: bool
 ) -> Iterator[tuple[Weight, np.ndarray]]:
-    """What numbers are multiplied by, of weights alike and their scales; of none where all are sound."""
+    """Return the suspicious factors of similar weights and their scales; empty if all are valid."""
     import numpy as np
 
     # All at once: tens of thousands of experts have a few scales each.
@@ -400,9 +396,9 @@ def _are_in_range(scales: Sequence[np.ndarray], decode: Decode, signs: bool) -> 
 
 
 def _extremes(carriers: np.ndarray, dtype: DType) -> np.ndarray:
-    """Those of least and largest magnitude, without signs, and one with its sign if any has one.
+    """Return the scales of smallest and largest magnitude, unsigned, and a negative one if there is any.
 
-    Of MXFP4's exponents 0.3 ns each with reading, where making numbers of them takes 1.5.
+    MXFP4's exponents take 0.3 ns each including reading; decoding them to numbers takes 1.5 ns.
     """
     import numpy as np
 

@@ -1,8 +1,9 @@
-"""Which arrays scale which others, inferred from structure: a narrow array, and a `scale` or so beside it.
+"""Detection of scales from structure: a narrow array with a `scale` or similar array next to it.
 
-Schemes differ in names, and new ones come. What they share is looked for instead: numbers of few bits, and in
-the same module an array with a word for a scale or a zero point in the last key of its name. What else that
-key says (`weight_scale`, `scale_weight`, `wi_0_scale`) tells whose scale it is where a module has several.
+Names differ between schemes, and new schemes appear. Their common structure is a narrow array, and an array
+in
+the same module whose last key contains a word for a scale or a zero point. Other words of that key
+(`weight_scale`, `scale_weight`, `wi_0_scale`) identify the weight if a module has several.
 """
 
 from __future__ import annotations
@@ -16,26 +17,27 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Shape
 
-# NNX keeps an array below the name of its variable.
+# NNX stores an array below the name of its variable.
 NNX = ".value"
 BLOCK_SCALE = "_scale_inv"
-# What lies below a weight that is an object of several arrays is of the module that has the weight.
+# Arrays below a weight that is an object of several arrays belong to the module of the weight.
 OBJECT = ".weight."
-# How words for scales end: `scales`, `qscale`, `wscales`, `qzeros`, `absmax`, `_amax`, `SCB`, GPTQ's `g_idx`.
+# Endings of words for scales: `scales`, `qscale`, `wscales`, `qzeros`, `absmax`, `_amax`, `SCB`, GPTQ's
+# `g_idx`.
 _SCALES = ("scale", "zero", "absmax", "amax", "scb", "gidx")
-# Words around them that name no weight: `weight_scale_inv`, `zero_point`, `weight_global_scale`.
+# Additional words that do not name a weight: `weight_scale_inv`, `zero_point`, `weight_global_scale`.
 _BEFORE, _BEHIND = frozenset(("global",)), frozenset(("inv", "point"))
-# Scales of activations and of cached keys and values say nothing of the numbers of a weight.
+# Scales of activations and of cached keys and values do not apply to the numbers of a weight.
 _ACTIVATIONS = frozenset(("input", "output", "activation", "act"))
 _CACHES = frozenset(("k", "v", "q", "kv"))
-# Whose own scales are learned weights of the model, whatever else is in their names.
+# The scales of norms are learned weights of the model, for all names.
 _NORMS = frozenset(("norm", "layernorm", "rmsnorm", "ln"))
 _PLAIN_BITS, _MOST_PACKED_BITS = 16, 32
 _EXPONENT = "float8_e8m0fnu"
 
 
 class ArrayLike(Protocol):
-    """What is known of an array without its values."""
+    """Properties of an array without its values."""
 
     @property
     def shape(self) -> Shape: ...
@@ -45,12 +47,12 @@ class ArrayLike(Protocol):
 
 
 class _ModuleEntry(NamedTuple):
-    """What tells an array from the others of its module.
+    """The properties that distinguish an array within its module.
 
     Attributes:
         key: the last one of its name.
-        item: what follows the key where that is a list, as a scale may be; else empty.
-        dtype: of what is stored.
+        item: the list index after the key, for scales in a list; else empty.
+        dtype: as stored.
         rank: number of its axes.
     """
 
@@ -62,13 +64,13 @@ class _ModuleEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _ModuleArray:
-    """An array as one of its module.
+    """An array within its module.
 
     Attributes:
-        location: among those of the module.
-        key, item, dtype, rank: as of `_ModuleEntry`.
-        words: of its last key; of a scale those that say whose it is.
-        is_scale: whether a word for a scale is among them.
+        location: index among the arrays of the module.
+        key, item, dtype, rank: as for `_ModuleEntry`.
+        words: of its last key; for a scale, the words that identify its weight.
+        is_scale: whether its words include one for a scale.
     """
 
     location: int
@@ -89,49 +91,49 @@ class _ModuleArray:
 
 
 def is_plain(dtype: DType) -> bool:
-    """Whether a model computes with numbers of this dtype."""
+    """Return whether models compute with this dtype."""
     return dtype.kind == "float" and dtype.bits >= _PLAIN_BITS
 
 
 def is_narrow(dtype: DType) -> bool:
-    """Whether numbers of this dtype may have to be scaled; exponents are scales themselves."""
+    """Return whether numbers of this dtype may need scales; exponents are scales themselves."""
     if dtype.is_float:
         return not is_plain(dtype) and dtype.name != _EXPONENT
     return dtype.kind in ("int", "uint") and dtype.bits <= _MOST_PACKED_BITS
 
 
 def bare_name(name: str) -> str:
-    """A name without what NNX appends to it."""
+    """Return a name without the suffix that NNX appends."""
     return name.removesuffix(NNX)
 
 
 @lru_cache(maxsize=1024)
 def words_of_key(key: str) -> tuple[str, ...]:
-    """`weight_scale_inv` -> weight, scale, inv."""
+    """Split a key into words: `weight_scale_inv` -> weight, scale, inv."""
     spelled = key.lower().replace("g_idx", "gidx")
     return tuple("".join(item if item.isalnum() else " " for item in spelled).split())
 
 
 def scales_word(name: str) -> bool:
-    """Whether a word for a scale is in the last key of a name."""
+    """Return whether the last key of a name contains a word for a scale."""
     return _scale_at(words_of_key(split_name(name)[1])) is not None
 
 
 def owner_words(key: str) -> tuple[str, ...]:
-    """What a key with a word for a scale says of whose it is: `k_scale` -> k."""
+    """Return the words of a scale's key that identify its weight: `k_scale` -> k."""
     words = words_of_key(key)
     at = _scale_at(words)
     return words if at is None else _owner(words, at)
 
 
 def scales_of(arrays: Mapping[str, ArrayLike]) -> dict[str, tuple[str, ...]]:
-    """The scales of each array that has some.
+    """Find the scales of each scaled array.
 
     Args:
         arrays: by name, keys joined by dots.
 
     Returns:
-        Name -> names of the arrays that scale it or say how it is packed, in the order of `arrays`.
+        Name -> names of its scales and of arrays that describe its packing, in the order of `arrays`.
     """
     modules: defaultdict[str, tuple[list[str], list[_ModuleEntry]]] = defaultdict(lambda: ([], []))
     for name, array in arrays.items():
@@ -139,7 +141,7 @@ def scales_of(arrays: Mapping[str, ArrayLike]) -> dict[str, tuple[str, ...]]:
         names, described = modules[module]
         names.append(name)
         described.append(_ModuleEntry(key, index, array.dtype, len(array.shape)))
-    # Tens of thousands of experts are alike.
+    # Tens of thousands of experts have the same structure.
     known: dict[tuple[_ModuleEntry, ...], list[tuple[int, int]]] = {}
     pairs = []
     for names, described in modules.values():
@@ -155,18 +157,18 @@ def scales_of(arrays: Mapping[str, ArrayLike]) -> dict[str, tuple[str, ...]]:
 
 
 def last_key(name: str) -> str:
-    """What a name ends in: `scale`, or `scale.0` in a list of scales."""
+    """Return the last key of a name: `scale`, or `scale.0` in a list of scales."""
     _, key, index = split_name(name)
     return f"{key}.{index}" if index else key
 
 
 def activation_scales(words: Iterable[str]) -> bool:
-    """Whether words say that a scale is not of a weight."""
+    """Return whether words indicate that a scale is not for a weight."""
     return not (_ACTIVATIONS | _CACHES).isdisjoint(words)
 
 
 def scales_no_weight(name: str) -> bool:
-    """Whether an array scales activations, or cached keys and values, by its name."""
+    """Return whether an array scales activations, or cached keys and values, judged by its name."""
     words = words_of_key(split_name(name)[1])
     if len(words) < 2 or "scale" not in words or not _NORMS.isdisjoint(words):
         return False
@@ -174,12 +176,12 @@ def scales_no_weight(name: str) -> bool:
 
 
 def split_name(name: str) -> tuple[str, str, str]:
-    """Module, last key, and the place in a list that follows it; modules may be joined by "/" as well.
+    """Split a name into module, last key, and list index; modules may be joined by "/" as well.
 
-    Of what lies below a weight (`X.weight._data`) the key begins with that: `weight._data` of `X`.
+    For arrays below a weight (`X.weight._data`) the key begins with the weight: `weight._data` of `X`.
     """
     spelled, index = bare_name(name).replace("/", "."), ""
-    # Most names have neither, and each of 100,000 is asked five times.
+    # Most names have neither, and the check runs five times for each of 100,000 names.
     if spelled[-1:].isdigit():
         above, _, last = spelled.rpartition(".")
         if above and last.isdigit():
@@ -204,13 +206,13 @@ def _scale_at(words: tuple[str, ...]) -> int | None:
 
 
 def _owner(words: tuple[str, ...], at: int) -> tuple[str, ...]:
-    """The words that say whose scale it is: those before `scale`, else those behind."""
+    """Return the words that identify the weight of a scale: those before `scale`, else those after it."""
     before = tuple(word for word in words[:at] if word not in _BEFORE)
     return before or tuple(word for word in words[at + 1 :] if word not in _BEHIND and not word.isdigit())
 
 
 def _pairs(module: list[_ModuleArray]) -> Iterator[tuple[int, int]]:
-    """The places of (weight, scale) for all arrays of a module."""
+    """Return the index pairs (weight, scale) for all arrays of a module."""
     scales = [item for item in module if item.is_scale and item.dtype.kind not in ("bool", "complex")]
     if not scales:
         return
@@ -222,7 +224,7 @@ def _pairs(module: list[_ModuleArray]) -> Iterator[tuple[int, int]]:
     weights = [other for other in others if other.is_weight]
     are_packed = not any(item.dtype.is_float for item in weights)
     if (len(weights) == 1 or are_packed) and owned.isdisjoint(item.location for item in weights):
-        # `qvalue` and `kernel_scale`: there is nothing else that it could be the scale of.
+        # `qvalue` and `kernel_scale`: there is only one candidate.
         near = [
             item for item in scales if owners[item.location] is None and not activation_scales(item.words)
         ]
@@ -231,13 +233,13 @@ def _pairs(module: list[_ModuleArray]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _WordIndex:
-    """Arrays of a module by words: a module may have thousands, and thousands of scales.
+    """An index of a module's arrays by words: a module may have thousands of arrays and of scales.
 
     Attributes:
         arrays: all of them.
-        with_words: by all of their words.
+        with_words: by the set of their words.
         with_word: by each of their words.
-        with_rarest: by the one of their words that fewest have.
+        with_rarest: by the rarest of their words.
     """
 
     arrays: list[_ModuleArray]
@@ -246,7 +248,7 @@ class _WordIndex:
     with_rarest: Mapping[str, list[_ModuleArray]]
 
     def alike(self, words: Collection[str]) -> list[_ModuleArray]:
-        """The arrays that have all of these words, or none but these."""
+        """Return the arrays whose words include all of these, or are included in them."""
         if not words:
             return self.arrays
         expected = set(words)
@@ -273,7 +275,7 @@ def _named(arrays: list[_ModuleArray]) -> _WordIndex:
 
 
 def _owners(scale: _ModuleArray, others: _WordIndex) -> list[int] | None:
-    """The arrays that a scale belongs to by its words; None where no array has them."""
+    """Return the arrays that own a scale according to its words; None if no array has these words."""
     named = _near(scale, others.with_words.get(scale.words, ()))
     if named:
         return [item.location for item in named if _is_scaled(item, scale)]
@@ -282,26 +284,28 @@ def _owners(scale: _ModuleArray, others: _WordIndex) -> list[int] | None:
 
 
 def _near(scale: _ModuleArray, arrays: Iterable[_ModuleArray]) -> list[_ModuleArray]:
-    """Those of its place, where both are of lists."""
+    """Return the arrays with the same list index, if both are in lists."""
     return [array for array in arrays if not (scale.item and array.item) or scale.item == array.item]
 
 
 def _is_scaled(array: _ModuleArray, scale: _ModuleArray) -> bool:
-    """Whether an array is scaled by one that has its name: of any rank, and in blocks of any float dtype."""
+    """Return whether the scale has the array's name: it may have any rank, and blocks may have any float
+    dtype.
+    """
     return (scale.is_block_scale and array.dtype.is_float) or (
         is_narrow(array.dtype) and _may_scale(scale, array)
     )
 
 
 def _may_scale(scale: _ModuleArray, weight: _ModuleArray) -> bool:
-    """A float8 array that has another beside it is no weight of it: both may be plain numbers in float8."""
+    """Return whether an array may be a scale: float8 next to float8 is not, as both may be plain numbers."""
     return not (scale.dtype.is_float and scale.dtype == weight.dtype)
 
 
 def _below(arrays: Mapping[str, ArrayLike]) -> Iterator[tuple[str, str]]:
-    """What has the name of a narrow array and more keys says how that is to be read: `X.weight.absmax`."""
+    """Find arrays below a narrow array's name, which describe how to read it: `X.weight.absmax`."""
     narrow = {name for name, array in arrays.items() if len(array.shape) > 1 and is_narrow(array.dtype)}
-    # Narrow arrays from a module upwards: tens of thousands of names have the same few modules above them.
+    # Narrow arrays in each module and above: tens of thousands of names share the same few parent modules.
     known: dict[str, tuple[str, ...]] = {"": ()}
     for name in arrays if narrow else ():
         above, new = bare_name(name).rpartition(".")[0], []

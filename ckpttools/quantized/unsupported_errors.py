@@ -1,4 +1,4 @@
-"""Why quantized weights are refused where plain ones are needed, and what to do with them then."""
+"""Errors for quantized weights where plain ones are required, with hints."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _DEQUANTIZING = {
 def refuse_quantized(
     arrays: Mapping[str, ArrayLike], config: Mapping[str, Any] | None, location: str
 ) -> None:
-    """Refuses quantized weights, with their scales and without.
+    """Refuse quantized weights, with or without their scales.
 
     Args:
         arrays: all of them by name, before any is left out.
-        config: the `config.json` beside them, or None.
+        config: their `config.json`, or None.
         location: for messages.
 
     Raises:
-        FormatError: there are some; says how they are quantized and which have no scale. Or the configuration
-            says so, and there is no telling which they are.
+        FormatError: quantized weights exist; describes their scheme and lists those without a scale. Or the
+            configuration declares quantization, but the quantized weights cannot be identified.
     """
     result = quantized(arrays, config)
     if result:
@@ -56,7 +56,7 @@ def refuse_quantized(
 
 
 def signs_of_scheme(arrays: Mapping[str, ArrayLike], config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The arrays that plain weights do not have, where `config` says that weights are quantized."""
+    """Return the arrays that plain weights do not have, if `config` declares quantization."""
     declared = declared_quantization(config)
     exempt = exempt_modules(declared)
     return tuple(
@@ -73,14 +73,14 @@ def refuse_unknown(
     *,
     done: str = "converted",
 ) -> None:
-    """Refuses arrays of a scheme where no quantized weight is known among them.
+    """Refuse arrays of an unknown scheme, if no quantized weight is identified among them.
 
     Args:
         arrays, config, location: as for `refuse_quantized`.
-        done: what cannot be done with them.
+        done: the operation that is not possible.
 
     Raises:
-        FormatError: there are some.
+        FormatError: such arrays exist.
     """
     signs = signs_of_scheme(arrays, config)
     if signs:
@@ -97,14 +97,14 @@ def refuse_unknown(
 def refuse_unmappable(
     arrays: Mapping[str, ArrayLike], config: Mapping[str, Any] | None, location: str
 ) -> None:
-    """Refuses weights of a model that are no plain floating-point numbers, whatever they are called.
+    """Refuse model weights that are not plain floating-point numbers, under any name.
 
     Args:
-        arrays: by name, those that rows of a family take.
+        arrays: by name, those that rows of a family accept.
         config, location: as for `refuse_quantized`.
 
     Raises:
-        FormatError: there are some.
+        FormatError: such weights exist.
     """
     odd = [
         Quantized(name, item.dtype, ())
@@ -118,13 +118,13 @@ def refuse_unmappable(
 def quantized_error(
     result: Iterable[Quantized], config: Mapping[str, Any] | None, location: str, *, done: str = "converted"
 ) -> FormatError:
-    """The error that says which weights are quantized, how, and what to do.
+    """Create the error that lists quantized weights and their scheme, with a hint.
 
     Args:
         result: the weights.
-        config: the `config.json` beside them, or None.
+        config: their `config.json`, or None.
         location: for messages.
-        done: what cannot be done with them.
+        done: the operation that is not possible.
     """
     weights = sorted(result, key=lambda item: not item.is_bare)
     declared = declared_quantization(config)
@@ -145,7 +145,7 @@ def quantized_error(
 def _unclear_error(
     weights: list[Quantized], config: Mapping[str, Any] | None, location: str, done: str
 ) -> FormatError:
-    """The error for numbers of few bits that nothing scales, and that no configuration calls the weights."""
+    """Create the error for narrow numbers without scales that no configuration declares as the weights."""
     stated = " and ".join(stated_dtypes(config))
     return FormatError(
         f"these arrays cannot be {done}: their numbers may be the weights themselves, or mean nothing "
@@ -168,11 +168,11 @@ def _missing(bare: int) -> str:
 
 
 def remedy(declared: Mapping[str, Any] | None, *, is_read: bool = True, location: str = "SRC") -> str:
-    """What to do with quantized weights where plain ones are needed.
+    """Suggest what to do with quantized weights where plain ones are required.
 
     Args:
         declared: the `quantization_config`.
-        is_read: whether they are read where their method is.
+        is_read: whether the weights are readable if their method is supported.
         location: of the checkpoint.
     """
     release = "take a release of the model in bfloat16"

@@ -1,8 +1,9 @@
-"""Quantized weights: which arrays they are.
+"""Detection of quantized weights.
 
-The numbers of a quantized weight mean nothing without its scales: nothing may part them, and none may be
-taken for the weight's own numbers. `ckpttools.quantized.scales` finds which arrays scale which,
-`ckpttools.quantized.auxiliary_tensors` what else belongs to them.
+The numbers of a quantized weight are meaningless without its scales: they must not be separated, or be used
+as the
+plain numbers of the weight. `ckpttools.quantized.scales` finds the scales of each array, and
+`ckpttools.quantized.auxiliary_tensors` the other auxiliary tensors.
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ from ckpttools.quantized.scales import (
     words_of_key,
 )
 
-# For the words of messages alone: norms have a `scale`, too.
+# Used for the wording of messages only: norms have a `scale`, too.
 _SCALE_ENDS = (
     BLOCK_SCALE,
     *("weight_scale", "weight_scale_2", "weight_global_scale", "kernel_scale", "_scales", ".scales"),
     *(".qzeros", "_zero_point", "absmax", ".SCB", "_amax"),
 )
-# Last words of the names of arrays of whole numbers that can be nothing but packed weights.
+# Last words of the names of integer arrays that must be packed weights.
 _WEIGHT_WORDS = frozenset(("weight", "qweight", "kernel", "embedding", "wo"))
-# Words in the names of whole numbers that no scheme stores: places, states of generators, numbers of steps,
-# DeepSeek V4's tables of experts.
+# Words in the names of integers that are never quantized values: positions, generator states, step counts,
+# DeepSeek V4's expert tables.
 _NO_CODES = frozenset(("position", "positions", "token", "key", "rng", "rngs", "count", "step", "tid2eid"))
-# Words of whole numbers that say which elements are meant: beside a weight in full they are no codes of it.
+# Words for integers that select elements: next to a full-precision weight they are not its quantized values.
 _INDICES = frozenset(("mask", "masks", "valid", "flag", "flags", "index", "indices", "idx", "id", "ids"))
-# How deep arrays called weights lie in a linear layer at most, in keys below its module: `centroids.weight`.
+# Maximum depth of weights in a linear layer, in keys below its module: `centroids.weight`.
 _DEEPEST = 2
 
 
@@ -62,9 +63,9 @@ class Quantized:
 
     Attributes:
         name: of the array.
-        dtype: of what is stored.
-        scales: names of the arrays it is scaled by, as far as they are there.
-        others: names of what else belongs to it.
+        dtype: as stored.
+        scales: names of its scales that exist.
+        others: names of its other auxiliary tensors.
     """
 
     name: str
@@ -74,12 +75,12 @@ class Quantized:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """All that it needs."""
+        """Return the names of all its auxiliary tensors."""
         return (*self.scales, *self.others)
 
     @property
     def is_bare(self) -> bool:
-        """Whether it lacks its scales; packed numbers may go by tables instead."""
+        """Return whether its scales are missing; packed numbers may use tables instead."""
         return not (self.scales or (self.others and not self.dtype.is_float))
 
     def __str__(self) -> str:
@@ -88,26 +89,29 @@ class Quantized:
 
 
 def last_keys(names: Iterable[str]) -> str:
-    """What names end in, so that lines about many layers fold into one."""
+    """Return the endings of names, so that lines about many layers fold into one."""
     return ", ".join(last_key(name) for name in names)
 
 
 def quantized(
     arrays: Mapping[str, ArrayLike], config: Mapping[str, Any] | None = None
 ) -> dict[str, Quantized]:
-    """The quantized weights among arrays.
+    """Find the quantized weights among arrays.
 
     Args:
         arrays: by name, keys joined by dots.
-        config: the `config.json` beside them, if there is one.
+        config: their `config.json`, if there is one.
 
     Returns:
-        By name, those that have scales, whatever they are called; those without that are float8 or less,
-        unless `config` says that the numbers are the weights themselves (its list of modules that are not
-        quantized does not say so); and whole numbers with the name of a weight. Where `config` says that
-        weights are quantized, matrices of whole numbers with several arrays beside them as well, and of every
-        other module with anything but plain numbers the largest such array: it stands for a weight of a
-        scheme that is not known.
+        Quantized weights by name: arrays with scales, under any name; unscaled arrays of float8 or less,
+            unless
+        `config` declares that the numbers are the weights themselves (its list of unquantized modules does
+        not
+        count); and integers with the name of a weight. If `config` declares quantization, also integer
+        matrices
+        with several arrays next to them, and the largest special array of every other module that contains
+        more
+        than plain numbers: it represents a weight of an unknown scheme.
     """
     if not any(can_be_scaled(name, array.dtype) for name, array in arrays.items()):
         return {}
@@ -132,7 +136,7 @@ def quantized(
     if strange:
         weights |= dict.fromkeys(strange, ())
         others = auxiliary_tensors(arrays, weights, whole | _of_layers(arrays, strange))
-    # Hundreds of weights may have thousands of others in common, and the same tuple of them.
+    # Hundreds of weights may share thousands of auxiliary tensors, and the same tuple of them.
     several = {id(theirs): theirs for theirs in others.values()}
     left = {at: tuple(name for name in theirs if not exempt.has(name)) for at, theirs in several.items()}
     may_scale = {name for theirs in left.values() for name in theirs if scales_word(name)}
@@ -141,7 +145,7 @@ def quantized(
             Quantized(name, arrays[name].dtype, theirs, left.get(id(others.get(name)), ())), arrays, may_scale
         )
         for name, theirs in weights.items()
-        # Whole numbers with nothing beside them are indices.
+        # Integers without auxiliary tensors are indices.
         if theirs or name in narrow or arrays[name].dtype.is_float or others.get(name)
     }
 
@@ -149,9 +153,9 @@ def quantized(
 def _without_indices(
     arrays: Mapping[str, ArrayLike], scales: Mapping[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
-    """The scales less those of masks and indices beside a weight in full, where no name says whose they are.
+    """Drop the scales of masks and indices next to a full-precision weight, unless a name connects them.
 
-    A `scale` that only lies in the module of both is the module's, or the weight's.
+    A `scale` in the module of both belongs to the module, or to the weight.
     """
     doubted = {
         name
@@ -171,7 +175,7 @@ def _without_indices(
 
 
 def _is_named_for(name: str, scale: str) -> bool:
-    """Whether a scale lies below an array, or its key says what that of the array says: `mask_scale`."""
+    """Return whether a scale is below an array, or shares the words of its key: `mask_scale`."""
     below = scale.startswith(f"{bare_name(name)}.")
     return below or not {*owner_words(split_name(scale)[1])}.isdisjoint(_words(name))
 
@@ -183,7 +187,7 @@ def _words(name: str) -> tuple[str, ...]:
 def _with_further_scales(
     weight: Quantized, arrays: Mapping[str, ArrayLike], may_scale: AbstractSet[str]
 ) -> Quantized:
-    """The scales of a weight may lie below its module or above it: `X.weight_quantizer._scale`."""
+    """Add scales below or above a weight's module: `X.weight_quantizer._scale`."""
     if may_scale.isdisjoint(weight.others):
         return weight
     module = split_name(weight.name)[0]
@@ -191,7 +195,7 @@ def _with_further_scales(
         name
         for name in weight.others
         if name in may_scale and not activation_scales(words_of_key(_normal(name).removeprefix(module)))
-        # A float8 array that has another beside it is no weight of it.
+        # A float8 array next to another one is not its weight.
         if not (weight.dtype.is_float and arrays[name].dtype == weight.dtype)
     ]
     others = tuple(name for name in weight.others if name not in further) if further else weight.others
@@ -199,14 +203,15 @@ def _with_further_scales(
 
 
 def _normal(name: str) -> str:
-    """A name in the form that modules have."""
+    """Return a name in the form of module names."""
     return ".".join(filter(None, split_name(name)))
 
 
 def _packed(arrays: Mapping[str, ArrayLike]) -> set[str]:
-    """Matrices of whole numbers in modules with several arrays of fractions, as codes beside their tables.
+    """Find integer matrices in modules with several float arrays, such as codes with their tables.
 
-    Indices lie beside one: `position_ids` and `class_embedding`, `relative_position_index` and its table.
+    Indices have one such array: `position_ids` and `class_embedding`, `relative_position_index` and its
+    table.
     """
     count = Counter(split_name(name)[0] for name, array in arrays.items() if array.dtype.is_float)
     modules = {module for module, several in count.items() if several > 1}
@@ -219,10 +224,10 @@ def _packed(arrays: Mapping[str, ArrayLike]) -> set[str]:
 
 
 def can_be_codes(name: str, array: ArrayLike) -> bool:
-    """Whether a scheme may store this in place of a weight: whole numbers, packed ones, and of few bits."""
+    """Return whether a scheme may store such an array as a weight: integers, packed or narrow numbers."""
     key, is_float = split_name(name)[1], array.dtype.is_float
     stored = array.dtype.kind in ("int", "uint") or (is_float and not is_plain(array.dtype))
-    # Whole numbers are added as they are, and single ones count.
+    # Integer biases are added unscaled, and scalars are counters.
     is_added = key == "bias" and not is_float
     is_number = not (array.shape or is_float)
     return stored and not (is_number or is_added) and _NO_CODES.isdisjoint(words_of_key(key))
@@ -234,7 +239,7 @@ def _is_unclear(
     others: Mapping[str, tuple[str, ...]],
     is_exempt: Callable[[str], bool],
 ) -> set[str]:
-    """Of each module with codes that belong to no weight the array of most axes and elements."""
+    """Return the array with the most axes and elements of each module with unowned codes."""
     known = {*weights}.union(*weights.values(), *others.values())
     largest: dict[str, tuple[tuple[int, int], str]] = {}
     for name, array in arrays.items():
@@ -247,9 +252,9 @@ def _is_unclear(
 
 
 def _of_layers(arrays: Iterable[str], weights: Collection[str]) -> set[str]:
-    """Those of the weights whose modules are no larger than a layer: all that lies below is of them.
+    """Return the weights whose modules are at most a layer: they own everything below.
 
-    Modules of more than a layer have others' weights far below.
+    Larger modules contain the weights of others far below.
     """
     modules = {split_name(name)[0] for name in weights} - {""}
     for name in arrays if modules else ():
@@ -262,25 +267,25 @@ def _of_layers(arrays: Iterable[str], weights: Collection[str]) -> set[str]:
 
 
 def can_be_scaled(name: str, dtype: DType) -> bool:
-    """Whether an array is worth a closer look: very few are, and checkpoints have 100,000 of them."""
+    """Return whether an array deserves a closer check: very few do, and checkpoints have 100,000 arrays."""
     return not is_plain(dtype) or bare_name(name).endswith(BLOCK_SCALE)
 
 
 def _can_be_exempt(array: ArrayLike, config: Mapping[str, Any] | None) -> bool:
-    """Whether a module that is not quantized may have such an array.
+    """Return whether an unquantized module may have such an array.
 
-    Nothing tells float8 that has lost its scales from float8 that is meant, but a configuration that says so.
+    Only a configuration distinguishes float8 that has lost its scales from intended float8.
     """
     return not array.dtype.is_float or not is_narrow(array.dtype) or states_dtype(config, array.dtype)
 
 
 def is_scale(name: str) -> bool:
-    """Whether an array of this name is a scale, or another thing without which weights mean nothing."""
+    """Return whether an array of this name is a scale, or another required auxiliary tensor."""
     return bare_name(name).endswith(_SCALE_ENDS) or scales_no_weight(name)
 
 
 def _needs_scale(name: str, array: ArrayLike) -> bool:
-    """Whether an array that nothing scales is a quantized weight all the same."""
+    """Return whether an unscaled array is a quantized weight nevertheless."""
     if len(array.shape) < 2 or not is_narrow(array.dtype) or scales_word(name):
         return False
     words = words_of_key(bare_name(name).rpartition(".")[2])
@@ -293,13 +298,13 @@ def _needs_scale(name: str, array: ArrayLike) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedTree:
-    """What looks quantized in a tree.
+    """The apparently quantized arrays of a tree.
 
     Attributes:
         paths: of all arrays, by their dotted names.
-        weights: whose numbers are to be multiplied by scales, also by some that are not there.
-        unclear: numbers of few bits in a tree where nothing is a scale, and no configuration speaks of any:
-            they may well be the values themselves.
+        weights: weights whose numbers need scales, including weights whose scales are missing.
+        unclear: narrow numbers in a tree without any scale or quantization settings: they may be the values
+            themselves.
     """
 
     paths: Mapping[str, Path]
@@ -308,17 +313,17 @@ class QuantizedTree:
 
     @property
     def scaled_weights(self) -> dict[Path, Quantized]:
-        """The weights by their paths."""
+        """Return the weights by path."""
         return {self.paths[name]: item for name, item in self.weights.items()}
 
 
 def quantized_in(tree: Tree) -> QuantizedTree:
-    """What is quantized in a tree; worked out once."""
+    """Find the quantized arrays of a tree; cached."""
     return tree.once(_find_weights)
 
 
 def _find_weights(tree: Tree) -> QuantizedTree:
-    # A step is a whole number, and no weight.
+    # A step is an integer but not a weight.
     arrays = (
         (path, array.dtype) for path, array in tree.arrays.items() if array.shape or array.dtype.is_float
     )
@@ -331,15 +336,15 @@ def _find_weights(tree: Tree) -> QuantizedTree:
 
 
 def _last(path: Path) -> str:
-    """The end of a path's dotted name."""
+    """Return the end of a path's dotted name."""
     return ".".join(map(str, path[-2:]))
 
 
 def by_names(tree: Tree) -> tuple[dict[str, Path], dict[str, Quantized]]:
-    """The paths of all arrays by their dotted names, and the quantized weights among them.
+    """Return the paths of all arrays by dotted name, and the quantized weights among them.
 
     Raises:
-        FormatError: there are such weights, and arrays have one name.
+        FormatError: there are such weights, and two arrays share a name.
     """
     paths = {dotted(path): path for path in tree.arrays}
     result = quantized({name: tree.arrays[path] for name, path in paths.items()}, tree.metadata.config)

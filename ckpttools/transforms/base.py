@@ -1,4 +1,6 @@
-"""What a transform is: a function from tree to tree that reads nothing, and says what it does to values."""
+"""The transform protocol: a function from tree to tree that reads no data and reports its effect on
+values.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from ckpttools.core.notes import Notes
 
 @dataclass(frozen=True)
 class Transformed:
-    """A tree that a transform made, and what the user should know of it."""
+    """A transformed tree, with notes for the user."""
 
     tree: Tree
     notes: Notes = field(default_factory=Notes)
@@ -22,8 +24,8 @@ class Transform(Protocol):
     """Tree -> Tree. An implementation is a frozen dataclass whose fields are its options."""
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The new tree; `tree` is left as it is.
+        """Return the new tree without changing `tree`.
 
         Raises:
-            CheckpointError: the tree is not what this transform is for; says where and why.
+            CheckpointError: the transform does not apply to the tree; says where and why.
         """

@@ -30,33 +30,34 @@ from ckpttools.transforms.select import require_matches
 @validate_fields
 @dataclass(frozen=True)
 class CastTo:
-    """All floating-point arrays in `dtype`, but for tables of whole numbers.
+    """A cast of all floating-point arrays, except tables of integers, to `dtype`.
 
     Attributes:
         dtype: the dtype, or its name.
-        force: cast also to a dtype of whole numbers, or of exponents.
+        force: cast also to an integer or exponent dtype.
     """
 
     dtype: DType | str
     force: bool = False
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The tree with its values cast; errors as `CastMap`."""
+        """Return the tree with cast values; errors as `CastMap`."""
         return CastMap({}, self.dtype, self.force)(tree)
 
 
 @validate_fields
 @dataclass(frozen=True)
 class CastMap:
-    """Arrays in the dtypes that patterns give them; for each the first pattern that matches counts.
+    """A cast of arrays to the dtypes of the patterns; for each array the first pattern that matches counts.
 
     Attributes:
-        dtypes: pattern, as `Select` takes it, -> dtype or its name, also for arrays of whole numbers.
-        dtype: dtype of the floating-point arrays that no pattern matches, tables of whole numbers apart; None
-            to leave them.
-        force: cast also where whole numbers can be lost: they are rounded, and clipped to the dtype's range;
-            where signs and zeros can be, of float8_e8m0fnu; and float8 that may have lost its scales.
-        dequantize_like: how products of quantized weights and their scales are rounded, as of `Dequantize`.
+        dtypes: pattern, as for `Select`, -> dtype or its name; also applies to integer arrays.
+        dtype: dtype of the floating-point arrays that no pattern matches, except tables of integers; None to
+            leave them.
+        force: cast even if integers can be lost (they are rounded, and clipped to the dtype's range), if
+            signs and
+            zeros can be lost in float8_e8m0fnu, or if float8 values may have lost their scales.
+        dequantize_like: rounding of the products of quantized weights and their scales, as for `Dequantize`.
     """
 
     dtypes: Mapping[str, DType | str] = field(default_factory=dict)
@@ -65,16 +66,17 @@ class CastMap:
     dequantize_like: Like = "float32"
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The tree with its values cast, quantized weights dequantized where `dtype` is one of numbers.
+        """Return the tree with cast values; quantized weights are dequantized if `dtype` holds plain numbers.
 
-        Where it is not, and by schemes that are not read, they and what belongs to them stay as they are.
+        Otherwise, and for unsupported schemes, quantized weights and their auxiliary tensors are left
+        unchanged.
 
         Raises:
-            UsageError: a pattern that matches no array.
-            UnknownNameError: no dtype has this name.
-            MappingError: whole numbers, or signs, can be lost, without `force`; an array that cannot be cast
-                at all.
-            FormatError: a quantized weight, which has scales; a pattern that names what belongs to one;
+            UsageError: a pattern matches no array.
+            UnknownNameError: a dtype name is unknown.
+            MappingError: integers or signs can be lost, without `force`; or an array cannot be cast at all.
+            FormatError: a quantized weight, which has scales; a pattern that names one of its auxiliary
+                tensors; or
                 numbers that may have lost their scales, without `force`.
         """
         plain = self._dequantize(tree)
@@ -94,21 +96,23 @@ class CastMap:
         return Transformed(Tree(leaves, tree.metadata), declared)
 
     def _table_remarks(self, tree: Tree) -> Iterator[str]:
-        """What to say of tables that stay as they are."""
+        """Describe the tables that are left unchanged."""
         floats = (path for path, array in tree.arrays.items() if array.dtype.is_float and is_table(path))
         kept = [path for path in floats if not first_match(path, self.dtypes)]
         if kept and self.dtype is not None:
             yield f"{array_count(kept)} keep their dtype, as they hold numbers of experts: {keystr(kept[0])}"
 
     def _dequantize(self, tree: Tree) -> Transformed:
-        """The tree of plain numbers; as it is where none are asked for, or by a scheme that is not read."""
+        """Dequantize the tree; leave it unchanged if no plain numbers are requested or the scheme is
+        unsupported.
+        """
         dtype = None if self.dtype is None else parse_dtype(self.dtype)
         if dtype is None or not (is_plain(dtype) and has_readable_scheme(tree)):
             return Transformed(tree)
         return Dequantize(dtype, self.dequantize_like)(tree)
 
     def _expected(self, tree: Tree) -> Iterator[tuple[Path, DType]]:
-        """Arrays that change, and the dtype of each."""
+        """Return the arrays that change, with the new dtype of each."""
         dtypes = {pattern: parse_dtype(item) for pattern, item in self.dtypes.items()}
         default = None if self.dtype is None else parse_dtype(self.dtype)
         for path, array in tree.arrays.items():
@@ -140,12 +144,12 @@ class CastMap:
 
 
 def can_cast(dtype: DType, to: DType) -> bool:
-    """Whether `CastMap` casts from one dtype to another without being forced."""
+    """Return whether `CastMap` casts from one dtype to another without `force`."""
     return _can_cast(dtype, to) and _keeps_numbers(dtype, to)
 
 
 def cast(array: LazyArray, dtype: DType) -> LazyArray:
-    """`array` in `dtype`; itself where it is that already, or holds no floating-point numbers."""
+    """Cast `array` to `dtype`; return it unchanged if it has that dtype or is not floating-point."""
     return _convert_array(array, dtype) if array.dtype.is_float and array.dtype != dtype else array
 
 
@@ -157,7 +161,9 @@ def _convert_array(array: LazyArray, dtype: DType, path: Path = ()) -> LazyArray
 
 
 def cast_notes(arrays: Mapping[str, LazyArray], dtype: DType) -> list[Note]:
-    """What a cast of the floating-point arrays of `arrays` to `dtype` loses, one note for each reason."""
+    """Describe the losses of casting the floating-point arrays of `arrays` to `dtype`, one note per
+    reason.
+    """
     return _notes([(array.dtype, dtype) for array in arrays.values() if array.dtype.is_float])
 
 
@@ -180,12 +186,12 @@ def _is_exact(dtype: DType, to: DType) -> bool:
 
 
 def _keeps_numbers(dtype: DType, to: DType) -> bool:
-    """Whether a cast is among floating-point numbers with signs and zero, or loses nothing."""
+    """Return whether a cast is between signed floating-point dtypes with zero, or is lossless."""
     return (dtype.is_float and to.is_of_weights) or is_lossless(dtype, to)
 
 
 def _loss_and_remedy(casts: Collection[tuple[DType, DType]]) -> tuple[str, str]:
-    """What casts that are not among floating-point numbers lose, in words, and what to do instead."""
+    """Describe the loss of casts to or from other dtypes, and the alternative."""
     if all(to.is_float and not to.is_of_weights for _, to in casts):
         return "signs and zeros", "powers of two are scales alone: take a dtype of numbers, such as bfloat16"
     return "whole numbers", f"leave them as they are ({option('dtype')} takes floating-point arrays only)"
@@ -199,13 +205,14 @@ def _list_casts(paths: list[Path], casts: Mapping[Path, tuple[DType, DType]]) ->
     return listing([f"{keystr(path)}: {casts[path][0]} to {casts[path][1]}" for path in paths])
 
 
-# The experts of each token, as DeepSeek V4 calls them, and MaxText, which trains with them in float32.
+# Names of the tables of each token's experts in DeepSeek V4 and in MaxText, which trains with them in
+# float32.
 _TABLES = frozenset(("tid2eid",))
 
 
 def is_table(path: Path) -> bool:
-    """Whether an array is a table of whole numbers.
+    """Return whether an array is a table of integers.
 
-    In bfloat16 expert 257 would be 256: a wrong one, without a word.
+    In bfloat16, expert 257 would silently become expert 256.
     """
     return not _TABLES.isdisjoint(key for item in path for key in str(item).split("."))

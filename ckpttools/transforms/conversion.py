@@ -1,4 +1,4 @@
-"""Values in another dtype, with a count of those that it cannot hold.
+"""Conversion of values to another dtype, with counts of values that it cannot represent.
 
 The counts, in the receipt of a run and in its `--json`:
 
@@ -24,21 +24,21 @@ from ckpttools.mapping.values import blockwise, round_constant
 if TYPE_CHECKING:
     import numpy as np
 
-# What a float64 cannot hold of an int64.
+# Bits of an int64 that a float64 cannot represent.
 _SURPLUS_BITS = 11
-# Elements that are rounded at once, 1 MiB of float32.
+# Elements rounded at a time: 1 MiB of float32.
 _ROUNDED = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """Numbers in another dtype, to nearest even; between whole and floating-point ones, too.
+    """A conversion of numbers to another dtype, to nearest even, including integers to floats and back.
 
-    Whole numbers out of range become the nearest in range, NaN becomes 0.
+    Out-of-range values become the nearest integer in range; NaN becomes 0.
 
     Attributes:
         to: their new dtype.
-        name: of the array, for the message about bytes that are no booleans.
+        name: of the array, for the message about bytes that are not booleans.
     """
 
     to: DType
@@ -63,7 +63,7 @@ class Convert:
         return counts
 
     def _round(self, source: np.ndarray, target: np.ndarray, dtype: DType, counts: Counter[str]) -> None:
-        """The same of most means and merges, right where it is expected."""
+        """Round values; fast path for most means and merges."""
         import numpy as np
 
         for start in range(0, source.size, _ROUNDED):
@@ -86,18 +86,18 @@ class Convert:
 
 
 def is_lossless(dtype: DType, to: DType) -> bool:
-    """Whether every value of a whole-number dtype is one of `to`, itself included."""
+    """Return whether `to` represents every value of an integer dtype."""
     if not dtype.is_whole:
         return dtype == to
     least, limit = dtype.limits
     if to.kind in ("int", "uint"):
         return to.limits[0] <= least and limit <= to.limits[1]
-    # Of the smaller ones some have the digits, but not the range.
+    # Some smaller dtypes have enough digits but not the range.
     return dtype == to or (to.bits >= 16 and limit.bit_length() <= to.digits)
 
 
 def _as_float64(block: np.ndarray, dtype: DType) -> np.ndarray:
-    """Whole numbers as float64 from which rounding to a smaller dtype is right to the last bit."""
+    """Convert integers to float64 so that rounding to a smaller dtype is correct to the last bit."""
     import numpy as np
 
     if dtype.bits < 64:
@@ -126,7 +126,7 @@ def _to_integers(block: np.ndarray, dtype: DType, to: DType) -> np.ndarray:
 
 
 def _plain(block: np.ndarray, dtype: DType) -> np.ndarray:
-    """Whole numbers in a dtype of numpy's own."""
+    """Convert integers to a native numpy dtype."""
     return block.astype(_plain_dtype(dtype), copy=False)
 
 
@@ -155,7 +155,7 @@ def _are_flat(*arrays: np.ndarray) -> bool:
 
 
 def _underflowed(block: np.ndarray, built: np.ndarray, dtype: DType) -> int | None:
-    """How many of 16 bits became zero; None where some are infinite or NaN. In half of the passes."""
+    """Count 16-bit values that became zero; None if some are infinite or NaN. Takes half of the passes."""
     import numpy as np
 
     bits = built.view(np.uint16)
@@ -179,7 +179,7 @@ def _count_integer_losses(block: np.ndarray, built: np.ndarray, dtype: DType, to
         return {"saturated": beyond} if beyond else {}
     numbers = np.rint(_numbers(block, dtype))
     counts = {
-        # `limit` itself may not be a floating-point number, but this power of two is.
+        # `limit` may not be a floating-point number itself, but this power of two is.
         "saturated": _count((numbers < least) | (numbers >= limit + 1)),
         "underflowed": _count(numbers == 0, lambda: _numbers(block, dtype) != 0),
         "nan_lost": _count(np.isnan(numbers)),
@@ -202,7 +202,7 @@ def _is_zero(built: np.ndarray, to: DType) -> np.ndarray:
 
 
 def _is_beyond(built: np.ndarray, to: DType) -> np.ndarray:
-    """What is infinite, or NaN in a dtype that has no infinity."""
+    """Mark infinite values, or NaN in a dtype without infinity."""
     import numpy as np
 
     beyond: np.ndarray
@@ -216,7 +216,7 @@ def _is_beyond(built: np.ndarray, to: DType) -> np.ndarray:
 
 
 def _count(mask: np.ndarray, but: Callable[[], np.ndarray] | None = None) -> int:
-    """How often `mask` holds, and `but` as well; that is computed only where it is needed."""
+    """Count the elements where `mask` holds but `but` does not; `but` is computed only if needed."""
     import numpy as np
 
     count = int(np.count_nonzero(mask))
@@ -224,7 +224,7 @@ def _count(mask: np.ndarray, but: Callable[[], np.ndarray] | None = None) -> int
 
 
 def _numbers(block: np.ndarray, dtype: DType) -> np.ndarray:
-    """The values as float32, or as float64 where they are wider or whole numbers."""
+    """Return the values as float32, or as float64 for wider ones and integers."""
     import numpy as np
 
     if dtype.is_float and dtype.bits <= 8:
@@ -237,14 +237,14 @@ def _numbers(block: np.ndarray, dtype: DType) -> np.ndarray:
 
 @cache
 def _values(dtype: DType) -> np.ndarray:
-    """What each byte means in a dtype of at most 8 bits."""
+    """Return the value of each byte in a dtype of at most 8 bits."""
     import numpy as np
 
     return np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32)
 
 
 def _limit(dtype: DType) -> float:
-    """From where on numbers are nearer to the next one, if there were one, than to the largest."""
+    """Return the midpoint between the largest number and the next larger one, if that existed."""
     import numpy as np
 
     second, largest = np.unique(np.abs(_values(dtype)[: 1 << dtype.bits]))[-2:]

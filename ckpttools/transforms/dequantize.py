@@ -1,4 +1,4 @@
-"""Quantized weights as plain numbers: codes times scales, in the dtype that is expected."""
+"""Dequantization: quantized values times scales, in the expected dtype."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ LIKES: tuple[Like, ...] = ("float32", "maxtext")
 
 @dataclass(frozen=True)
 class Dequantize:
-    """Quantized weights as the numbers that they stand for; other arrays stay as they are.
+    """A transform that dequantizes weights and leaves other arrays unchanged.
 
-    Of what is stored it reads shapes that some schemes keep as arrays, and scales that lie on this machine.
+    It reads stored shapes, which some schemes keep as arrays, and scales on local disks.
 
     Attributes:
-        dtype: of the numbers, or its name; None for bfloat16.
-        like: "float32" for products that are rounded once, "maxtext" for those of scales that were rounded to
-            bfloat16 before.
+        dtype: of the dequantized values, or its name; None for bfloat16.
+        like: "float32" rounds products once; "maxtext" rounds the scales to bfloat16 first.
     """
 
     dtype: DType | str | None = None
     like: Like = "float32"
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The tree of plain numbers, whose configuration says nothing of quantisation.
+        """Return the dequantized tree; its configuration no longer mentions quantization.
 
         Raises:
-            FormatError: weights of a scheme that is not read, without their scales, or whose scales do not
-                fit; scales that are no numbers; lists all.
+            FormatError: weights use an unsupported scheme, lack their scales, or have scales that do not fit
+                or are
+                not finite; lists all.
         """
         dtype = None if self.dtype is None else parse_dtype(self.dtype)
         return with_notes(dequantize_with_notes(tree, dtype, self.like), tree)
 
 
 def with_notes(built: DequantizedTree, tree: Tree) -> Transformed:
-    """What was made of a tree, and what the user should know of it."""
+    """Return a dequantized tree with notes for the user."""
     if built.tree is tree:
         return Transformed(tree)
     declared = (
         f"{FIELD} is left out of config.json, as no weight is quantized any more; it was {built.declared}"
     )
-    # What a checkpoint in MaxText's names carries along stays as it is.
+    # Extra data in a checkpoint with MaxText's names is left unchanged.
     is_written = built.declared and all(len(path) == 1 for path in built.weights)
     return Transformed(built.tree, built.notes + Notes(remarks=(declared,) if is_written else ()))
 
@@ -65,9 +65,9 @@ def with_notes(built: DequantizedTree, tree: Tree) -> Transformed:
 def dequantize_with_notes(
     tree: Tree, dtype: DType | None = None, like: Like = "float32", *, is_read: bool = True
 ) -> DequantizedTree:
-    """The tree of plain numbers; as it is where no configuration says how weights are quantized.
+    """Dequantize a tree, or return it unchanged if no configuration describes its quantization.
 
-    Arguments and errors are those of `Dequantize`. Scales are looked at if numbers are going to be read.
+    Arguments and errors are those of `Dequantize`. Scales are checked if values will be read.
     """
     if like not in LIKES:
         raise UsageError(f"unknown {option('dequantize_like', like)}", expected=" or ".join(LIKES))
@@ -82,15 +82,15 @@ def dequantize_with_notes(
 
 
 def refuse_few_bits(dtype: DType | None, location: str, hint: str | None = None) -> None:
-    """Refuses to put the numbers of a model whose weights are quantized into so few bits without scales.
+    """Refuse to store a model with quantized weights in a narrow dtype without scales.
 
     Args:
-        dtype: of the numbers; None for that of each.
+        dtype: of the values; None to keep each dtype.
         location: of the model.
-        hint: what to do; None for what keeps FP8 in a conversion.
+        hint: what to do; None suggests how to keep FP8 in a conversion.
 
     Raises:
-        UsageError: it is such a dtype.
+        UsageError: `dtype` is that narrow.
     """
     if dtype is not None and not is_plain(dtype):
         raise UsageError(
@@ -104,14 +104,14 @@ def refuse_few_bits(dtype: DType | None, location: str, hint: str | None = None)
 
 
 def require_numbers(tree: Tree, why: str) -> None:
-    """Refuses quantized weights that could be made numbers of on the way.
+    """Refuse quantized weights that could be dequantized.
 
     Args:
         tree: any checkpoint.
-        why: what needs numbers, as a sentence.
+        why: the reason why plain numbers are needed, as a sentence.
 
     Raises:
-        FormatError: there are some.
+        FormatError: the tree has such weights.
     """
     if has_readable_scheme(tree):
         declared, location = declared_quantization(tree.metadata.config), tree.metadata.location or None
@@ -125,9 +125,9 @@ def require_numbers(tree: Tree, why: str) -> None:
 
 
 def declares_quantization(tree: Tree) -> bool:
-    """Whether a tree has quantized weights, and a configuration that says how, or MaxText's names.
+    """Return whether a tree has quantized weights described by a configuration or by MaxText's names.
 
-    Or scales of activations and caches alone, which that configuration is about as well.
+    Scales of activations and caches alone count as well, because that configuration describes them too.
     """
     weights, declared = quantized_in(tree).weights, declared_quantization(tree.metadata.config)
     if declared:
@@ -136,13 +136,13 @@ def declares_quantization(tree: Tree) -> bool:
 
 
 def is_half_quantized(tree: Tree) -> bool:
-    """Whether some of what vLLM puts together is quantized and some is not."""
+    """Return whether only some of the weights that vLLM fuses are quantized."""
     quantized, named = quantized_in(tree).weights, {dotted(path): item for path, item in tree.arrays.items()}
     plain = (name for name, item in named.items() if is_linear(name, item) or is_fused(name, item))
     return bool(half_quantized_experts(quantized, (name for name in plain if name not in quantized)))
 
 
 def has_readable_scheme(tree: Tree) -> bool:
-    """Whether a tree has quantized weights, and its configuration names a method that is read."""
+    """Return whether a tree has quantized weights and its configuration names a supported method."""
     declared = declared_quantization(tree.metadata.config)
     return (not declared or declared.get("quant_method") in read_methods()) and declares_quantization(tree)

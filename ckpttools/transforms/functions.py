@@ -1,7 +1,8 @@
-"""Functions of users that say what becomes of each array: `function(path, array)`.
+"""User functions that map each array: `function(path, array)`.
 
-`path` is the array's path with "/" between keys, `array` is lazy. What it returns says what becomes of it:
-a text is its new path, None drops it, a lazy array takes its place, `(path, array)` does both.
+`path` is the array's path with "/" between keys, `array` is lazy. The result is a string for a new path, None
+to drop the array, a lazy array to replace it,
+or `(path, array)` for both.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
 
 Function = Callable[[str, LazyArray], "str | LazyArray | tuple[str, LazyArray] | None"]
 Mapper = str | FilePath | Mapping[str, str | None] | Remap | Function
-"""What says what becomes of each array; see `mapped_by`."""
+"""A description of the new path and value of each array; see `mapped_by`."""
 
 
 @dataclass(frozen=True)
 class MapArrays:
-    """Every array as a function says; what is no array stays.
+    """A transform that applies a function to every array and keeps other leaves.
 
     Attributes:
         function: as the module describes it.
@@ -53,11 +54,12 @@ class MapArrays:
     name: str = "the function"
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The tree that the function makes.
+        """Apply the function to every array.
 
         Raises:
-            MappingError: the function raises, or returns something else; two arrays get the same path;
-                nothing is left.
+            MappingError: the function raises or returns an invalid result; two arrays get the same path; or
+                no array is
+                left.
             FormatError: a list would have gaps.
         """
         built = {path: self._map_array(path, array) for path, array in tree.arrays.items()}
@@ -91,7 +93,7 @@ class MapArrays:
 
 
 def mapped_by(by: Mapper, *, strict: bool = False) -> Transform:
-    """The transform of rules or of a function, as they are or by name.
+    """Create a transform from rules or a function, given directly or by name.
 
     Args:
         by: one of
@@ -102,11 +104,12 @@ def mapped_by(by: Mapper, *, strict: bool = False) -> Transform:
         strict: refuse arrays that no rule matches.
 
     Raises:
-        StorageError: the file is not there.
+        StorageError: the file does not exist.
         FormatError: running it fails.
-        UsageError: there is no such function; `strict`, which is for rules, with one.
-        CodeNotAllowedError: only a plan names the function.
-        MappingError: a template is not in the row language.
+        UsageError: the function does not exist; or `strict`, which applies to rules only, is set for a
+            function.
+        CodeNotAllowedError: only a plan file names the function.
+        MappingError: a template is invalid.
         CheckpointError: as `ckpttools.transforms.rename.read_rules`, for files.
     """
     match by:
@@ -160,12 +163,12 @@ def _module(home: str, spec: str) -> ModuleType:
 
 
 def _load(file: FilePath) -> ModuleType:
-    """The module that a file is, executed once."""
+    """Execute a file once and return it as a module."""
     name = f"ckpttools_map:{file.resolve()}"
     if name in sys.modules:
         return sys.modules[name]
     result = importlib.util.spec_from_file_location(name, file)
-    assert result is not None and result.loader is not None  # it ends in .py
+    assert result is not None and result.loader is not None  # The file name ends in .py.
     module = importlib.util.module_from_spec(result)
     # Dataclasses look their module up while it is being executed.
     sys.modules[name] = module
@@ -180,14 +183,14 @@ def _load(file: FilePath) -> ModuleType:
 def as_checkpoint_conversion_fn(
     *makers: Transform | Function | Mapping[str, str | None],
 ) -> Callable[[Any], Any]:
-    """A function over a whole checkpoint, as MaxText's `checkpoint_conversion_fn` wants it.
+    """Return a function over a whole checkpoint for MaxText's `checkpoint_conversion_fn`.
 
     Args:
-        makers: what to make of the checkpoint, first to last: transforms, or what `mapped_by` takes.
+        makers: transforms or arguments of `mapped_by`, applied in this order.
 
     Returns:
-        A function from a dictionary of numpy or JAX arrays, flat or nested, to such a dictionary. Arrays
-        that are only renamed are the same objects; axes are moved by the arrays' own methods, so JAX
+        A function from a dictionary of numpy or JAX arrays, flat or nested, to such a dictionary. Arrays that
+        are only renamed are the same objects; axes are moved by the arrays' own methods, so JAX
         arrays stay on their devices; values are changed on the host, one array at a time.
     """
     transforms = [_transform(maker) for maker in makers]
@@ -199,14 +202,13 @@ def as_checkpoint_conversion_fn(
 
 
 def _transform(maker: Any) -> Transform:
-    """Transforms are dataclasses (`ckpttools.transforms.base`); what else can be called is a function."""
+    """Treat dataclasses as transforms (`ckpttools.transforms.base`), and other callables as functions."""
     return cast(Transform, maker) if is_dataclass(maker) else mapped_by(maker)
 
 
-# Arrays in memory as leaves of a tree, and a tree of what was made of them as arrays again.
-#
-# Any arrays with numpy's methods will do, JAX's above all: what only moves elements is done by these methods,
-# so that an array stays where it is.
+# In-memory arrays as leaves of a tree, and the conversion of the resulting tree back to arrays. Any arrays
+# with numpy's methods work, especially JAX's: these methods move elements, so that an array stays on its
+# device.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -214,7 +216,7 @@ class InMemory(LazyArray):
     """An array in memory.
 
     Attributes:
-        value: of numpy, JAX or another library with the same methods.
+        value: an array of numpy, JAX or another library with the same methods.
     """
 
     value: Any
@@ -243,10 +245,10 @@ class InMemory(LazyArray):
 
 
 def tree_of(nested: Any) -> Tree:
-    """Nested dictionaries and lists with arrays in them as a tree; empty ones and strings are leaves.
+    """Build a tree from nested dictionaries and lists of arrays; empty containers and strings are leaves.
 
     Raises:
-        UnknownNameError: an array of a dtype that no format has.
+        UnknownNameError: no format has the dtype of an array.
     """
     return Tree(dict(_leaves(nested, ())))
 
@@ -277,7 +279,7 @@ def _in_memory(value: Any) -> InMemory:
 
 
 def values_of(tree: Tree) -> Any:
-    """The tree as dictionaries and lists with arrays in them; arrays that are not `InMemory` are read."""
+    """Convert a tree to dictionaries and lists of arrays; arrays that are not `InMemory` are read."""
     return _plain_value(tree.nested())
 
 
@@ -294,7 +296,7 @@ def _plain_value(node: Any) -> Any:
 
 
 def value_of(array: LazyArray) -> Any:
-    """The array itself: of the library that the arrays it is made of come from, else of numpy."""
+    """Return the array itself, in the library of its source arrays or else in numpy."""
     match array:
         case InMemory():
             return array.value
@@ -319,7 +321,7 @@ def value_of(array: LazyArray) -> Any:
 
 
 def _host_array(array: Derived) -> Any:
-    """What the array is, made on the host and put where its source is."""
+    """Compute the array on the host, and move it to the device of its source."""
     import numpy as np
 
     source = value_of(array.source)

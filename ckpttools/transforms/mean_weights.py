@@ -1,8 +1,8 @@
-"""What each checkpoint of a mean counts: numbers that are given, or the curve they are on.
+"""Weights of the checkpoints in a mean: explicit numbers, or points of a curve.
 
-The weights of a decay are those with which a mean of checkpoints, saved at even distances while the learning
-rate was constant, is what training with a learning rate on that curve would have come to: w_i = l(i/n) -
-l((i+1)/n), with l falling from 1 to 0 (WSM, arXiv:2507.17634, theorem 3.1). They add up to 1.
+Decay weights turn a mean of evenly spaced checkpoints, saved at a constant learning rate, into the result of
+training with a decaying learning rate on that curve: w_i = l(i/n) - l((i+1)/n), with l falling from 1 to 0
+(WSM, arXiv:2507.17634, theorem 3.1). They add up to 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 
 Decay = Literal["cosine", "linear", "sqrt"]
-# Powers of two by which the largest weight may differ from 1: beyond, products leave float32's range.
+# Maximum power of two between the largest weight and 1: beyond it, products leave float32's range.
 _MOST_EXPONENT = 16
 DECAYS: Mapping[str, Callable[[float], float]] = {
     "cosine": lambda t: (1 + cos(pi * t)) / 2,
@@ -26,26 +26,26 @@ DECAYS: Mapping[str, Callable[[float], float]] = {
 
 
 class WeightedMean(NamedTuple):
-    """A weight for each checkpoint, in their order, and what the sum is divided by."""
+    """A weight for each checkpoint, in order, and the divisor of the sum."""
 
     weights: tuple[float, ...]
     total: float
 
     @property
     def is_far_from_one(self) -> bool:
-        """Whether products leave float32's range where the numbers themselves do not."""
+        """Return whether products leave float32's range although the numbers themselves do not."""
         return abs(_exponent(self.weights)) > _MOST_EXPONENT
 
 
 @dataclass(frozen=True)
 class MeanWeights:
-    """How much each checkpoint counts; all alike where nothing is said.
+    """Options for the weights of checkpoints; equal weights by default.
 
     Attributes:
-        weights: one for each.
+        weights: one for each checkpoint.
         ema: the decay b of an exponential moving average: (1 - b) b^(n - i), and b^(n - 1) for the first.
-        decay: the curve of a learning rate.
-        normalize: divide by the sum of the weights; without it they are taken as they are.
+        decay: the decay curve of a learning rate.
+        normalize: divide by the sum of the weights; without it they are used unchanged.
     """
 
     weights: Sequence[float] | None = None
@@ -54,11 +54,13 @@ class MeanWeights:
     normalize: bool = True
 
     def of(self, count: int) -> WeightedMean:
-        """The weights of so many checkpoints; those of a mean times a power of two where they are far from 1.
+        """Return the weights of `count` checkpoints; those of a mean are scaled by a power of two if far from
+        1.
 
         Raises:
-            UsageError: several are said at once; one is no number; there are more or fewer than checkpoints;
-                all are 0, or those of a mean add up to nothing.
+            UsageError: several options are set; a weight is not a number; the number of weights differs from
+                that of
+                the checkpoints; all are 0, or those of a mean add up to 0.
         """
         declared = [name for name in ("weights", "ema", "decay") if getattr(self, name) is not None]
         if len(declared) > 1:
@@ -101,14 +103,14 @@ class MeanWeights:
 
 
 def _near_one(weights: Sequence[float], total: float) -> WeightedMean:
-    """The same shares, of which no product is lost below the smallest number of float32."""
+    """Scale the weights so that no product is lost below the smallest float32 number."""
     exponent = _exponent(weights)
     shift = -exponent if abs(exponent) > _MOST_EXPONENT else 0
     return WeightedMean(tuple(ldexp(weight, shift) for weight in weights), ldexp(total, shift))
 
 
 def _exponent(weights: Sequence[float]) -> int:
-    """Of the power of two above the largest."""
+    """Return the exponent of the power of two above the largest weight."""
     return frexp(max(map(abs, weights)))[1]
 
 

@@ -1,4 +1,4 @@
-"""A tree put together anew from leaves with new paths: nothing overwritten, nothing in the way."""
+"""Construction of a tree from leaves with new paths; overwriting and conflicting paths are refused."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _RENAME = "make their names differ, or drop one of them"
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A leaf and where it goes.
+    """A leaf and its new path.
 
     Attributes:
-        source: where it is, or None for an array made of several.
+        source: its old path, or None for an array built from several.
         target: its new path.
-        leaf: what is there from now on.
-        made_by: what made it, for messages, where `source` is None.
+        leaf: the leaf at the new path.
+        made_by: its creator, for messages, if `source` is None.
     """
 
     source: Path | None
@@ -35,18 +35,19 @@ class Move:
 
 
 def path_like(keys: Iterable[str], source: Path) -> Path:
-    """Keys as a path; numbers that are places in a list of `source` are that again."""
+    """Convert keys to a path; numbers that are list indices in `source` remain list indices."""
     locations = {str(key): key for key in source if isinstance(key, int)}
     return tuple(locations.get(key, key) for key in keys)
 
 
 def move_leaves(tree: Tree, moves: Iterable[Move]) -> Tree:
-    """The tree that `moves` make, with the metadata of `tree`.
+    """Build the tree that `moves` describe, with the metadata of `tree`.
 
     Raises:
-        MappingError: two leaves would have the same path, or one would lie below another; no array is left;
-            a quantized weight would lose its scale.
-        FormatError: a list would have gaps, and none has in `tree`.
+        MappingError: two leaves get the same path, or one is below another; no array is left; or a quantized
+            weight
+            would lose its scale.
+        FormatError: a list would have gaps that it does not have in `tree`.
     """
     listed = list(moves)
     _check_paths(listed, tree.metadata.location)
@@ -100,7 +101,7 @@ def _check_paths(moves: Iterable[Move], location: str) -> None:
 
 
 def _check_lists(built: Tree, tree: Tree) -> None:
-    """Refuses gaps, but for those that are there where a format has left out what cannot be read."""
+    """Refuse gaps in lists, except those that exist because a format left out unreadable entries."""
     fault = _list_fault(built)
     if fault is not None and _list_fault(tree) is None:
         raise fault.at(
@@ -109,7 +110,7 @@ def _check_lists(built: Tree, tree: Tree) -> None:
 
 
 def _list_fault(tree: Tree) -> FormatError | None:
-    """Why a tree is none of dictionaries and whole lists; None if it is one."""
+    """Explain why a tree does not consist of dictionaries and complete lists; None if it does."""
     try:
         tree.nested()
     except FormatError as error:

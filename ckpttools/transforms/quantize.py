@@ -1,4 +1,4 @@
-"""Plain weights of a Hugging Face model as quantized ones, as models are published."""
+"""Quantization of the weights of a Hugging Face model, in the form of published models."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from ckpttools.transforms.select import require_matches
 
 _FP8, _MXFP4 = "fp8-block128", "mxfp4"
 _BLOCK = 128
-# Of what published models do not quantize.
+# Bits of the unquantized arrays of published models.
 _PUBLISHED_BITS = 16
-# Patterns that are listed in a command.
+# Maximum number of patterns listed in a command.
 _FEW = 4
 _TEXT, _HIDDEN, _KIND, _GPT_OSS = "text_config", "hidden_size", "model_type", "gpt_oss"
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a configuration says that decides which arrays are taken.
+    """Facts of a configuration that decide which arrays are quantized.
 
     Attributes:
-        kind: its `model_type`, of the text model where that has one; empty where none is known.
-        hidden: its width.
+        kind: its `model_type`, from the text model if there is one; empty if unknown.
+        hidden: hidden size.
     """
 
     kind: str
@@ -61,14 +61,14 @@ class Model:
 
 @dataclass(frozen=True)
 class TargetScheme:
-    """What a scheme makes of the weights of a model.
+    """The output of a quantization scheme for the weights of a model.
 
     Attributes:
-        takes: whether it is for an array.
-        built: what becomes of one: name -> array.
-        declared: what `quantization_config` says, but for the modules that are not quantized.
-        words: what is done, for notes.
-        what: which arrays it is for, for messages.
+        takes: whether the scheme applies to an array.
+        built: the quantized arrays of one array: name -> array.
+        declared: the `quantization_config`, without the list of unquantized modules.
+        words: description of the action, for notes.
+        what: description of the arrays, for messages.
     """
 
     takes: Callable[[str, LazyArray, Model], bool]
@@ -86,7 +86,7 @@ def _is_fp8(name: str, array: LazyArray, model: Model) -> bool:
 
 
 def _fp8(name: str, array: LazyArray) -> dict[str, LazyArray]:
-    """Codes and scales; of fused experts those of each matrix, as published models have them."""
+    """Quantize to values and scales; fused experts are split into matrices, as in published models."""
     built: dict[str, LazyArray] = {}
     for item, matrix in single_matrices(name, array):
         built[item], built[item + BLOCK_SCALE] = block_codes(matrix, Fp8Blocks(_BLOCK, _BLOCK), item)
@@ -135,13 +135,14 @@ SCHEMES: Mapping[str, TargetScheme] = {
 
 @dataclass(frozen=True)
 class Quantize:
-    """The weights of a Hugging Face model quantized, with what `config.json` has to say of it.
+    """A transform that quantizes the weights of a Hugging Face model and updates `config.json`.
 
     Attributes:
         scheme: one of `SCHEMES`.
         exclude: patterns, as of `Select`, of arrays that are not quantized.
-        dtype: of the floating-point arrays that are not quantized, tables of whole numbers apart; None to
-            leave them. What is quantized is so from its own numbers, not from rounded ones.
+        dtype: of the floating-point arrays that are not quantized, except tables of integers; None to leave
+            them.
+            Weights are quantized from their original values, not from rounded ones.
     """
 
     scheme: str = _FP8
@@ -161,10 +162,10 @@ class Quantize:
             )
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The quantized tree. Values that no scale fits, such as NaN, are refused when they are read.
+        """Return the quantized tree. Values that no scale fits, such as NaN, are refused when they are read.
 
         Raises:
-            UsageError: a pattern that matches nothing; there is nothing to quantize.
+            UsageError: a pattern matches nothing, or there is nothing to quantize.
             FormatError: weights are quantized already.
         """
         refuse_quantized(tree, by_config=True)
@@ -182,7 +183,7 @@ class Quantize:
         return Transformed(built, self._notes(tree, chosen, others))
 
     def _chosen_paths(self, tree: Tree) -> set[Path]:
-        """What is to be quantized."""
+        """Return the paths of the arrays to quantize."""
         require_matches(self.exclude, tree.arrays, tree.metadata.location)
         how, model = SCHEMES[self.scheme], _model(tree.metadata.config)
         chosen = {
@@ -214,12 +215,12 @@ class Quantize:
 
 
 def refuse_quantized(tree: Tree, *, by_config: bool = False, hint: str | None = None) -> None:
-    """Raises FormatError where weights are quantized.
+    """Raise FormatError if weights are quantized.
 
     Args:
         tree: the weights.
-        by_config: whether it is enough that the configuration says so.
-        hint: what to do; None for what makes plain weights of them.
+        by_config: whether a declaration in the configuration is sufficient.
+        hint: what to do; None suggests how to dequantize them.
     """
     declared, result = declared_quantization(tree.metadata.config), quantized_in(tree).weights
     if result or (by_config and declared is not None):
@@ -235,7 +236,7 @@ def refuse_quantized(tree: Tree, *, by_config: bool = False, hint: str | None = 
 
 
 def _renamed(path: Path, built: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
-    """What became of an array, by paths as its own: names as one key stay so."""
+    """Return the results for one array by path; names that are a single key stay so."""
     if len(path) == 1:
         return {(name,): item for name, item in built.items()}
     above = dotted(path[:-1]) + "."
@@ -265,7 +266,7 @@ def _with_scheme(
 
 
 def _wide(others: Mapping[Path, LazyArray]) -> Iterator[str]:
-    """What to say where most numbers that are not quantized are of more bits than in published models."""
+    """Warn if most unquantized numbers have more bits than in published models."""
     wide: list[Path] = []
     elements = 0
     for path, array in others.items():
@@ -307,7 +308,7 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterato
 
 
 def _half_quantized(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterator[str]:
-    """What to say where matrices are left out that vLLM puts together with others."""
+    """Warn about excluded matrices that vLLM fuses with quantized ones."""
     model, names = _model(tree.metadata.config), {dotted(path) for path in chosen}
     taken = [dotted(path) for path, array in tree.arrays.items() if how.takes(dotted(path), array, model)]
     half = half_quantized_experts(names.intersection(taken), (item for item in taken if item not in names))
@@ -327,7 +328,7 @@ def _half_quantized(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> 
 
 
 def _patterns(names: Sequence[str], quantized: Collection[str]) -> list[str]:
-    """Patterns for names: one for those of a kind, where it is of no others that are quantized."""
+    """Shorten names to patterns: one per kind, if it matches no other quantized name."""
     kinds: dict[str, list[str]] = {}
     for name in names:
         kind = f"*{EXPERTS}*" if EXPERTS in name else f"*.{'.'.join(name.rsplit('.', 2)[1:])}"
@@ -338,7 +339,7 @@ def _patterns(names: Sequence[str], quantized: Collection[str]) -> list[str]:
 
 
 def _scheme_for(name: str, array: LazyArray, config: Mapping[str, Any] | None) -> str | None:
-    """The first scheme that takes an array."""
+    """Return the first scheme that applies to an array."""
     return next((item for item, how in SCHEMES.items() if how.takes(name, array, _model(config))), None)
 
 

@@ -1,4 +1,6 @@
-"""Transforms with a name, which make a command and a call: those of other packages, by entry points."""
+"""Registry of named transforms, each with a command and a function; other packages add theirs by entry
+points.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +19,24 @@ from ckpttools.transforms.base import Transform, Transformed
 T = TypeVar("T")
 GROUP = "ckpttools.transforms"
 Maker = Callable[..., Transform]
-"""What the entry point names: makes a transform of its options, which its attribute `options` declares."""
+"""A factory named by an entry point: creates a transform from the options declared in its `options`
+attribute.
+"""
 
 
 @cache
 def transforms() -> Mapping[str, Maker]:
-    """All of them, by name."""
+    """Return all transforms by name."""
     return load_group(GROUP)
 
 
 def transform_named(name: str, declared: Mapping[str, Any]) -> Transform:
-    """A transform with its options. What its code raises by mistake is an error that names it.
+    """Create a transform with its options. Unexpected exceptions in its code become errors that name it.
 
     Raises:
-        UnknownNameError: there is no such transform.
-        UsageError: an option that it does not have, or that cannot be meant.
-        MappingError: it cannot be made with these options.
+        UnknownNameError: the transform does not exist.
+        UsageError: an option is unknown or invalid.
+        MappingError: the transform cannot be created with these options.
     """
     make = _build_transform(name)
     given = {key: value for key, value in declared.items() if value is not None}
@@ -46,19 +50,19 @@ class _GuardedTransform:
     """A transform of another package.
 
     Attributes:
-        name: as users call it.
-        transform: what the package made.
+        name: its registered name.
+        transform: the transform of the package.
     """
 
     name: str
     transform: Transform
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The tree that it makes.
+        """Apply the transform.
 
         Raises:
-            MappingError: it fails, or returns something else.
-            CheckpointError: what it raises on purpose.
+            MappingError: it fails, or returns something other than a tree.
+            CheckpointError: raised by the transform on purpose.
         """
         built = _guard(self.name, self.transform, tree)
         if not isinstance(built, Transformed):
@@ -85,12 +89,12 @@ def _guard(name: str, call: Callable[..., T], /, *arguments: Any, **options: Any
 
 
 def options_of(name: str) -> Sequence[Option]:
-    """What may be said of a transform."""
+    """Return the options of a transform."""
     return getattr(_build_transform(name), "options", ())
 
 
 def help_of(name: str) -> str:
-    """What a transform does: its docstring."""
+    """Return the docstring of a transform as its help."""
     return cleandoc(_build_transform(name).__doc__ or name).partition("\n\nAttributes:")[0]
 
 

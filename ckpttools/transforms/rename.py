@@ -1,4 +1,4 @@
-"""Leaves under other names, and arrays with their axes arranged in another way, by rules.
+"""Rules that rename leaves and rearrange the axes of arrays.
 
     [[rules]]
     from = "model.layers.{layer}.mlp.gate_proj.weight"
@@ -6,7 +6,7 @@
     to = "params/params/decoder/layers/mlp/wi_0/kernel"
     to-axes = "embed layer mlp"
 
-The language of names and axes is that of rows (`ckpttools.mapping.axes`, `ckpttools.mapping.keys`).
+Names and axes use the notation of rows (`ckpttools.mapping.axes`, `ckpttools.mapping.keys`).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from ckpttools.transforms.moves import Move, move_leaves, path_like
 
 @dataclass(frozen=True)
 class Rule:
-    """What becomes of all leaves whose names are of one template.
+    """A rule for all leaves whose names match a template.
 
     Attributes:
-        source: template of their names. Where it or `target` has a "/", that is what joins keys to names;
-            otherwise a "." is.
+        source: template of their names. Keys are joined by "/" if it or `target` contains one, otherwise by
+            ".".
         target: template of the new names; None drops them.
-        axes: axes of each source array, or None where arrays stay as they are.
+        axes: axes of each source array, or None if arrays are unchanged.
         target_axes: axes of each target array; None for `axes`.
-        optional: whether there may be no such leaf.
+        optional: whether the rule may match nothing.
     """
 
     source: str
@@ -65,7 +65,7 @@ class Rule:
             _ = self.row
 
     def _check_labels(self) -> None:
-        """Raises MappingError where words would become the numbers of their places, or nothing."""
+        """Raise MappingError if labels would become their indices, or nothing."""
         targets = {slot(item): item for item in self.target_template.fields} if self.target_template else {}
         for mine in self.template.fields:
             other = targets.get(slot(mine))
@@ -87,7 +87,7 @@ class Rule:
                 )
 
     def _check_fields(self) -> None:
-        """Where no axes are named, both names have the same fields."""
+        """Check that both names have the same fields if no axes are named."""
         expected = {slot(item) for item in self.template.fields}
         got = {slot(item) for item in self.target_template.fields} if self.target_template else expected
         texts = self.target_template is None or _has_text(self.template) == _has_text(self.target_template)
@@ -108,7 +108,7 @@ class Rule:
 
     @cached_property
     def row(self) -> Row:
-        """The rule as a row, the source on its right; for rules with axes."""
+        """Return the rule as a row with the source on the right; for rules with axes."""
         if _has_text(self.template) or (self.target_template and _has_text(self.target_template)):
             raise MappingError("{...} and axes do not go together", location=self)
         axes = self.axes or ""
@@ -116,20 +116,20 @@ class Rule:
         return Row(parse_side(self.target or "", targets), parse_side(self.source, axes))
 
     def match(self, path: Path) -> Bindings | None:
-        """What the name of `path` has in the fields, None where the rule is not for it."""
+        """Match the name of `path`; return the field values, or None if the rule does not apply."""
         return self.template.match(self.name(path))
 
     def name(self, path: Path) -> str:
-        """The path as a name of this rule."""
+        """Return the path as a name of this rule."""
         return keystr(path) if self.has_slash else dotted(path)
 
     def path(self, name: str, source: Path) -> Path:
-        """A new name as a path, `path_like` that of the leaf that has it."""
+        """Convert a new name to a path; `path_like` is the path of its leaf."""
         return path_like(self._keys(name, source), source)
 
     @property
     def has_slash(self) -> bool:
-        """Whether "/" joins keys to names, in both templates."""
+        """Return whether "/" joins keys to names, in both templates."""
         return "/" in self.source or "/" in (self.target or "")
 
     def _keys(self, name: str, source: Path) -> list[str]:
@@ -147,13 +147,13 @@ def _has_text(template: Template) -> bool:
 
 @dataclass(frozen=True)
 class Remap:
-    """The leaves of a tree as `rules` name them; for each the first rule that matches counts.
+    """A transform that renames leaves by rules; for each leaf the first rule that matches counts.
 
     Attributes:
-        rules: what becomes of which leaves.
-        sizes: lengths of axes that neither names nor shapes give.
-        strict: refuse arrays that no rule matches; otherwise they stay as they are.
-        location: where the rules are from, for messages.
+        rules: the rules.
+        sizes: lengths of axes that neither names nor shapes determine.
+        strict: refuse arrays that no rule matches; otherwise they are left unchanged.
+        location: location of the rules, for messages.
     """
 
     rules: Sequence[Rule]
@@ -162,12 +162,13 @@ class Remap:
     location: str = "the rules"
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The tree under its new names; step and custom metadata stay.
+        """Return the tree under its new names; the step and custom metadata stay.
 
         Raises:
-            MappingError: a rule that matches nothing; two leaves that get the same name; nothing is left.
-            CoverageError: an array that no rule matches, with `strict`; arrays that are missing, or of
-                another shape than a rule with axes says.
+            MappingError: a rule matches nothing; two leaves get the same name; or nothing is left.
+            CoverageError: no rule matches an array, with `strict`; or arrays are missing, or have another
+                shape than
+                a rule with axes requires.
             ShapeError: the length of an axis cannot be inferred.
         """
         taken = {path: self._taken(path) for path in tree}
@@ -179,7 +180,7 @@ class Remap:
         return Transformed(move_leaves(tree, moves), Notes(dropped=tuple(map(keystr, dropped))))
 
     def _taken(self, path: Path) -> tuple[Rule, Bindings] | None:
-        """The rule for a leaf, and what its fields are filled with."""
+        """Return the rule for a leaf, and its field values."""
         matches = ((rule, rule.match(path)) for rule in self.rules)
         return next(((rule, filled) for rule, filled in matches if filled), None)
 
@@ -187,7 +188,7 @@ class Remap:
         for rule in self.rules:
             if rule.optional or any(rule is item for item in used):
                 continue
-            # Either way of joining keys: the other one may be what is wrong.
+            # Both ways of joining keys are listed, because the other one may be the mistake.
             names = dict.fromkeys(join(path) for join in (rule.name, keystr, dotted) for path in tree)
             near = near_names(rule.source, names, 1)
             raise MappingError(
@@ -207,7 +208,7 @@ class Remap:
             )
 
     def _arrange_axes(self, tree: Tree, taken: Mapping[Path, tuple[Rule, Bindings] | None]) -> Iterator[Move]:
-        """Where arrays go that rules with axes make."""
+        """Return the moves of arrays under rules with axes."""
         rules = [rule for rule in self.rules if rule.axes is not None]
         names: dict[str, Path] = {}
         for path, result in taken.items():
@@ -228,7 +229,7 @@ class Remap:
         sizes = {axis: Size(length, f"{self.location}: sizes") for axis, length in self.sizes.items()}
         table = Table(tuple(rule.row for rule, _ in used), sizes, location=tree.metadata.location)
         mapped = self._map_path(table, arrays)
-        # Axes that stay as they are leave the array what it is.
+        # An array whose axes are unchanged remains the same array.
         same = {id(array): names[name] for name, array in arrays.items()}
         for rule, source in used:
             for name in rule.row.left.keys(mapped.sizes):
@@ -254,7 +255,7 @@ class Remap:
 
 
 def _renamed(tree: Tree, taken: Mapping[Path, tuple[Rule, Bindings] | None]) -> Iterator[Move]:
-    """Where leaves go that stay as they are."""
+    """Return the moves of leaves that are only renamed."""
     for path, result in taken.items():
         if result is None:
             yield Move(path, path, tree[path])
@@ -270,11 +271,11 @@ _FILE_OF_RULES = (
 
 
 def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
-    """The rules in a TOML or JSON file.
+    """Read the rules in a TOML or JSON file.
 
     Raises:
-        StorageError: it cannot be read.
-        MappingError: it is not text, not TOML or JSON, or not rules; says which.
+        StorageError: the file cannot be read.
+        MappingError: the file is not text, not TOML or JSON, or does not contain rules; says which.
     """
     try:
         content = file.read_text()
@@ -291,10 +292,10 @@ def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
 
 
 def parse_rules(document: object, location: str = "the rules", *, strict: bool = False) -> Remap:
-    """The rules of a parsed file: a list `rules`, and `sizes` of axes that nothing else gives.
+    """Parse the rules of a file: a list `rules`, and `sizes` of axes that are unknown otherwise.
 
     Raises:
-        MappingError: it has other keys or other types, or a rule is wrong in itself.
+        MappingError: the file has unknown keys or wrong types, or a rule is invalid.
     """
     if not isinstance(document, dict) or "rules" not in document:
         raise MappingError("there are no rules", location=location, expected="[[rules]] with from and to")
@@ -303,7 +304,7 @@ def parse_rules(document: object, location: str = "the rules", *, strict: bool =
 
 
 def renames(names: Mapping[str, str | None]) -> Remap:
-    """Rules that only rename: template -> template, or None for what is dropped; errors as `Rule`."""
+    """Create rules that only rename: template -> template, or None to drop; errors as `Rule`."""
     return Remap(tuple(Rule(source, target) for source, target in names.items()))
 
 
@@ -328,25 +329,23 @@ def _rule(entry: object, location: str) -> Rule:
         raise error.at(f"{location}: {error.location}") from error
 
 
-# Names matched by templates of the row language: which numbers stand in their fields.
-#
-# "decoder.layers_{layer}.mlp.wi_0.kernel"  and  "decoder.layers_3.mlp.wi_0.kernel"  give  layer = 3
-#
-# `{...}`, at most once in a template, stands for any text.
+# Templates in row notation match names and extract the numbers in their fields.
+# "decoder.layers_{layer}.mlp.wi_0.kernel" and "decoder.layers_3.mlp.wi_0.kernel" give layer = 3 `{...}`, at
+# most once in a template, stands for any text.
 
 _ANY = "{...}"
 
 Slot = tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]
-"""What a field is filled with: its axes, their strides, axes whose lengths are added."""
+"""The identity of a field: its axes, their strides, and axes whose lengths are added."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bindings:
-    """What a name has where its template has fields.
+    """The values of a template's fields in a name.
 
     Attributes:
-        numbers: for each field its number, as counted from 0.
-        text: what `{...}` stands for, or None.
+        numbers: the number of each field, counted from 0.
+        text: the match of `{...}`, or None.
     """
 
     numbers: Mapping[Slot, int]
@@ -358,8 +357,8 @@ class Template:
     """A template of names.
 
     Attributes:
-        before: what precedes `{...}`, or all of it.
-        after: what follows `{...}`, or None where there is none.
+        before: the text before `{...}`, or the whole template.
+        after: the text after `{...}`, or None without one.
     """
 
     before: Key
@@ -370,12 +369,12 @@ class Template:
         return self.before.fields + (self.after.fields if self.after else ())
 
     def match(self, name: str) -> Bindings | None:
-        """What `name` has in the fields; None where it is not of this template."""
+        """Match `name`; return its field values, or None."""
         result = ((self._numbers(numbers), text) for numbers, text in self._readings(name))
         return next((Bindings(numbers, text) for numbers, text in result if numbers is not None), None)
 
     def _readings(self, name: str) -> Iterator[tuple[Sequence[int], str | None]]:
-        """Numbers for all fields, and the text between."""
+        """Yield possible numbers for all fields, with the text between."""
         for end, numbers in self.before.readings(name):
             if self.after is None:
                 yield from [(numbers, None)] if end == len(name) else ()
@@ -385,16 +384,16 @@ class Template:
                     yield from [((*numbers, *rest), name[end:start])] if stop == len(name) else ()
 
     def _numbers(self, numbers: Sequence[int]) -> dict[Slot, int] | None:
-        """The numbers by slot; None where one has several."""
+        """Return the numbers by slot; None if a slot has several."""
         pairs = set(zip(map(slot, self.fields), numbers, strict=True))
         result = dict(pairs)
         return result if len(result) == len(pairs) else None
 
     def format(self, filled: Bindings) -> str:
-        """The name that has this in its fields.
+        """Format the name with these field values.
 
         Raises:
-            MappingError: a number for which the template has no label.
+            MappingError: the template has no label for a number.
         """
         before, after = (
             key.filled(filled.numbers[slot(field)] for field in key.fields) if key else ""
@@ -407,10 +406,10 @@ class Template:
 
 
 def parse_template(text: str) -> Template:
-    """The template that `text` is.
+    """Parse a template.
 
     Raises:
-        MappingError: not in the row language, or with several `{...}`.
+        MappingError: invalid row notation, or several `{...}`.
     """
     before, *after = text.split(_ANY)
     if len(after) > 1:
@@ -419,6 +418,6 @@ def parse_template(text: str) -> Template:
 
 
 def slot(field: Field) -> Slot:
-    """What a field is filled with; `{layer}`, `{layer+3}` and `{layer:a,b}` are filled with the same."""
+    """Return the identity of a field; `{layer}`, `{layer+3}` and `{layer:a,b}` share one."""
     plain = len(field.axes) == 1 and field.strides in ((), (1,))
     return field.axes, () if plain else field.strides, field.counts

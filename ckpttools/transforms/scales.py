@@ -1,4 +1,6 @@
-"""Quantized weights keep what they need: what transforms may not part, and may not take for plain numbers."""
+"""Protection of quantized weights: transforms must not separate them from their scales or use them as
+plain numbers.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +25,21 @@ from ckpttools.quantized.weights import Quantized, by_names, last_keys, quantize
 def spare_quantized(
     tree: Tree, expected: Mapping[Path, DType], named: Collection[Path], *, force: bool
 ) -> tuple[dict[Path, DType], Notes]:
-    """What of a cast may be done: what quantized weights need stays as it is, unless it is asked for by name.
+    """Drop casts that quantized weights rule out, unless the user named the arrays.
 
     Args:
         tree: before the cast.
-        expected: the other dtypes that arrays are to get.
-        named: those of them that the user named.
-        force: whether numbers of few bits that nothing scales are cast where the configuration states another
-            dtype.
+        expected: path -> new dtype.
+        named: the subset of `expected` that the user named.
+        force: whether to cast narrow numbers without scales although the configuration states another dtype.
 
     Returns:
-        Of `expected` what is to be cast, and what to say of it.
+        The remaining casts, and notes about them.
 
     Raises:
-        FormatError: a quantized weight is to be cast, or by name what belongs to one; numbers of few bits
-            that may have lost their scales; or others to so few bits beside quantized weights.
+        FormatError: a quantized weight, or by name one of its auxiliary tensors, is to be cast; narrow
+            numbers may
+            have lost their scales; or arrays are cast to narrow dtypes next to quantized weights.
     """
     result, config, location = quantized_in(tree), tree.metadata.config, tree.metadata.location
     if expected and declared_quantization(config):
@@ -65,7 +67,7 @@ def spare_quantized(
 
 
 def _refuse_unknown(tree: Tree, expected: Collection[Path]) -> None:
-    """Refuses casts of arrays of a scheme that is not known: of what lies alone, or of all there is."""
+    """Refuse casts of arrays of an unknown scheme: of unscaled arrays, or of the whole tree."""
     weights = quantized_in(tree).weights
     known = {name for weight in weights.values() for name in (weight.name, *weight.sides)}
     arrays = {dotted(path): tree.arrays[path] for path in (expected if weights else tree.arrays)}
@@ -74,7 +76,9 @@ def _refuse_unknown(tree: Tree, expected: Collection[Path]) -> None:
 
 
 def _refuse_few_bits(tree: Tree, expected: Mapping[Path, DType]) -> None:
-    """Refuses casts to few bits beside quantized weights: what reads these takes such numbers for codes."""
+    """Refuse casts to narrow dtypes next to quantized weights: readers would take such numbers for
+    quantized values.
+    """
     result = quantized_in(tree).weights
     few = {path: dtype for path, dtype in expected.items() if dtype.is_float and not is_plain(dtype)}
     if result and few:
@@ -109,7 +113,7 @@ def _taken(unclear: Collection[Quantized]) -> Iterator[str]:
 
 
 def refuse_separation(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> None:
-    """Refuses a tree in which quantized weights and what belongs to them are not as they were, together.
+    """Refuse a tree that separates quantized weights from their auxiliary tensors.
 
     Args:
         tree: before.
@@ -117,8 +121,8 @@ def refuse_separation(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> 
         sources: path in `built` -> path in `tree`, for all arrays that have kept their dtype.
 
     Raises:
-        MappingError: of a weight and what belongs to it some is left out, or no longer has a name by which
-            it is known as the weight's; or some is rearranged.
+        MappingError: a weight or an auxiliary tensor is left out, loses the name that connects them, or is
+            rearranged.
     """
     result = quantized_in(tree)
     members = {
@@ -136,7 +140,7 @@ def refuse_separation(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> 
 
 
 def _refuse_halves(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> None:
-    """Refuses parts of quantized modules without the others; arguments and errors as `refuse_separation`."""
+    """Refuse incomplete quantized modules; arguments and errors as `refuse_separation`."""
     before = quantized_in(tree).scaled_weights
     targets = {dotted(source): dotted(target) for target, source in sources.items()}
     weights = {id(tree.arrays[path]): tree.arrays[path] for path in before}
@@ -160,7 +164,7 @@ def _refuse_halves(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> Non
 
 
 def _refuse_rearranging(tree: Tree, lines: Iterator[str]) -> None:
-    """Refuses what is not as it was, where there is a line for it: only names may differ."""
+    """Refuse changes reported in the given lines: only names may differ."""
     wrong = list(lines)
     if wrong:
         raise MappingError(
@@ -173,11 +177,11 @@ def _refuse_rearranging(tree: Tree, lines: Iterator[str]) -> None:
 
 
 def _lost(before: Collection[Quantized], targets: Mapping[str, str], built: Tree) -> Iterator[str]:
-    """A line for each weight that has lost something it needs.
+    """List each weight that has lost a required array, one line each.
 
     Args:
         before: the weights.
-        targets: old name -> new name of what has kept its dtype.
+        targets: old name -> new name of arrays that have kept their dtype.
         built: the new tree.
     """
     paths, after = by_names(built)
@@ -188,7 +192,7 @@ def _lost(before: Collection[Quantized], targets: Mapping[str, str], built: Tree
             continue
         sides = frozenset(after[target].sides if target in after else ())
         gone = [side for side in item.sides if side not in targets]
-        # A function may have put others in their places.
+        # A function may have replaced them.
         missing = gone if len(gone) > sum(side not in known for side in sides) else []
         missing += [side for side in item.sides if side in targets and targets[side] not in sides]
         if missing:
@@ -198,13 +202,13 @@ def _lost(before: Collection[Quantized], targets: Mapping[str, str], built: Tree
         weight = after.get(name) or Quantized(name, array.dtype, ())
         is_matrix = len(array.shape) > 1 and not scales_word(name)
         expected = fewest.get(array.dtype, 0) if is_matrix else 0
-        # What several weights became has their dtype, and a name that may say nothing.
+        # An array stacked from several weights has their dtype, and possibly an uninformative name.
         if name not in known and len(weight.sides) < (expected or (name in after)):
             yield str(weight)
 
 
 def _left_over(before: Collection[Quantized], targets: Mapping[str, str]) -> Iterator[str]:
-    """A line for each array that is kept without any of the weights that it belongs to."""
+    """List each array that is kept without any of the weights that own it, one line each."""
     owners: defaultdict[str, list[str]] = defaultdict(list)
     for item in before:
         for side in item.sides:
@@ -215,7 +219,9 @@ def _left_over(before: Collection[Quantized], targets: Mapping[str, str]) -> Ite
 
 
 def _is_separated(before: Collection[Quantized], targets: Mapping[str, str]) -> Iterator[str]:
-    """A line for each weight that is left out, and not the others of its module that have its scales."""
+    """List each weight that is left out while others of its module with the same scales are kept, one line
+    each.
+    """
     sharing: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for item in before:
         for scale in item.scales:
@@ -227,7 +233,7 @@ def _is_separated(before: Collection[Quantized], targets: Mapping[str, str]) -> 
 
 
 def _intermediate_casts(weights: Mapping[int, LazyArray], built: Tree) -> Iterator[str]:
-    """A line for each array that is made of a weight's bare numbers in another dtype.
+    """List each array that is cast from a weight's unscaled values, one line each.
 
     Args:
         weights: by their identity.
@@ -244,27 +250,26 @@ def _intermediate_casts(weights: Mapping[int, LazyArray], built: Tree) -> Iterat
 
 
 def _fewest_sides(weights: Collection[Quantized]) -> dict[DType, int]:
-    """How many arrays belong to weights of a dtype at least."""
+    """Return the minimum number of auxiliary arrays of weights of a dtype."""
     fewest: dict[DType, int] = {}
     for weight in weights:
         fewest[weight.dtype] = min(len(weight.sides), fewest.get(weight.dtype, len(weight.sides)))
     return fewest
 
 
-# Which parts of quantized modules a tree has in another order than they were in.
-#
-# Numbers are packed along axes, and scaled in groups along axes: in another order of elements they mean
-# something else. Whole modules side by side along a new first axis, as experts are, are in the old order, and
-# so is each of such.
+# Check whether parts of quantized modules keep their order. Numbers are packed along axes and scaled in
+# groups along axes, so another order of elements changes their meaning. Whole modules stacked along a new
+# first axis, such as experts, keep the order, and so does each slice of such a stack.
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """What an array is made of.
+    """The sources of an array.
 
     Attributes:
-        how: stacks and places in stacks around the members; the same for all arrays of modules that are
-            treated alike.
+        how: stacks, and indices in stacks, around the members; equal for all arrays of modules that are
+            treated in
+            the same way.
         members: names of parts of quantized modules, in order.
     """
 
@@ -273,11 +278,11 @@ class _Origin:
 
 
 def is_rearranged(built: Tree, members: Mapping[int, str]) -> Iterator[str]:
-    """A line for each array in which a part of a quantized module is in another order.
+    """List each array in which a part of a quantized module is in another order, one line each.
 
     Args:
         built: the new tree.
-        members: identity -> name of each part of a quantized module in the old one.
+        members: identity -> name of each part of a quantized module in the old tree.
     """
     for name, array, member in _others(built, members):
         if member.dtype == array.dtype:
@@ -285,14 +290,14 @@ def is_rearranged(built: Tree, members: Mapping[int, str]) -> Iterator[str]:
 
 
 def recast(built: Tree, members: Mapping[int, str]) -> Iterator[str]:
-    """A line for each array that a part of a quantized module is in another dtype in; as `is_rearranged`."""
+    """List each array in which a part of a quantized module has another dtype; as `is_rearranged`."""
     for name, array, member in _others(built, members):
         if member.dtype != array.dtype:
             yield f"{name}: cast from {member.dtype} to {array.dtype}"
 
 
 def _others(built: Tree, members: Mapping[int, str]) -> Iterator[tuple[str, LazyArray, LazyArray]]:
-    """Arrays made of parts in any other way than in stacks, each with one of the parts."""
+    """Yield arrays built from parts other than by stacking, each with one of the parts."""
     for path, array in built.arrays.items():
         if id(array) not in members and not _origin(array, members):
             member = next(_members(array, members), None)
@@ -313,7 +318,8 @@ def _members(array: LazyArray, members: Mapping[int, str]) -> Iterator[LazyArray
 def separate_members(
     built: Tree, members: Mapping[int, str], before: Mapping[str, Quantized]
 ) -> Iterator[str]:
-    """A line for each array made of parts of quantized modules whose other parts are not made alike.
+    """List each array built from parts of quantized modules whose other parts are not treated in the same
+    way.
 
     Args:
         built, members: as for `is_rearranged`.
@@ -353,7 +359,7 @@ def _are_of(members: Sequence[str], weights: Sequence[Quantized]) -> bool:
 
 
 def _origin(array: LazyArray, members: Mapping[int, str]) -> _Origin | None:
-    """What an array is made of; None where that is anything but stacks on first axes."""
+    """Return the sources of an array; None unless it only stacks on first axes."""
     if id(array) in members:
         return _Origin(("whole",), (members[id(array)],))
     if isinstance(array, Stack) and array.axis == 0:

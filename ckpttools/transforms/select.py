@@ -1,4 +1,4 @@
-"""Some leaves of a tree: those that patterns name, or all but those."""
+"""Selection of the leaves of a tree by patterns."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _MOST_NAMED = 8
 @validate_fields
 @dataclass(frozen=True)
 class Select:
-    """The leaves that `keep` names (all where it is empty) without those that `drop` names.
+    """A transform that keeps the leaves matching `keep` (all if it is empty), except those matching `drop`.
 
-    A pattern is a glob of a whole path, its keys joined by "/" or by ".", or of a key with everything below
-    it: `params/*`, `opt_state`, `*.bias`; see `ckpttools.array.patterns`.
+    A pattern is a glob of a whole path, its keys joined by "/" or by ".", or a key with everything below it:
+    `params/*`, `opt_state`, `*.bias`; see `ckpttools.array.patterns`.
 
     Attributes:
-        keep: patterns of what stays.
-        drop: patterns of what goes, also from what `keep` names.
-        prefix: what names of what stays begin with, which is cut off: "policy", or "policy.model".
+        keep: patterns of leaves to keep.
+        drop: patterns of leaves to drop, with precedence over `keep`.
+        prefix: common prefix of the kept names, which is stripped: "policy", or "policy.model".
     """
 
     keep: Sequence[str] = ()
@@ -37,11 +37,11 @@ class Select:
     prefix: str = ""
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The tree of what is left; step and custom metadata stay.
+        """Return the tree of the selected leaves; the step and custom metadata stay.
 
         Raises:
-            UsageError: a pattern that matches nothing, or a prefix that no name has; no array is left.
-            FormatError: of a list some elements are left that are not its first ones.
+            UsageError: a pattern matches nothing, no name has the prefix, or no array is left.
+            FormatError: the remaining elements of a list are not its first ones.
         """
         kept = _matched(tree, self.keep) if self.keep else set(tree)
         kept -= _matched(tree, self.drop)
@@ -65,10 +65,10 @@ class Select:
 
 
 def _cut_prefix(tree: Tree, prefix: str) -> dict[Path, Path]:
-    """The paths that begin with a prefix, each with what is left of it.
+    """Strip a prefix; return each path that begins with it, with the rest of the path.
 
     Raises:
-        UsageError: there is none; says which names are near.
+        UsageError: no path has the prefix; suggests similar names.
     """
     expected = prefix.rstrip("./") + "."
     cut = {path: rest for path in tree if (rest := _path_below(path, expected))}
@@ -86,7 +86,7 @@ def _cut_prefix(tree: Tree, prefix: str) -> dict[Path, Path]:
 
 
 def _path_below(path: Path, prefix: str) -> Path:
-    """What follows a prefix that ends in a dot; empty where a path does not begin so."""
+    """Return the rest of a path after a prefix that ends in a dot; empty if it does not begin with it."""
     for location, key in enumerate(path):
         text = str(key)
         if text.startswith(prefix):
@@ -100,10 +100,10 @@ def _path_below(path: Path, prefix: str) -> Path:
 
 
 def require_matches(patterns: Iterable[str], paths: Iterable[Path], location: str) -> None:
-    """Every pattern must name something.
+    """Require every pattern to match a path.
 
     Raises:
-        UsageError: one does not; says which paths are near.
+        UsageError: a pattern matches none; suggests similar paths.
     """
     known = list(paths)
     for pattern in patterns:
@@ -112,7 +112,7 @@ def require_matches(patterns: Iterable[str], paths: Iterable[Path], location: st
 
 
 def unmatched(pattern: str, paths: Sequence[Path], location: str, expected: str | None = None) -> UsageError:
-    """The error of a pattern that names none of some paths; says which are near, and what they are."""
+    """Create the error for a pattern that matches no path, with similar paths and their kind."""
     near = [_as_pattern(name, paths) for name in near_names(pattern.strip("*/."), _names(paths))]
     return UsageError(
         "nothing has a name that matches",
@@ -126,7 +126,7 @@ def unmatched(pattern: str, paths: Sequence[Path], location: str, expected: str 
 
 
 def _as_pattern(name: str, paths: Sequence[Path]) -> str:
-    """What names a path or a key above one, as it is; of a word within paths, a pattern."""
+    """Return the name of a path or of a key above one unchanged; turn a word within paths into a pattern."""
     return name if any(first_match(path, (name,)) for path in paths) else f"'*{name}*'"
 
 
@@ -136,7 +136,7 @@ def _matched(tree: Tree, patterns: Sequence[str]) -> set[Path]:
 
 
 def _names(paths: Iterable[Path]) -> list[str]:
-    """Every path, what of it ends before a slash or a dot, and the words between these, each once."""
+    """Yield every path, its prefixes that end before a slash or a dot, and the words between, each once."""
     names: dict[str, None] = {}
     for path in paths:
         names.update(dict.fromkeys(prefixes(keystr(path), "/")))

@@ -1,7 +1,7 @@
-"""Names of a model's weights without what trainers of PyTorch put around them.
+"""Removal of the wrappers that PyTorch trainers add to the names of weights.
 
 `{"model": model.state_dict()}` in a distributed checkpoint, `module.` of DistributedDataParallel,
-`_orig_mod.` of `torch.compile` and `_fsdp_wrapped_module.` of FSDP all mean the same weights.
+`_orig_mod.` of `torch.compile` and `_fsdp_wrapped_module.` of FSDP all denote the same weights.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from ckpttools.transforms.moves import Move, move_leaves
 
 # Keys under which trainers put a model's whole state dict: torchtitan and accelerate, Lightning, DeepSpeed.
 _OUTER = frozenset(("app", "model", "model_state_dict", "module", "policy", "state_dict", "weights"))
-# No model calls a module of its own like this: each is put in by what wraps a module, anywhere in a name.
+# Models do not name their own modules like this: wrappers insert these keys anywhere in a name.
 _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-# PyTorch's name for what `Module.get_extra_state` gives: never a weight.
+# PyTorch's name for the result of `Module.get_extra_state`: never a weight.
 _STATE = "_extra_state"
 _MODULE, _MODEL = "module.", "model."
 
 
 def strip_wrappers(tree: Tree, drop: Collection[str] = ()) -> Transformed:
-    """The tree with plain names of weights; as it is where not all of its arrays are wrapped alike.
+    """Return the tree with plain weight names, or unchanged unless all arrays have the same wrappers.
 
-    Python numbers beside a state dict (`epoch`) are left out with what is around it, but for those in a list
-    with arrays, which would have a gap.
+    Python numbers next to a state dict (`epoch`) are left out with the wrappers, except those in a list with
+    arrays, which would have a gap.
 
     Args:
-        tree: of a checkpoint of PyTorch; others have no such names and stay as they are.
-        drop: patterns of dotted names of arrays that are to be left out anyway, which may have any name.
+        tree: of a PyTorch checkpoint; other formats have no such names and are left unchanged.
+        drop: patterns of dotted names of arrays that will be left out; these may have any name.
     """
     weights = [path for path in tree.arrays if path not in tree.metadata.scalars]
     weights = [path for path in weights if not matches_any(dotted(path), drop)]
@@ -53,13 +53,13 @@ def strip_wrappers(tree: Tree, drop: Collection[str] = ()) -> Transformed:
 
 
 def _list_siblings(tree: Tree, paths: Iterable[Path]) -> Iterator[Path]:
-    """All leaves in the outermost lists that some of these are in."""
+    """Return all leaves in the outermost lists that contain these leaves."""
     lists = set(map(_list_of, paths)) - {None}
     return (path for path in tree if _list_of(path) in lists)
 
 
 def _list_of(path: Path) -> Path | None:
-    """The outermost list that a path is in."""
+    """Return the outermost list that contains a path."""
     return next((path[:at] for at, key in enumerate(path) if isinstance(key, int)), None)
 
 
@@ -99,7 +99,8 @@ def drop_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
 
 
 def patterns_of_others(tree: Tree, drop: Collection[str] = ()) -> list[str]:
-    """Patterns of the arrays beside a model's state dict, such as an optimizer's; none where it is alone.
+    """Return patterns for the arrays next to a model's state dict, such as an optimizer's; empty if it is
+    alone.
 
     Args:
         tree: of a checkpoint of PyTorch.
@@ -112,26 +113,26 @@ def patterns_of_others(tree: Tree, drop: Collection[str] = ()) -> list[str]:
         return []
     ((outer, _),) = above.most_common(1)
     numbers = tree.metadata.scalars
-    # Numbers beside a dictionary of weights go with what is around it.
+    # Numbers next to a dictionary of weights are dropped with the wrappers.
     others = [p for p in arrays if (p[:-1] != outer or p in numbers) and not (outer and p in numbers)]
     return list(dict.fromkeys(_pattern(path, outer) for path in others))
 
 
 def _pattern(path: Path, outer: Path) -> str:
-    """What names a path and all that lies beside it, apart from what is below `outer`."""
+    """Return the pattern that matches a path and everything next to it, except arrays below `outer`."""
     shared = next((at for at, (a, b) in enumerate(zip(path, outer, strict=False)) if a != b), len(outer))
     return dotted(path) if len(path) <= shared + 1 else f"{dotted(path[: shared + 1])}.*"
 
 
 def _outer_keys(paths: Collection[Path]) -> Path:
-    """The keys of dictionaries around one state dict, which all arrays are in."""
+    """Return the keys of the dictionaries around the one state dict that contains all arrays."""
     above = {path[:-1] for path in paths}
     outer = above.pop() if len(above) == 1 else ()
     return outer if all(key in _OUTER for key in outer) else ()
 
 
 def _strip_names(names: dict[Path, str]) -> tuple[dict[Path, str], list[str]]:
-    """Names without prefixes that all have, and without wrappers; and what was taken away."""
+    """Strip common prefixes and wrappers from names; return also the stripped parts."""
     taken: dict[str, None] = {}
     for _ in range(4):
         before = names
@@ -163,7 +164,7 @@ def _all_start_with(names: Iterable[str], prefix: str) -> bool:
 
 
 def _has_doubled_prefix(names: Collection[str], prefix: str) -> bool:
-    """Whether a prefix that models have themselves is there once more: `model.model.layers`."""
+    """Return whether a prefix that models have themselves occurs twice: `model.model.layers`."""
     inside = (prefix + prefix, f"{prefix}lm_head.")
     return _all_start_with(names, prefix) and any(name.startswith(inside) for name in names)
 

@@ -1,1 +1,1 @@
-"""Schemes of quantisation: one file each says how it names and lays out what belongs to a weight."""
+"""Quantization schemes; each file defines the names and the layout of one scheme's auxiliary tensors."""

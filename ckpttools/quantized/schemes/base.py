@@ -1,4 +1,4 @@
-"""What a scheme of quantisation is: how it names and lays out what belongs to a weight."""
+"""The quantization scheme protocol: names and layout of the auxiliary tensors of a weight."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ckpttools.quantized.scales import ArrayLike, last_key, scales_no_weight
 
 
 class UnreadableError(Exception):
-    """A weight that a scheme cannot make numbers of; its text says why."""
+    """A weight that a scheme cannot dequantize; the text is the reason."""
 
 
 class UnsupportedError(UnreadableError):
-    """A weight that is whole, of a kind that the scheme does not read."""
+    """A complete weight of a variant that the scheme does not support."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """A quantized weight as a scheme looks at it.
+    """A quantized weight in the view of a scheme.
 
     Attributes:
-        name: of the array that has its codes.
-        sides: names of all else that belongs to it.
+        name: of the array with its codes.
+        sides: names of its auxiliary tensors.
         arrays: all arrays of the checkpoint.
         declared: the `quantization_config`.
-        shapes: what arrays say that are shapes, as far as they have been read: by their names.
+        shapes: stored shapes that have been read, by array name.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Module:
 
     @cached_property
     def key(self) -> str:
-        """The last key of its name."""
+        """Return the last key of the name."""
         return last_key(self.name)
 
     @property
@@ -62,28 +62,28 @@ class Module:
 
     @cached_property
     def activation_scales(self) -> tuple[str, ...]:
-        """The sides that scale something else than the weight."""
+        """Return the auxiliary tensors that scale something other than the weight."""
         return tuple(name for name in self.sides if scales_no_weight(name))
 
     @cached_property
     def by_key(self) -> dict[str, str]:
-        """The other sides by their last keys."""
+        """Return the other auxiliary tensors by their last keys."""
         return {last_key(name): name for name in self.sides if name not in self.activation_scales}
 
     def side(self, *keys: str) -> str:
-        """The only one that a scheme wants beside the weight, by any of several keys.
+        """Return the only expected auxiliary tensor, under one of several keys.
 
         Raises:
-            UnreadableError: there is none, or something else as well.
+            UnreadableError: it is missing, or there are other ones.
         """
         (result,) = self.only(keys)
         return result
 
     def only(self, *expected: tuple[str, ...]) -> tuple[str, ...]:
-        """What a scheme wants beside the weight, each by one of several keys, in this order.
+        """Return the expected auxiliary tensors in order, each under one of several keys.
 
         Raises:
-            UnreadableError: one is missing, or something else is there.
+            UnreadableError: one is missing, or there are other ones.
         """
         result = [next((key for key in keys if key in self.by_key), None) for keys in expected]
         if len(self.by_key) + len(self.activation_scales) < len(self.sides):
@@ -104,8 +104,8 @@ class Scales:
     Attributes:
         name: of the array.
         dtype: of its numbers: exponents may be stored as uint8.
-        shape: the array's, with as many axes as the weight.
-        block: the elements of the weight that share one.
+        shape: of the array, with as many axes as the weight.
+        block: shape of the region of the weight that shares one.
         divides: whether numbers are divided by them.
     """
 
@@ -123,19 +123,20 @@ class Weight:
     Attributes:
         name: of the logical array.
         codes: name of the array of codes.
-        scheme: in a word and its block: `fp8 128x128`.
-        shape: of the numbers in the order in which codes have them.
-        layout: of the array of codes, with one axis for each of `shape`.
-        packed: numbers in a code, along the last axis.
-        numbers: what a code stands for, as of `ckpttools.quantized.decoding.Decode`.
-        scales: of several all but the first have one element.
-        aside: what else belongs to it and is used up: names.
-        activation_scales: what is left out, as it scales no weight: names.
-        is_swapped: whether the logical array has the last two axes in the other order.
-        stored_shape: name of an array that says the shape of the numbers, or None. Until it is read, `shape`
-            has all numbers that the codes have room for.
-        zero_points: name of an array with what is taken from the numbers of each scale before they are
-            multiplied, eight neighbors of a column in a word; None where there is none.
+        scheme: name and block: `fp8 128x128`.
+        shape: of the numbers in the order of the codes.
+        layout: shape of the array of codes, with one axis for each of `shape`.
+        packed: numbers per code, along the last axis.
+        numbers: the meaning of codes, as for `ckpttools.quantized.decoding.Decode`.
+        scales: all but the first have one element.
+        aside: names of other auxiliary tensors that the scheme consumes.
+        activation_scales: names of scales that are left out, because they do not scale the weight.
+        is_swapped: whether the logical array has the last two axes in reverse order.
+        stored_shape: name of the array that stores the shape, or None. Until it is read, `shape` includes all
+            numbers that the codes can hold.
+        zero_points: name of the array with zero points, which are subtracted from the numbers of each scale,
+            packed
+            as eight column neighbors per word; None without one.
     """
 
     name: str
@@ -154,50 +155,50 @@ class Weight:
 
     @property
     def scaled_by(self) -> str:
-        """The names of its scales, for messages."""
+        """Return the names of its scales, for messages."""
         return ", ".join(scale.name for scale in self.scales)
 
     @property
     def stored(self) -> tuple[str, ...]:
-        """All arrays that it is made of, and those that are left out with them."""
+        """Return all stored arrays of the weight, and those left out with them."""
         scales = (scale.name for scale in self.scales)
         return (self.codes, *scales, *self.aside, *self.activation_scales)
 
 
 class Scheme(Protocol):
-    """A way to quantize. All stand in `ckpttools.quantized.schemes.registry`."""
+    """A quantization scheme. `ckpttools.quantized.schemes.registry` lists all of them."""
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """What `quant_method` says of such weights; empty where no configuration need say anything."""
+        """Return the `quant_method` values of the scheme; empty if it needs no configuration."""
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """What `format` says of such weights where the method is compressed-tensors; else empty."""
+        """Return the `format` values of the scheme in compressed-tensors; else empty."""
 
     def takes(self, module: Module) -> bool:
-        """Whether a weight is of this scheme, by its configuration, names and dtypes."""
+        """Return whether a weight uses this scheme, judged by its configuration, names and dtypes."""
 
     def read(self, module: Module) -> Weight:
-        """What makes numbers of it.
+        """Interpret a weight.
 
         Raises:
-            UnreadableError: it is not as the scheme has it.
+            UnreadableError: the weight does not follow the scheme.
         """
 
 
 def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DType | None = None) -> Scales:
-    """Scales of blocks of a weight.
+    """Return the block scales of a weight.
 
     Args:
-        module: the layer whose weight it is.
+        module: the module of the weight.
         name: of the array of scales.
         shape: of the weight's numbers.
-        block: of its last axes; others have a scale for each coordinate.
+        block: of its last axes; other axes have a scale for each coordinate.
         dtype: of the scales; None for that of the array.
 
     Raises:
-        UnreadableError: the array has not one element for each block.
+        UnreadableError: the array does not have one element for each block.
     """
     array = module.arrays[name]
     if len(shape) < len(block):
@@ -216,17 +217,17 @@ def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DTy
 def whole(
     module: Module, name: str, shape: Shape, *, divides: bool = False, dtype: DType | None = None
 ) -> Scales:
-    """The one scale of a weight.
+    """Return the single scale of a weight.
 
     Args:
-        module: the layer whose weight it is.
+        module: the module of the weight.
         name: of the array with the scale.
         shape: of the weight's numbers.
         divides: whether numbers are divided by it.
         dtype: of the scale; None for that of the array.
 
     Raises:
-        UnreadableError: the array has several elements, or whole numbers.
+        UnreadableError: the array has several elements, or integers.
     """
     array = module.arrays[name]
     if any(length != 1 for length in array.shape):
@@ -242,12 +243,12 @@ def _times(shape: Shape) -> str:
 
 
 ZERO_POINT = "weight_zero_point"
-# Orders in which the columns of a group are not neighbors: `weight_g_idx` says which they are.
+# Orders in which the columns of a group are not adjacent: `weight_g_idx` lists them.
 _REORDERED = ("group", "dynamic")
 
 
 def weight_groups(module: Module) -> list[Mapping[str, Any]]:
-    """What is said of weights, a mapping for each group."""
+    """Return the weight settings, one mapping per group."""
     groups = module.declared.get("config_groups")
     result = groups.values() if isinstance(groups, Mapping) else ()
     weights = (item.get("weights") for item in result if isinstance(item, Mapping))
@@ -257,17 +258,17 @@ def weight_groups(module: Module) -> list[Mapping[str, Any]]:
 def rows_and_groups(
     module: Module, widths: Sequence[int], count: int, *, bits: int, per_code: int
 ) -> tuple[int, int]:
-    """How many numbers a row has, and how many of them share a scale.
+    """Return the length of a row, and the size of its groups.
 
     Args:
         module: the weight.
-        widths: what a row may have, the likeliest first.
+        widths: possible lengths of a row, the likeliest first.
         count: scales of a row.
         bits: of a number.
-        per_code: numbers in a code; rows that are no multiple of it end within one.
+        per_code: numbers in a code; the last code of a row may be partly empty.
 
     Raises:
-        UnreadableError: the configuration says nothing of groups that fits, or two things.
+        UnreadableError: the configuration has no matching group size, or several.
     """
     groups = weight_groups(module)
     declared = [
@@ -276,7 +277,7 @@ def rows_and_groups(
     for width in widths:
         fitting = [size for size in _sizes(declared, width) if ceil_div(width, size) == count]
         if width % per_code:
-            # Groups of such rows are whole, which tells a damaged length from a true one.
+            # Groups of such rows are complete, which distinguishes a damaged length from a correct one.
             fitting = [size for size in fitting if width % size == 0]
         if len(fitting) == 1:
             return width, fitting[0]
@@ -295,7 +296,7 @@ def _sizes(groups: list[Mapping[str, Any]], width: int) -> set[int]:
 
 
 def refuse_other_bits(module: Module, bits: int) -> None:
-    """Raises UnsupportedError where no group of the configuration has whole numbers of so many bits."""
+    """Raise UnsupportedError unless a group of the configuration has integers with this number of bits."""
     declared = {(group.get("type", "int"), group.get("num_bits")) for group in weight_groups(module)}
     if declared and ("int", bits) not in declared:
         named = ", ".join(sorted(f"{kind}{size}" for kind, size in declared))
@@ -303,7 +304,7 @@ def refuse_other_bits(module: Module, bits: int) -> None:
 
 
 def refuse_reordered(module: Module) -> None:
-    """Raises UnsupportedError where columns of a group are not neighbors."""
+    """Raise UnsupportedError if the columns of a group are not adjacent."""
     declared = {group["actorder"] for group in weight_groups(module) if group.get("actorder") in _REORDERED}
     odd = ["weight_g_idx"] if "weight_g_idx" in module.by_key else []
     odd += [] if odd else [f"a configuration that says actorder: {item}" for item in sorted(declared)]
@@ -312,10 +313,10 @@ def refuse_reordered(module: Module) -> None:
 
 
 def is_shifted(module: Module, bits: int) -> bool:
-    """Whether a number is taken from those of each group of so many bits before they are scaled.
+    """Return whether groups with this number of bits have zero points.
 
     Raises:
-        UnsupportedError: there are zero points, and no group of the configuration has some.
+        UnsupportedError: there are zero points, but no group of the configuration declares them.
     """
     declared = [
         group.get("symmetric") is False for group in weight_groups(module) if group.get("num_bits") == bits

@@ -13,9 +13,9 @@ _GROUP_BYTES = 16
 
 
 class Mxfp4:
-    """`X_blocks` (expert, out, group, 16) beside `X_scales` (expert, out, group), both uint8.
+    """MXFP4: `X_blocks` (expert, out, group, 16) with `X_scales` (expert, out, group), both uint8.
 
-    The logical array is `X` (expert, in, out), as transformers computes with it.
+    The logical array is `X` (expert, in, out), as used by transformers.
     """
 
     methods = ("mxfp4",)
@@ -52,8 +52,9 @@ _BLOCK = (1, 16)
 
 
 class Nvfp4:
-    """Of compressed-tensors `X.weight_packed` with a global scale that divides; of ModelOpt `X.weight` with
-    one that multiplies.
+    """NVFP4: compressed-tensors' `X.weight_packed` with a dividing global scale, or ModelOpt's `X.weight`
+    with a
+    multiplying one.
     """
 
     methods = ("compressed-tensors", "modelopt")
@@ -95,7 +96,9 @@ _EXPERT_BLOCK = (1, 32)
 
 
 class Fp4Experts:
-    """`X.weight` in int8 or uint8 beside `X.scale`, where the configuration says `expert_dtype: fp4`."""
+    """DeepSeek V4's experts: int8 or uint8 `X.weight` with `X.scale`, if the configuration has
+    `expert_dtype: fp4`.
+    """
 
     methods = ("fp8",)
     formats: tuple[str, ...] = ()

@@ -16,16 +16,16 @@ from ckpttools.quantized.schemes.base import (
 )
 
 _FIELD, _DEFAULT_BLOCK = "weight_block_size", (128, 128)
-# Its fused experts are multiplied from the left, and so have a scale for each column.
+# Its fused experts are multiplied from the left, and therefore have a scale for each column.
 _FUSED_METHOD = "fbgemm_fp8"
 _EXPONENTS = DTYPES["float8_e8m0fnu"]
 Block = tuple[int, int]
 
 
 class Fp8:
-    """`X.weight` in float8 beside `X.weight_scale_inv`, `X.weight_scale` or, of DeepSeek V4, `X.scale`.
+    """FP8: float8 `X.weight` with `X.weight_scale_inv`, `X.weight_scale` or, in DeepSeek V4, `X.scale`.
 
-    In spite of its name `weight_scale_inv` multiplies, too.
+    Despite its name, `weight_scale_inv` is a multiplier too.
     """
 
     methods = ("fp8", "compressed-tensors", "modelopt", "fbgemm_fp8")
@@ -56,10 +56,10 @@ class Fp8:
 
 
 def dtype_of_scales(module: Module, name: str) -> DType:
-    """The dtype of scales: whole numbers of 8 bits are exponents where the configuration says so.
+    """Return the dtype of scales: 8-bit integers are exponents if the configuration declares that.
 
     Raises:
-        UnreadableError: it is none of scales.
+        UnreadableError: scales cannot have this dtype.
     """
     dtype = module.arrays[name].dtype
     if dtype.name == "uint8" and module.declared.get("scale_fmt") == "ue8m0":
@@ -70,7 +70,7 @@ def dtype_of_scales(module: Module, name: str) -> DType:
 
 
 def _scale(module: Module, name: str) -> tuple[Scales, str]:
-    """The scales, and in words what each of them is for."""
+    """Return the scales, with a description of their blocks."""
     shape, given, dtype = module.shape, module.arrays[name].shape, dtype_of_scales(module, name)
     is_of_rows = given in ((*shape[:-1], 1), shape[:-1])
     block = _block(module, is_coarse=is_of_rows or prod(given) == 1)
@@ -89,12 +89,12 @@ def _scale(module: Module, name: str) -> tuple[Scales, str]:
 
 
 def _column_scale(module: Module, name: str, dtype: DType) -> Scales:
-    """Of Llama 4's experts (expert, in, out).
+    """Return the scales of Llama 4's experts (expert, in, out).
 
-    They are (expert, 1, out) of `gate_up_proj` and (expert, out, 1) of `down_proj`: in memory the same.
+    They are (expert, 1, out) for `gate_up_proj` and (expert, out, 1) for `down_proj`: the same in memory.
 
     Raises:
-        UnreadableError: they are of neither shape.
+        UnreadableError: the shape is neither of these.
     """
     (experts, inside, out), array = module.shape, module.arrays[name]
     if array.shape not in ((experts, 1, out), (experts, out, 1)):
@@ -106,15 +106,16 @@ def _column_scale(module: Module, name: str, dtype: DType) -> Scales:
 
 
 def _block(module: Module, *, is_coarse: bool) -> Block | None:
-    """The block that the configuration says; None where it says none.
+    """Return the block in the configuration, or None.
 
     Args:
         module: the weight.
-        is_coarse: whether its scales may be of rows or of all. compressed-tensors says so of one group of
-            modules, and blocks of another.
+        is_coarse: whether scales may also cover rows or the whole weight; compressed-tensors may declare that
+            for
+            one group of modules, and blocks for another.
 
     Raises:
-        UnreadableError: what it says is no block.
+        UnreadableError: the configured block is invalid.
     """
     declared = module.declared.get(_FIELD)
     if module.method == "compressed-tensors":
@@ -126,7 +127,7 @@ def _block(module: Module, *, is_coarse: bool) -> Block | None:
     match declared:
         case None:
             return None
-        # JSON's true is a whole number in Python.
+        # JSON's true is an integer in Python.
         case [int(rows), int(columns)] if rows > 0 and columns > 0 and bool not in map(type, declared):
             return rows, columns
     raise UnreadableError(f"{module.name}: {declared!r} in the configuration is no block")

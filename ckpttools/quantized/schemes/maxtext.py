@@ -1,4 +1,4 @@
-"""FP8 as MaxText keeps it: `kernel` beside `kernel_scale`, `wi_0` beside `wi_0_scale`, whatever the model."""
+"""FP8 in MaxText's layout: `kernel` with `kernel_scale`, `wi_0` with `wi_0_scale`, for all models."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from ckpttools.core.region import Shape
 from ckpttools.quantized.scales import last_key
 from ckpttools.quantized.schemes.base import Module, Scales, UnreadableError, Weight
 
-# Leaves of which Hugging Face's checkpoints have none.
+# Leaves that do not occur in Hugging Face checkpoints.
 _KERNEL = "kernel"
 _LEAVES = (_KERNEL, "wi", "wi_0", "wi_1", "wo")
 
 
 class MaxText:
-    """`X.kernel` in float8 beside `X.kernel_scale`, a grid with the kernel's axes, or one scale for an array.
+    """MaxText's FP8: float8 `X.kernel` with `X.kernel_scale`, a grid with the kernel's axes, or one scale.
 
-    Each axis of the grid has a divisor of the kernel's length, as MaxText multiplies them. Layers and experts
-    are among these axes; scales of whole arrays have only them.
+    The length of each grid axis divides the kernel's, as MaxText multiplies them. Layers and experts are grid
+    axes
+    too; scales of complete arrays have only these axes.
     """
 
     methods: tuple[str, ...] = ()
@@ -26,7 +27,7 @@ class MaxText:
         return is_fp8 and module.key in _LEAVES and _scale_of(module) in module.by_key
 
     def read(self, module: Module) -> Weight:
-        # Experts lie in one module with others and their router.
+        # A module may contain several experts and their router.
         name = module.by_key[_scale_of(module)]
         odd = [key for key in module.by_key if key.startswith(f"{module.key}_") and key != last_key(name)]
         if odd:
@@ -47,7 +48,7 @@ class MaxText:
 
 
 def _size(block: Shape) -> str:
-    """Of square blocks `128x128`, whatever axes lie between; of others the lengths of all their axes."""
+    """Format square blocks as `128x128`, ignoring axes between; otherwise the lengths of all axes."""
     sizes = [length for length in block if length > 1] or [1]
     return "x".join(map(str, sizes * 2 if len(sizes) == 1 else sizes))
 
@@ -72,11 +73,11 @@ def _scale(module: Module, name: str) -> Scales:
 
 
 def _with_axes_of(shape: Shape, scales: Shape) -> Shape | None:
-    """The shape of scales with as many axes as the kernel has; None where they could be of several."""
+    """Return the shape of scales extended to the kernel's number of axes; None if ambiguous."""
     missing = len(shape) - len(scales)
     if missing <= 0:
         return scales if not missing else None
-    # Experts lead; layers follow at the scan axis, 0 or 1.
+    # Experts come first; layers follow at the scan axis, 0 or 1.
     at_first = (*scales, *(1,) * missing)
     at_second = (1, *scales, *(1,) * (missing - 1))
     fitting = {item for item in (at_first, at_second) if _fits(item, shape)}
@@ -84,10 +85,10 @@ def _with_axes_of(shape: Shape, scales: Shape) -> Shape | None:
 
 
 def _layer_scale(module: Module, scales: Shape) -> Shape | None:
-    """The grid of one scale for each layer of a kernel that has as many heads as layers.
+    """Return the grid of one scale per layer for a kernel with as many heads as layers.
 
-    Other kernels of the checkpoint tell on which axis layers are: of Llama 3.1 8B `out` has 32 of both, and
-    `query` 32 on that axis alone.
+    Other kernels of the checkpoint determine the layer axis: in Llama 3.1 8B `out` has 32 on both axes, and
+    `query` has 32 on the layer axis only.
     """
     if module.key != _KERNEL or len(scales) != 1:
         return None
@@ -105,7 +106,7 @@ def _layer_scale(module: Module, scales: Shape) -> Shape | None:
 
 
 def _axes_of(module: Module, kernel: str, layers: int) -> tuple[int, ...]:
-    """The axes on which a kernel may have its layers."""
+    """Return the possible layer axes of a kernel."""
     array = module.arrays.get(kernel)
     return tuple(axis for axis, n in enumerate(array.shape[:2]) if n == layers) if array is not None else ()
 

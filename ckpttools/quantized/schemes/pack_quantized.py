@@ -1,4 +1,4 @@
-"""Whole numbers of four bits, eight in a word: `pack-quantized` of compressed-tensors, as of Kimi K2."""
+"""4-bit integers, eight per word: `pack-quantized` of compressed-tensors, used by Kimi K2."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _PER_WORD = 8
 
 
 class PackQuantized:
-    """`X.weight_packed` (out, in / 8) beside `X.weight_scale` (out, in / group) and `X.weight_shape`.
+    """Packed integers: `X.weight_packed` (out, in / 8) with `X.weight_scale` (out, in / group) and
+    `X.weight_shape`.
 
-    The last word of a row may hold less than eight numbers: `weight_shape` says how many a row has. Where
-    it is not symmetric, `X.weight_zero_point` (out / 8, in / group) is beside it as well.
+    The last word of a row may hold fewer than eight numbers: `weight_shape` gives the length of a row.
+    Asymmetric weights also have `X.weight_zero_point` (out / 8, in / group).
     """
 
     methods = ("compressed-tensors",)
@@ -68,10 +69,10 @@ class PackQuantized:
 
 
 def _widths(module: Module, name: str) -> Sequence[int]:
-    """How many numbers a row may have: as the array that says it does, or what fits into its words.
+    """Return the possible lengths of a row: the stored one, or all that fit the words.
 
     Raises:
-        UnreadableError: the array says another shape than that of the codes.
+        UnreadableError: the stored shape does not match the codes.
     """
     rows, words = module.shape
     limit, declared, array = words * _PER_WORD, module.shapes.get(name), module.arrays[name]
@@ -85,10 +86,10 @@ def _widths(module: Module, name: str) -> Sequence[int]:
 
 
 def _zero_points(module: Module, names: Sequence[str]) -> str | None:
-    """The array of zero points.
+    """Return the array of zero points.
 
     Raises:
-        UnreadableError: it is not one for each scale, packed as the numbers are.
+        UnreadableError: it does not have one zero point per scale, packed like the numbers.
     """
     if not names:
         return None
