@@ -117,7 +117,7 @@ class TestVerify:
         assert "verify_files" in caught.value.hint
         with pytest.raises(MemoryBudgetError):
             ckpttools.verify_files(HUB, memory="100MiB")
-        assert "is not there" in ended("verify", f"{HUB}/nothing", code=5).output
+        assert "does not exist" in ended("verify", f"{HUB}/nothing", code=5).output
 
 
 def blobs(home) -> set[str]:

@@ -57,7 +57,7 @@ class TestUploads:
         location.store.abort([*result, *result])
         assert not location.store.uploads(location.key)
         assert len(location.store.uploads(f"{cloud.bucket}/runs")) == 1
-        with pytest.raises(StorageError, match="ended elsewhere"):
+        with pytest.raises(StorageError, match="ended by another process"):
             upload.__exit__(None, None, None)
         assert not location.exists()
 
