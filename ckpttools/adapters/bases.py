@@ -247,7 +247,7 @@ class BaseName:
 def base_name(base: Base, adapter: Adapter, given: str | None) -> BaseName:
     """Return the given base name, else the recorded hub name, else the base's location.
 
-    Of what these say only names of the hub count: directories of whoever trained are not here.
+    Only Hub names count, because directories of the training machine do not exist here.
     """
     if given:
         return BaseName(given, Notes())
@@ -274,7 +274,7 @@ def _recorded_names(base: Base, adapter: Adapter) -> Iterator[str]:
 def _is_hub_name(name: str) -> bool:
     """Return whether a text has the form org/name, or is a bare name.
 
-    A relative directory may be called so, too; what is written then is no worse than its path.
+    A relative directory may match too; the written name is then as useful as its path.
     """
     return is_model_name(name) or is_model_name(f"org/{name}")
 

@@ -15,7 +15,7 @@ from ckpttools.core.errors import ConfigError, FormatError, listing
 from ckpttools.formats.adapters import MERGE_WITH_PEFT
 
 WITH_PEFT = f"merge it with PEFT, {MERGE_WITH_PEFT}"
-# Field -> why such an adapter is more than factors that are added to weights.
+# Field -> the reason why such an adapter is more than factors added to weights.
 _UNSUPPORTED = {
     "layer_replication": "it has more layers than its base",
     "use_qalora": "its factors are of groups of inputs",
@@ -28,7 +28,7 @@ _UNSUPPORTED = {
     "kasa_config": "it has more than two factors",
     "monteclora_config": "its weights are random variables",
 }
-# Ways to begin that change the base, which then is not the model that it names.
+# Initializations that change the base, which then is not the model that the adapter names.
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "lora_ga", "loftq")
 # All others that PEFT 0.21 has (LoraConfig): where training begins and ends, and what patterns say.
 _PLAIN = """
@@ -59,8 +59,8 @@ class PeftConfig:
     """The configuration of a LoRA adapter.
 
     Attributes:
-        declared: all of it.
-        location: where it lies, for messages.
+        declared: the complete configuration.
+        location: its location, for messages.
     """
 
     declared: Mapping[str, Any]
@@ -252,7 +252,7 @@ class PeftConfig:
         """Return the first key of `rank_pattern` or `alpha_pattern` that matches a module.
 
         Raises:
-            ConfigError: the field is no object, or has a key that cannot be matched.
+            ConfigError: the field is not an object, or has a key that cannot be matched.
         """
         declared = self.declared.get(field) or {}
         if not isinstance(declared, Mapping):
@@ -310,7 +310,7 @@ def listed_names(declared: Mapping[str, Any], field: str, location: str = "") ->
     """Return the names in a field of a configuration, such as `modules_to_save`.
 
     Raises:
-        ConfigError: it is no list of names.
+        ConfigError: the field is not a list of names.
     """
     names = declared.get(field) or ()
     names = (names,) if isinstance(names, str) else names

@@ -188,7 +188,7 @@ def _matching_row(
     """Return the factor row in the style of the stored factors.
 
     Raises:
-        FormatError: they have none, or two of which each would make another product.
+        FormatError: the family has no factors for it, or two rows would give different products.
     """
     styles = {style: known.of(row, number, style) for style in STYLES}
     built = {
@@ -238,7 +238,7 @@ def _factors(
     for name in row.row.left.keys(known.sizes):
         pair = pairs.get(name)
         a, b = (None, None) if pair is None else (pair.a, pair.b)
-        # What is divided on the way back is so before it is rounded to few bits.
+        # Values that the reverse conversion divides are divided before they are rounded to few bits.
         b = cast(b, _FLOAT32) if b is not None and row.row.op is not None and b.dtype.bits < 32 else b
         arrays[name + A] = _zeros(row.a.left.shape(sizes), pairs, "a") if a is None else a
         arrays[name + B] = _zeros(row.b.left.shape(sizes), pairs, "b") if b is None else b

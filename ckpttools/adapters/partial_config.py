@@ -1,7 +1,7 @@
 """Write the configuration of a partial adapter: `adapter_config.json`, or MaxText's metadata.
 
-PEFT makes whatever it names, also without weights: factors as they begin, which change nothing at best. Whole
-arrays that are named and not there are an error.
+PEFT creates every named module, even without weights: with initial factors, which at best change nothing.
+Missing complete arrays that are named are an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PartialConfig:
     """The configuration of a partial adapter.
 
     Attributes:
-        declared: what it says; None where the part is no adapter.
+        declared: the configuration; None if the part is not an adapter.
         remarks: what was changed, or why it is none, a sentence each; nothing where it is the whole one's.
     """
 
@@ -91,7 +91,7 @@ def with_remaining_modules(tree: Tree) -> Transformed:
     try:
         left = module_path(factor_pairs(tree))
     except FormatError:
-        return Transformed(tree)  # a factor without the other, of which `merge` and others tell
+        return Transformed(tree)  # factors without their other half, which `merge` and other commands report
     if left == declared[MODULE_PATH]:
         return Transformed(tree)
     custom = {**tree.metadata.custom, LORA_KEY: {**declared, MODULE_PATH: left}}

@@ -45,16 +45,16 @@ def average(
 ) -> Prepared:
     """Write the weighted mean of steps of a run, or of checkpoints of any formats.
 
-    Sums are made in the order of the checkpoints and rounded once, so that the bits do not depend on `jobs`
-    or `memory`: in float32 where all numbers have 16 bits, else in float64. Of training states the parameters
-    are taken. What is no floating-point number, the step and the files of a model are those of the last.
+    Sums follow the order of the checkpoints and are rounded once, so that the bits do not depend on `jobs` or
+    `memory`: in float32 if all arrays have 16 bits, else in float64. Only the parameters of training states
+    are averaged. Other arrays, the step and the files of a model come from the last checkpoint.
 
     Args:
         source: the first checkpoint, or a run with `steps` or `last`.
         destination: directory that appears when everything is written.
         others: the other checkpoints, in order.
         steps: of a run: numbers, or text such as "1000..5000/500", "1000,2000", "1000..5000".
-        last: of a run: so many of the latest finished steps.
+        last: for a run: the number of latest finished steps.
         weights: one for each checkpoint; None for all alike.
         ema: weights of an exponential moving average with this decay, such as 0.9.
         decay: weights that amount to a learning rate that falls in this way: "linear", "cosine", "sqrt".
@@ -68,9 +68,9 @@ def average(
 
     Raises:
         ConfigError: the configurations describe different computations; lists all differences.
-        UsageError: one checkpoint alone, steps that are not there, or weights that do not fit.
+        UsageError: only one checkpoint is given, steps do not exist, or weights do not fit.
         CoverageError: names or shapes differ; lists all.
-        MappingError: whole numbers that are parameters differ.
+        MappingError: integer parameters differ.
         CheckpointError: as `ckpttools.convert`.
     """
     if common.get("step") is not None:
@@ -146,8 +146,8 @@ def steps_of(run: LocationLike, declared: str | Sequence[int]) -> tuple[int, ...
             these, which must be there, "1000..5000", "1000.." and "..5000" for all finished steps within.
 
     Raises:
-        UsageError: it is no such text; a range without steps in it; steps are no rising numbers, or not
-            there; it is no run.
+        UsageError: the text is malformed, a range contains no steps, steps are not ascending or do not exist,
+            or the location is not a run.
         StorageError, FormatError: as of `finished_steps`.
     """
     result = _run_at(run)
@@ -175,7 +175,7 @@ def finished_steps(run: LocationLike) -> tuple[int, ...]:
     Raises:
         StorageError: nothing is there.
         FormatError: it is an empty directory.
-        UsageError: it is no run.
+        UsageError: the location is not a run.
     """
     return _finished(_run_at(run))
 
@@ -217,7 +217,7 @@ def _part(run: OrbaxRun, declared: str) -> Sequence[int]:
 
 
 def _require_there(parts: Sequence[Sequence[int]], run: OrbaxRun, declared: object) -> None:
-    # A range may name more than anybody has: those that are not there are counted by those that are.
+    # A range may cover many missing steps, so the message counts existing ones.
     missing = sum(map(len, parts)) - sum(part.count(n) for part in parts for n in run.steps)
     if not missing:
         return

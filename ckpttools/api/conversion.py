@@ -169,7 +169,7 @@ class Conversion:
 
         Raises:
             MemoryBudgetError: the plan has no room for digests: `Resources.manifest` reserves it.
-            UsageError: the manifest would lie in what is written, or be a file of what is read.
+            UsageError: the manifest would be part of the output, or is one of the source's files.
             CheckpointError: as `execute`, or the manifest cannot be written.
         """
         from ckpttools.run.executor import execute

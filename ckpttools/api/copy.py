@@ -54,7 +54,7 @@ def copy(
         destination: what it becomes: a run, a step, an item, a directory.
         steps: of a run, those that are expected; none for all.
         latest: of a run, how many of the latest are expected; None for all.
-        verify: read again all that was written, and compare all of what is there already.
+        verify: read all written data again, and compare all existing copies by content.
         memory: bytes that may be resident at most, such as "512MiB".
         jobs: files or parts of files that are copied at the same time; None for as many as suit the stores.
         requests: reads under way at once in stores behind a network; None for as many as are found good.
@@ -62,7 +62,7 @@ def copy(
         public: make a new Hub repository public; it is private otherwise.
         allow_outside_links: publish files outside the source that its symbolic links lead to.
         observe: called with the bytes copied so far and those to copy in all; the first call has 0.
-        command: what the user typed, for whoever finds the work unfinished.
+        command: the command line of the user, for messages about unfinished work.
 
     Raises:
         DestinationExistsError: something else is at the destination.

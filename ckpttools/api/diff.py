@@ -304,7 +304,7 @@ def _explained(
     """Add causes, and a hint if none could be determined."""
     from ckpttools.compare.explain import explain
 
-    # Causes may lie in arrays that are not asked for: what was renamed is elsewhere.
+    # Causes may be in arrays outside the selection, such as renamed ones.
     every = replace(both, a={**both.a, **chosen.a}, b={**both.b, **chosen.b})
     try:
         return explain(result, every, memory=scan.memory, jobs=scan.jobs), ()

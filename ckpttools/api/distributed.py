@@ -34,7 +34,7 @@ _LOOK_SECONDS = 0.5
 _REPORT_SECONDS = 10.0
 # All have met before the first begins.
 _LATE_SECONDS = 300.0
-# Topics of what each process says of itself.
+# Topics under which each process reports its state.
 _HERE, _DONE, _FAILED = "here", "done", "failed"
 _END = "end"
 
@@ -60,7 +60,7 @@ def convert_together(job: Service, plan: Callable[[], Prepared], told: Callbacks
     Args:
         job: the processes.
         plan: decides the conversion, of absolute places; called in process 0.
-        told: of what happens.
+        told: callbacks for events.
 
     Returns:
         What was done, in process 0; None elsewhere.
@@ -179,7 +179,7 @@ def _wait(
     """Wait until all parts are done; `earlier` are process tokens of earlier jobs.
 
     Raises:
-        OtherProcessError: a process has given up, or is not there any more; says which.
+        OtherProcessError: a process has failed or no longer exists; the message names it.
     """
     started = declared = looked = time.monotonic()
     count, pause = job.count, _LOOK_SECONDS
@@ -213,7 +213,7 @@ def _are_done(
         here: the processes that have begun, in words.
 
     Raises:
-        OtherProcessError: one is not there any more.
+        OtherProcessError: a process no longer exists.
     """
     count, done = job.count, {*job.statuses(_DONE)}
     for part in parts:

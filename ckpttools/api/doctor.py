@@ -28,15 +28,15 @@ def doctor(
     head.
 
     Args:
-        source: a run, a step, an item, a file or directory; of a tree, where it was opened.
+        source: a run, a step, an item, a file or directory; for a tree, the location that it was opened from.
         fix: the name of a fix, or several: each repairs what it can, and deletes or overwrites nothing.
-        checksums: read all data of which files have checksums, too, as those of `torch.save`, and compare it.
+        checksums: read all data of files with checksums, such as those of `torch.save`, and compare it.
         max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
         requests: requests under way at once to stores behind a network; None for as many as suit them.
         observe: called with the bytes of data read so far and the bytes to read in all.
 
     Raises:
-        UsageError: a tree has no place.
+        UsageError: a tree has no location.
         StorageError: there is nothing at all, or it may not be listed.
         FormatError: nothing there is a checkpoint, or the beginning of one.
         CheckpointError: none of the fixes could be applied anywhere; nothing was changed.

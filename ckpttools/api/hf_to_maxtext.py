@@ -71,7 +71,7 @@ def hf_to_maxtext(
         maxtext: version of MaxText that is to load it: "0.2.5" or "e591f30".
         pad_vocab: rows that the vocabulary gets, zeros at the end.
         text_only: leave out the towers of a multimodal model (vision, audio).
-        carry: keep what is not converted (prediction layers, towers that are left out) beside the arrays.
+        carry: keep unconverted arrays (MTP layers, towers that are left out) next to the converted ones.
         drop: patterns of source arrays to leave out; one of keys above names takes all that is below.
         family: name of the family whose rows are used, or a file that describes one.
         rope_layout: order of rotary pairs in MaxText's query and key.

@@ -63,8 +63,8 @@ def maxtext_config(
 
     Raises:
         CheckpointError: nothing is there, or it cannot be read.
-        ConfigError: nothing says which model it is, or not all of it; or MaxText has no word for it.
-        UsageError: a word of `check` is no setting.
+        ConfigError: the model cannot be identified completely, or MaxText cannot express it.
+        UsageError: a word of `check` is not a setting.
     """
     version = version_called(maxtext)
     with use_concurrency(requests):

@@ -70,7 +70,7 @@ def maxtext_to_hf(
         names: how tensors are named, where the hub and transformers differ; "text" writes the text model of
             a multimodal one, with its own configuration. None as in the model it came from.
         scan_axis: the axis on which layers are stacked, where the arrays do not tell.
-        carry: take what is not converted (vision tower, prediction layers) from `like`.
+        carry: take unconverted arrays (vision tower, MTP layers) from `like`.
         padding_rows: what becomes of rows beyond the vocabulary, whatever they hold; None leaves out zeros
             and refuses others.
         family, rope_layout, tied: as of `ckpttools.hf_to_maxtext`.
@@ -126,10 +126,9 @@ def plan_to_huggingface(
         change: what is done to the Hugging Face tree, and to its configuration, at the end.
 
     Raises:
-        CheckpointError: the source cannot be read, nothing tells which model it is, its arrays are not
-            those of that model, it has towers that are not there, or rows that are cut off are not zero;
-            arrays are to be taken from a model whose weights are not there or damaged; or the work does
-            not fit into the memory.
+        CheckpointError: the source cannot be read, its model cannot be identified, its arrays do not match
+            that model, declared towers do not exist, or dropped rows are not zero; arrays of the original
+            model are missing or damaged; or the work does not fit into the memory.
     """
     options, resources = options or ToHuggingFace(), resources or Resources()
     tree = opened(source, options.read)

@@ -23,8 +23,8 @@ class MeshGain:
     """Predicted reads of devices that each load their part of a checkpoint.
 
     Attributes:
-        before: of the source.
-        after: of what is written; bytes as they are in memory, also where codecs make them fewer.
+        before: reads of the source.
+        after: reads of the output, in uncompressed bytes even if codecs make them fewer.
     """
 
     before: LoadCost

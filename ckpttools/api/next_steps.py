@@ -63,8 +63,8 @@ def next_steps(where: LocationLike) -> NextSteps | None:
         where: what was written: a run, a directory of a model.
 
     Returns:
-        None for what is no adapter, and no whole model that MaxText or transformers loads, or cannot be
-        looked at.
+        None if the location is not an adapter or a complete model that MaxText or transformers loads, or if
+        it cannot be inspected.
     """
     location = parse(where)
     try:
@@ -75,7 +75,7 @@ def next_steps(where: LocationLike) -> NextSteps | None:
             return None
         return _of_maxtext(tree, location) if view_of(tree).is_maxtext else _of_transformers(tree, location)
     except CheckpointError:
-        # The checkpoint is there; that nothing can be said of it is no failure of what made it.
+        # The checkpoint was written, so a failure to describe it is not an error.
         return None
     finally:
         # Whoever replaces it later in this process looks again at what is there.
@@ -86,7 +86,7 @@ def next_steps(where: LocationLike) -> NextSteps | None:
 def _is_whole(tree: Tree) -> bool:
     """Return whether all arrays of a model exist, in compute dtypes or with scales."""
     is_computed = _main_dtype(view_of(tree).parameters.values()) in _COMPUTED
-    # Codes and scales may have names of their own, of which families know nothing.
+    # Quantized values and scales may have names that families do not know.
     named, of = dequantize_where_possible(tree).tree, _family_said(tree)
     whole = (of is not None and _has_names_of(named, [of])) or _has_names_of(named, families().values())
     return whole and (is_computed or declares_quantization(tree))

@@ -18,8 +18,8 @@ def check_output_file(path: Location, source: LocationLike, destination: Locatio
         destination: a checkpoint that is written meanwhile.
 
     Raises:
-        UsageError: nothing can be written there; the file would be part of what is written, or have the name
-            of one of the source's own files.
+        UsageError: the location cannot be written, is inside the output, or has the name of one of the
+            source's own files.
     """
     path.check_accepts_files()
     real = path.resolve()

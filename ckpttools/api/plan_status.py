@@ -25,7 +25,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.relocation import Roots
 from ckpttools.stores.shares import Member, Share, Standing
 
-# A process that has more than so many times as much left to do as half of the others is waited for.
+# A process with more than this many times the median remaining work is a straggler.
 _STRAGGLES = 2.0
 
 

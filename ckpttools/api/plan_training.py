@@ -189,7 +189,7 @@ def _bandwidth(name: str, declared: int | str) -> int:
     """Return bytes per second.
 
     Raises:
-        UsageError: it is no size, or so small that a unit was meant.
+        UsageError: the text is not a size, or so small that a unit was probably intended.
     """
     rate = parse_size_option(name, declared)
     if rate < _LEAST_BANDWIDTH:
@@ -424,10 +424,10 @@ def parse_duration(declared: float | str, name: str = "a duration") -> float:
 
     Args:
         declared: such as 90, "90", "1.5h".
-        name: of what it is, for messages.
+        name: a name for messages.
 
     Raises:
-        UsageError: it is no length of time, or none above zero.
+        UsageError: the text is not a duration, or not positive.
     """
     text = str(declared).strip()
     digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")

@@ -59,7 +59,7 @@ def quantize(
         destination: directory that appears when everything is written.
         scheme: "fp8-block128" as of DeepSeek V3 and Qwen, or "mxfp4" as of gpt-oss.
         exclude: patterns of arrays that are not quantized, besides embeddings, norms, heads, routers, towers.
-        dtype: of what is not quantized, such as "bfloat16"; None keeps what is stored.
+        dtype: the dtype of arrays that are not quantized, such as "bfloat16"; None keeps stored dtypes.
         like, carry: of a MaxText checkpoint, as of `ckpttools.maxtext_to_hf`.
         max_shard_size, step: as of `ckpttools.maxtext_to_hf`.
         max_header_bytes, max_index_bytes: as of `ckpttools.convert`.

@@ -39,10 +39,10 @@ def resolve(
         settings: of MaxText, beside those of the command; those of a group as a mapping, `lora={…}`.
 
     Raises:
-        UsageError: a word of the command is no setting.
+        UsageError: a word of the command is not a setting.
         UnknownNameError: the rules of this version are not known.
-        StorageError: a file of the configuration is not there; a place cannot be looked at.
-        FormatError, ConfigError: a file is no configuration.
+        StorageError: a configuration file does not exist, or a location cannot be inspected.
+        FormatError, ConfigError: a file is not a configuration.
     """
     version = version_called(maxtext)
     read = parse_command(list(map(str, command)))

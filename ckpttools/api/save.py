@@ -97,14 +97,14 @@ def save(
             "maxtext" the reverse; None writes the tree as it is.
         model: with `to`, directory of the model, or its `config.json`.
         custom: the user's own metadata, for arrays in memory.
-        keep_sharding: store arrays of JAX as they lie on their mesh: in chunks of which each is in one shard,
-            and with the sharding, so that Orbax restores them as arrays of JAX where it is told nothing else
-            (and only where there are as many devices). Orbax alone has that.
+        keep_sharding: store JAX arrays with their sharding, in chunks that each belong to one shard, so that
+            Orbax restores them as JAX arrays by default (only with the same number of devices). Only Orbax
+            supports this.
         options: `ckpttools.api.prepared.Writing`, and those of the format, as `ckpttools.convert` takes them;
             with `to` those of `ckpttools.maxtext_to_hf` or `ckpttools.hf_to_maxtext`.
 
     Raises:
-        UsageError: something in the tree is no array, or the arguments do not go together.
+        UsageError: the tree contains a value that is not an array, or arguments contradict each other.
         LockedError: a save to this place is under way.
         CheckpointError: the format cannot hold the tree, the work does not fit, reading or writing fails.
     """

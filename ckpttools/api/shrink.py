@@ -19,8 +19,8 @@ from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap
 
-# A small model is for copying to where it is tried: files of which most is the rest of the large one are not
-# shared, since every copy of them would carry that along.
+# A small model is meant to be copied. Files that mostly contain the rest of the large model are not shared,
+# because every copy would include that data.
 _LEAST_SHARE = 0.5
 
 

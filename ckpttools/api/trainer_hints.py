@@ -16,7 +16,7 @@ from ckpttools.model_families.registry import families
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
-# Patterns of what lies beside a model's weights that fit into a command.
+# Maximum number of patterns in a suggested command.
 _FEW = 4
 
 

@@ -45,7 +45,7 @@ def select(
         source: a file, an item, a step, a run directory, or a tree.
         destination: directory that appears when everything is written.
         keep, drop: patterns, such as "params/*", or a key and all below it.
-        prefix: what the names of what is expected begin with, such as "policy"; it is cut off them.
+        prefix: the prefix of the names to keep, such as "policy"; it is removed from them.
         common: `ckpttools.api.convert.Changing`.
 
     Raises:
@@ -128,9 +128,9 @@ def cast(
         source: a file, an item, a step, a run directory, or a tree.
         destination: directory that appears when everything is written.
         dtype: of floating-point arrays, such as "bfloat16"; None to leave them.
-        dtype_map: pattern -> dtype, also of whole numbers; the first that matches counts, `dtype` is for the
+        dtype_map: pattern -> dtype, also for integers; the first match counts, and `dtype` applies to the
             rest.
-        force: cast also where whole numbers can be lost, and float8 that may have lost its scales.
+        force: cast even if integers can lose values, or if float8 may have lost its scales.
         dequantize_like: how products of quantized weights and their scales are rounded, as of
             `ckpttools.hf_to_maxtext`.
         common: `ckpttools.api.convert.Changing`.
@@ -166,8 +166,8 @@ def strip_optimizer(
         destination: directory that appears when everything is written.
         keep_step: keep the training step; without it the destination has step 0.
         flavour: how parameters are nested: "same", "linen" (`params/params/…`) or "nnx" (`…/value`).
-        keep: patterns of what stays whatever it is.
-        drop: patterns of what goes whatever it is.
+        keep: patterns of arrays to keep, whatever they are.
+        drop: patterns of arrays to leave out, whatever they are.
         dtype: of floating-point arrays, such as "bfloat16"; None to leave them.
         common: `ckpttools.api.convert.Changing`.
 

@@ -92,8 +92,8 @@ def _changed(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, 
 def _made(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, bytes], Notes]:
     """Return the configuration that replaces the present one, and remarks about it.
 
-    One that is carried along is of the model that a checkpoint came from, and stays what it is: the way back
-    goes by it, and makes it true of what it writes.
+    A carried configuration belongs to the original model and stays unchanged: the reverse conversion uses it,
+    and adjusts it to the arrays that it writes.
     """
     is_told = tree.metadata.is_other_model and tree.metadata.config is not None
     if not is_told and not (is_model and CONFIG in sidecars.files):

@@ -212,7 +212,7 @@ def _differences(
     back, apart = _compared(converted, declared, scan)
     state = _of_state(both, result)
     is_incomplete = any(item.reason in _ONE_SIDED for item in result if item not in state)
-    # Arrays that only differ as the way back to Hugging Face rounds are equal in MaxText's names.
+    # Arrays that differ only by the rounding of the reverse conversion are equal under MaxText's names.
     if (not apart and is_incomplete) or (apart and _elements(apart) > _elements(result)):
         return first
     return (back, sorted_by_name((*apart, *state))) if is_to_hub or not apart else first

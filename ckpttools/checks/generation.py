@@ -20,7 +20,7 @@ _WHY = "transformers, vLLM and others end a text at these tokens"
 
 @dataclass(frozen=True)
 class _Tokens:
-    """The tokens of a tokenizer: their ids, the one that ends a text, and whether these are all tokens."""
+    """The tokens of a tokenizer: their ids, the end-of-text token, and whether the list is complete."""
 
     ids: Mapping[str, int]
     end: str | None

@@ -156,7 +156,7 @@ def _find_member(each: dataclasses.Field[Any]) -> tuple[str, Any]:
 
 
 def _make_frozen(home: type[Any]) -> dict[str, object]:
-    """What a frozen class refuses; a class below it that is no dataclass may have attributes of its own."""
+    """Refuse to assign attributes of a frozen class; a subclass that is not a dataclass may add its own."""
     names = vars(home)["__dataclass_fields__"]
 
     def assign(self: object, name: str, value: object) -> None:

@@ -110,7 +110,7 @@ def grid_shape(shape: Sequence[int], chunk: Sequence[int]) -> Shape:
 
 
 def grid_cell(shape: Sequence[int], chunk: Sequence[int], index: Sequence[int]) -> Region:
-    """The part of the array that lies in one cell of the grid."""
+    """Return the part of the array in one cell of the grid."""
     start = tuple(map(mul, index, chunk))
     return Region(start, tuple(map(min, map(add, start, chunk), shape)))
 

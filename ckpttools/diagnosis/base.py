@@ -112,7 +112,7 @@ def finding_of(error: CheckpointError, location: Location, level: str = ERROR, w
     """An error of the package as a finding."""
     details = [f"{label} {text}" for label, text in error.details() if label in ("got", "expected")]
     what = "; ".join([error.line, *details])
-    # A hint to run ckpt doctor is no next step here.
+    # A hint to run ckpt doctor is not useful here.
     hint = error.hint if error.hint and "ckpt doctor" not in error.hint else None
     do = hint or "fetch it again, or restore it from another copy"
     return Finding(level, error.location or str(location), what, why or "it cannot be read", do)

@@ -1,4 +1,4 @@
-"""What lies at a path: steps, items, weights and leftovers, recognized by content and not by name.
+"""Inventory of a path: steps, items, weights and leftovers, recognized by content and not by name.
 
 Everything below the path is listed once; arrays' own directories are left to the checks that count chunks.
 """
@@ -360,7 +360,7 @@ class _Walk:
 
 
 def _others(locations: Iterable[Location]) -> dict[str, list[Location]]:
-    """Places that formats recognize of which nothing is known here, each once."""
+    """Return locations that formats recognize and the inventory does not contain, each once."""
     result: dict[str, dict[Location, None]] = defaultdict(dict)
     others = [(name, format) for name, format in formats().items() if name not in _OWN]
     for location in locations:

@@ -105,7 +105,7 @@ class _CopySearch:
             for k in range(len(path)):
                 ends.setdefault(path[k:], shape)
         locations = (self.location(path, ends) for path in self.state if not self.mirrors.is_step(path))
-        # A key that only ends alike, such as `scale`, is no path of a parameter where longer ones are.
+        # A key with only the same ending, such as `scale`, is not a parameter path if longer paths exist.
         return {_bare(location.tail): ends[location.tail] for location in locations if location}
 
     def beside_others(self) -> dict[Path, Shape]:

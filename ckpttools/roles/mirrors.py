@@ -25,7 +25,7 @@ _SAME = 8
 
 
 class ArrayFacts(NamedTuple):
-    """What must be known of an array; whole numbers are those of integers and booleans, words are uint32."""
+    """The relevant properties of an array; integers include booleans, and words are uint32."""
 
     shape: Shape
     is_whole_number: bool
@@ -93,7 +93,7 @@ class Mirrors:
             yield from unwrapped(path, self.common + 1)
 
     def _inner(self, path: Path) -> Iterator[Path]:
-        # A single key, such as `kernel`, is no whole path of a parameter below an unknown name.
+        # A single key, such as `kernel`, is not a complete parameter path below an unknown name.
         if len(path) > self.common + 2 and not str(path[self.common]).isdecimal():
             yield from unwrapped(path, self.common + 1)
 

@@ -207,7 +207,7 @@ class _Container:
         return any(item.shape and path[:start] != self.head for path, item in self.mirrors.arrays.items())
 
     def _kept(self) -> Heads:
-        """What is kept of it: parameters that lie in it alone, and what may be weights once more."""
+        """Return the parameters that only exist in the state, and possible copies of weights."""
         own, odd = set[Path](), self._averages()
         start = len(self.head)
         for path in self.inner:
@@ -320,6 +320,6 @@ def _lies_in(path: Path, heads: Collection[Path]) -> bool:
 
 
 def _first(heads: Iterable[Path]) -> set[Path]:
-    """The heads that lie in no other one."""
+    """Return the heads that are not inside another head."""
     result = set(heads)
     return {head for head in result if not any(head[:k] in result for k in range(1, len(head)))}

@@ -223,12 +223,12 @@ def told_beside(key: str | int) -> str | None:
 
 
 def is_strong(key: str | int) -> bool:
-    """Whether a container's name is no module's."""
+    """Return whether a container's name cannot be a module name."""
     return container(key) in _STRONG_CONTAINERS
 
 
 def is_outer(head: Path) -> bool:
-    """Whether an optimizer's state lies beside the model, not in it."""
+    """Return whether an optimizer's state is next to the model, not inside it."""
     return all(wraps(key) or container(key) for key in head)
 
 

@@ -208,5 +208,5 @@ def _above(heads: Collection[Path], branches: Collection[Path]) -> set[Path]:
 
 
 def _outermost(path: Path) -> str | int:
-    """The first key that is no wrapper."""
+    """Return the first key that is not a wrapper."""
     return next((key for key in path if not is_wrapper(key)), "")

@@ -1,4 +1,4 @@
-"""Data of which bits have flipped: compared with the checksums in the files, where a user wants that.
+"""Check data for flipped bits with the checksums in the files, if the user asks for it.
 
 torch writes a CRC-32 with each storage and looks at none, nor do conversions, which read storages in parts.
 """

@@ -16,7 +16,7 @@ from ckpttools.stores.location import Location
 def _look(inventory: Inventory) -> Iterator[Finding]:
     folders = [w.folder if w.is_whole else w.folder / w.files[0] for w in inventory.weights]
     others = chain(*inventory.others.values())
-    # Of what was never committed the check of unfinished steps says so; on some stores that is no error.
+    # The check of unfinished steps reports uncommitted saves, which are not an error on some stores.
     items = [item.path for item in inventory.items if not item.is_unfinished]
     for location in [*items, *folders, *inventory.locations("zarr3"), *others]:
         yield from _opened(location, inventory.read)

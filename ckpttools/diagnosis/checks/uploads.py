@@ -1,4 +1,4 @@
-"""Uploads in parts to a bucket that nobody has ended: they are no objects, and cost what objects cost."""
+"""Find unfinished multipart uploads in a bucket: they are not visible as objects, but cost as much."""
 
 from __future__ import annotations
 
