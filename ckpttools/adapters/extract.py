@@ -32,12 +32,12 @@ _MAX_LISTED = 5
 
 @dataclass(frozen=True)
 class ExtractOptions:
-    """How a difference becomes an adapter.
+    """Options for converting a difference to an adapter.
 
     Attributes:
-        rank: of factors, at most where there is an error.
-        error: what may be left of the difference of each matrix, by Frobenius' norm; None for whatever is.
-        dtype: of factors.
+        rank: the rank of the factors; the maximum if `error` is given.
+        error: the allowed relative error of each matrix, in the Frobenius norm; None for any error.
+        dtype: the dtype of the factors.
     """
 
     rank: int | None
@@ -66,7 +66,7 @@ class ExtractedAdapter:
     Attributes:
         adapter: in the base's names; its factors are in memory.
         nbytes: that they take.
-        notes: what it leaves of each matrix, and what it leaves out.
+        notes: the error of each matrix, and the arrays that are left out.
     """
 
     adapter: Adapter
@@ -85,11 +85,11 @@ def extract_low_rank(tuned: Base, base: Base, options: ExtractOptions, memory: i
         memory: bytes that the factors may take.
 
     Raises:
-        FormatError: they are not models of the same weights, or have NaN or infinity.
+        FormatError: the models do not have the same weights, or have NaN or infinity.
         ShapeError: a weight has another shape.
-        UsageError: no matrix differs.
-        MemoryBudgetError: the factors take more.
-        SourceChangedError: a model was changed while it was read.
+        UsageError: none of the matrices differs.
+        MemoryBudgetError: the factors need more memory.
+        SourceChangedError: a model changed while it was read.
     """
     tuned, base = without_copied_head(tuned, base), without_copied_head(base, tuned)
     _require_same_weights(tuned, base)

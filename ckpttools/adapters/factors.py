@@ -27,11 +27,11 @@ class FactorPair:
         name: of the weight.
         a: (rank, in); of experts (expert * rank, in), of an embedding (rank, vocab).
         b: (out, rank); of experts (out, rank * expert), of an embedding (embed, rank).
-        scale: what the product `b @ a` is multiplied by.
+        scale: the factor of the product `b @ a`.
         kind: what the weight is of: its axes are (out, in), (vocab, embed) or (expert, …, …).
         has_inputs_first: whether the inputs come before the outputs; None for experts, whose shapes decide.
-        magnitude: (out,) lengths of the rows of the changed weight (DoRA), or None.
-        rank: of the product; of experts that of each.
+        magnitude: (out,) row lengths of the changed weight (DoRA), or None.
+        rank: the rank of the product; for experts, of each.
     """
 
     name: str
@@ -135,10 +135,10 @@ class Adapter:
     """An adapter of a Hugging Face model.
 
     Attributes:
-        location: where it lies.
-        factors: of each weight that it changes.
-        replaced: name -> array that stands in for the base's own (`modules_to_save`).
-        config: what `adapter_config.json` says.
+        location: the location of the adapter.
+        factors: the factors of each changed weight.
+        replaced: name -> array that replaces the base's own (`modules_to_save`).
+        config: the content of `adapter_config.json`.
         skipped: name of a stored array that PEFT ignores -> the config field that leaves it out.
     """
 

@@ -16,14 +16,14 @@ class AdapterReport:
     """A summary of an adapter without its values.
 
     Attributes:
-        base_model: what it says of the model that it is of; "" where it says nothing.
+        base_model: the recorded base model; "" if it is not recorded.
         ranks: rank -> number of weights whose factors have it.
-        alpha: what its configuration says of its scale, before patterns; None where it says nothing.
-        targets: last name of a module -> number of weights of such modules that it changes.
-        features: what is special about it: "rslora", "dora", "experts", "embedding".
-        replaced: number of arrays that it replaces as a whole.
-        problem: why it is not read; None where it is.
-        kind: what PEFT calls its kind; "LORA" where nothing says another.
+        alpha: the recorded alpha, before patterns; None if it is not recorded.
+        targets: last name of a module -> number of changed weights in such modules.
+        features: special features: "rslora", "dora", "experts", "embedding".
+        replaced: number of arrays that it replaces completely.
+        problem: the reason why it cannot be read; None if it can.
+        kind: PEFT's name for its kind; "LORA" by default.
         skipped: config field -> number of stored arrays that the field makes PEFT ignore.
         names: "MaxText" or "Tunix", whose names the factors of a trainer in JAX have; "" for PEFT.
     """

@@ -60,11 +60,11 @@ def merge_adapter(
     once to the dtype of the base. Arrays that the adapter does not change stay as they are, to the bit.
 
     Args:
-        source: the model that was adapted: a Hugging Face model, or a MaxText checkpoint.
+        source: the adapted model: a Hugging Face model, or a MaxText checkpoint.
         destination: directory that appears when everything is written.
-        adapter: directory that PEFT saved, or its file of weights; or a checkpoint of a MaxText adapter.
-        scale: of the adapter's changes, besides the adapter's own scale; -1 takes them away again.
-        alpha: of a MaxText adapter, as of `ckpttools.adapter_to_peft`.
+        adapter: a directory that PEFT saved, or its weights file; or a checkpoint of a MaxText adapter.
+        scale: a factor for the adapter's changes, in addition to its own scale; -1 removes a merged adapter.
+        alpha: for a MaxText adapter, see `ckpttools.adapter_to_peft`.
         dtype: of the model before anything is added, as `ckpttools.cast` makes it, quantized weights among
             it; None to leave it.
         like: of a MaxText checkpoint, as of `ckpttools.maxtext_to_hf`.
@@ -72,8 +72,8 @@ def merge_adapter(
         common: `ckpttools.api.convert.Changing`.
 
     Raises:
-        FormatError: the adapter is of another kind, or not of this model; weights of the model are quantized,
-            and no dtype is given.
+        FormatError: the adapter has another kind or belongs to another model; or weights of the model are
+            quantized and no dtype is given.
         CheckpointError: as `ckpttools.convert`.
     """
     check_apart(adapter, parse(destination, is_written=True), called("adapter"))
@@ -123,18 +123,19 @@ def adapter_to_maxtext(
     Args:
         source: directory that PEFT saved, or its file of weights.
         destination: directory that appears, with `0/items` in it, when everything is written.
-        base: the model that it is of: a Hugging Face model, or a MaxText checkpoint.
-        scan: stack the layers, as the model that it is for has them; None as in a MaxText base, else True.
+        base: the adapted model: a Hugging Face model, or a MaxText checkpoint.
+        scan: stack the layers, as in the target model; None as in a MaxText base, else True.
         scan_axis: the axis on which they are stacked; None as in a MaxText base, else 1.
-        maxtext: version of MaxText that is to load it.
+        maxtext: the version of MaxText that will load it.
         layout: "restore" as MaxText's `lora.lora_restore_path` reads it and Tunix writes it, "training" as in
             checkpoints of MaxText's own fine-tuning, "converter" as MaxText's converter writes it.
-        scale: of the adapter, besides its own.
+        scale: a factor for the adapter, in addition to its own scale.
         like, family, rope_layout: of the base, as of `ckpttools.maxtext_to_hf`.
         common: `ckpttools.api.arguments.Storing` and `ckpttools.api.prepared.Writing`.
 
     Raises:
-        FormatError: the adapter is not of this base, or is more than MaxText has: lists what, with reasons.
+        FormatError: the adapter does not match this base, or has parts that MaxText does not support; lists
+            them with reasons.
         CheckpointError: it cannot be read, or the work does not fit into the memory.
     """
     model = ModelOptions(text_of(family), rope_layout)
@@ -177,9 +178,9 @@ def adapter_to_peft(
         source: a checkpoint of an adapter, or its tree, in any of MaxText's layouts: of its own fine-tuning,
             of Tunix (`model_params`), of MaxText's converter, or as its inference engine takes them.
         destination: directory that gets `adapter_model.safetensors` and `adapter_config.json`.
-        base: the model that it is of: a Hugging Face model, or a MaxText checkpoint.
-        alpha: of the adapter; None for what is noted beside it.
-        scale: of the adapter, besides its own.
+        base: the adapted model: a Hugging Face model, or a MaxText checkpoint.
+        alpha: the alpha of the adapter; None for the recorded one.
+        scale: a factor for the adapter, in addition to its own scale.
         base_name: what the configuration calls the base; None for its name on the hub, where the adapter, the
             base's configuration or its place says it, else where it lies.
         like, family, rope_layout: of the base, as of `ckpttools.maxtext_to_hf`.
@@ -187,8 +188,8 @@ def adapter_to_peft(
         writing: `ckpttools.api.prepared.Writing`.
 
     Raises:
-        FormatError: there are no factors, or they are not of this base.
-        ConfigError: nothing says alpha.
+        FormatError: there are no factors, or they do not match this base.
+        ConfigError: alpha is unknown.
         CheckpointError: it cannot be read, or the work does not fit into the memory.
     """
     model = ModelOptions(text_of(family), rope_layout)
@@ -220,25 +221,25 @@ def extract_adapter(
 ) -> Prepared:
     """Extract the changes of a fine-tuned model as a PEFT LoRA adapter, by the SVD of each difference.
 
-    The matrices of linear layers are taken; other arrays that differ are named and left out. The plan already
-    reads both models: it says what is left of each difference.
+    Only matrices of linear layers are extracted; other arrays that differ are listed and left out. The plan
+    already reads both models and reports the remaining part of each difference.
 
     Args:
-        source: the model that was tuned: a Hugging Face model, or a MaxText checkpoint.
+        source: the tuned model: a Hugging Face model, or a MaxText checkpoint.
         destination: directory that gets `adapter_model.safetensors` and `adapter_config.json`.
-        base: the model that it was before, of either kind.
-        rank: of the factors; with an error at most.
-        error: what may be left of the difference of each matrix, by Frobenius' norm: 0.1 is a tenth.
-        dtype: of the factors.
+        base: the model before tuning, in either format.
+        rank: the rank of the factors; the maximum if `error` is given.
+        error: the relative error that is allowed for each matrix, in the Frobenius norm: 0.1 is a tenth.
+        dtype: the dtype of the factors.
         base_name: what the configuration calls the base; None for its name on the hub, where the adapter, the
             base's configuration or its place says it, else where it lies.
         like, family: of MaxText checkpoints, as of `ckpttools.maxtext_to_hf`.
         writing: `ckpttools.api.prepared.Writing`.
 
     Raises:
-        UsageError: neither rank nor error is given; no matrix differs.
+        UsageError: neither rank nor error is given, or the matrices are all equal.
         MemoryBudgetError: the factors take more than half of the memory.
-        CheckpointError: the models are not of the same weights, or cannot be read.
+        CheckpointError: the models do not have the same weights, or cannot be read.
     """
     options = ExtractOptions(rank, error, float_dtype_of(dtype) or DTYPES["float32"])
     model = ModelOptions(text_of(family))

@@ -47,17 +47,16 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class SaveListing:
-    """The parts that hosts hold of one save of a step.
+    """The parts of one saved step that hosts hold.
 
     Attributes:
-        step: its number.
-        began: when, in seconds since 1970; None where nothing tells.
-        hosts: directories of the hosts that have a share of it, in the order of their names.
-        processes: for each of them the processes of the job whose chunks it has, by their distributed ids;
-            () where nothing tells.
+        step: the step number.
+        began: the start of the save, in seconds since 1970; None if unknown.
+        hosts: directories of the hosts that hold a part, ordered by name.
+        processes: for each host, the distributed ids of the processes whose chunks it holds; () if unknown.
         chunks: that are there, each counted once; `twins` of them several hosts have.
-        missing: what no host has.
-        expected: hosts that would bring that; () where nothing is missing, None where nothing tells which.
+        missing: chunks that no host holds.
+        expected: hosts that would provide them; () if the save is complete, None if unknown.
     """
 
     step: int
@@ -81,8 +80,8 @@ class HostsListing:
 
     Attributes:
         saves: the newest first.
-        unusable: directory of a step -> why nothing of it can be used.
-        lost: data files that are missing or cut short; what is in them is looked for with other hosts.
+        unusable: directory of a step -> the reason why it is unusable.
+        lost: data files that are missing or truncated; their chunks are searched for on other hosts.
     """
 
     saves: tuple[SaveListing, ...]
@@ -121,8 +120,8 @@ def list_saves(
         max_index_bytes: memory that an index may take, where its size does not account for it.
 
     Raises:
-        FormatError: nothing there is of a host.
-        CheckpointError: nothing is there, or it cannot be read.
+        FormatError: the directories do not contain parts of a host.
+        CheckpointError: the location does not exist, or cannot be read.
     """
     with use_concurrency(requests):
         shares = _shares(_locations(hosts), max_index_bytes)
@@ -163,19 +162,19 @@ def assemble(
 ) -> Prepared:
     """Assemble one checkpoint of the newest complete step that several hosts hold.
 
-    Whatever several hosts have is compared, byte by byte, when it is planned. Chunks are shared with the
-    hosts' files where these can be linked.
+    Chunks that several hosts hold are compared byte by byte during planning. They are shared with the hosts'
+    files by hard links where possible.
 
     Args:
         hosts: directories of hosts, or of steps in them, or directories above several.
         destination: directory that appears when everything is written: a run with the one step.
-        prefer: hosts from which chunks are taken in which others differ.
+        prefer: hosts whose chunks are used if hosts differ.
         comparing: called with numbers of bytes while chunks are compared, from several threads.
         common: `ckpttools.api.convert.Changing`; `step` for another step than the newest.
 
     Raises:
         FormatError: no step is complete, or hosts differ in what they both have.
-        UsageError: there is no such step or host.
+        UsageError: the step or host does not exist.
         CheckpointError: as `ckpttools.convert`.
     """
     opening, writing = part_of(common, Opening), part_of(common, Writing)
@@ -226,8 +225,8 @@ def _chosen(shares: Sequence[HostShare], step: int | None) -> Save:
     """Return the newest complete save.
 
     Raises:
-        UsageError: there is no such step.
-        FormatError: none is complete.
+        UsageError: the step does not exist.
+        FormatError: none of the saves is complete.
     """
     saves = saves_of(shares)
     if step is not None and step not in {save.step for save in saves}:
@@ -342,7 +341,7 @@ def _tree(save: Save, location: Location, notes: Notes) -> Tree:
 def _of_counter(save: Save, tree: Tree) -> Iterator[str]:
     """Return a remark if the state's step counter contradicts its directory name.
 
-    MaxText names a step by the last one that is done, and its state counts the next.
+    MaxText names a step by the last completed one, and its state counts the next.
     """
     for path in (path for path in STEPS if path in tree.arrays and not tree.arrays[path].shape):
         counted = int(tree.arrays[path].read())

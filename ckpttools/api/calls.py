@@ -17,11 +17,11 @@ from ckpttools.stores.registry import parse
 if TYPE_CHECKING:
     from ckpttools.api.prepared import Prepared
 
-# What these get is a place, or several, even where it is text.
+# Arguments that are one or several locations, even as text.
 _LOCATIONS = frozenset(
     ("source", "destination", "like", "model", "adapter", "base", "others", "decoder", "hosts", "prefer")
 )
-# What matters to the process alone that makes the call.
+# Arguments that only matter to the calling process.
 _OWN = ("observe", "command", "resume", "jobs")
 
 
@@ -30,10 +30,10 @@ class Call:
     """A call that plans a conversion.
 
     Attributes:
-        name: of the function in `ckpttools`.
-        arguments: with places as they are called from everywhere on this machine.
-        is_relative: whether they were called otherwise.
-        unsaid: what text cannot say of it, such as a function; "" if nothing is.
+        name: the name of the function in `ckpttools`.
+        arguments: the arguments, with absolute locations.
+        is_relative: whether the original locations were relative.
+        unsaid: an argument that text cannot express, such as a function; "" if there is none.
     """
 
     name: str
@@ -62,13 +62,13 @@ class Call:
         """Repeat the call and return its plan.
 
         Args:
-            jobs: workers at a time: their number decides how large tasks are.
-            there: where what had a path has it here.
+            jobs: workers at a time, which determine the size of tasks.
+            there: maps a recorded location to its location on this machine.
             code: the code that the user named (`user_code`). It replaces the code that the arguments name,
                 and no other code runs. None if the user made the call, not a file.
 
         Raises:
-            ValueError: there is no such call, or it writes no checkpoint by tasks.
+            ValueError: the call does not exist, or does not write a checkpoint in tasks.
             UsageError: `code` is for an argument that does not name code.
             CodeNotAllowedError: an argument names code that `code` does not.
             CheckpointError: it cannot be planned.
@@ -134,7 +134,7 @@ def absolute(location: Location) -> Location:
     """Return an absolute location, valid in any process on this machine."""
     if location.store.scheme != "file" or ".." not in location.parts:
         return location.absolute()
-    # What is above a link is not what `..` leads to; and the directory that is left may not be there later.
+    # `..` after a symbolic link resolves differently, and intermediate directories may disappear later.
     last = location.name
     return location.resolve() if last == ".." else location.parent.resolve() / last
 

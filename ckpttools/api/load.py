@@ -41,7 +41,7 @@ class Loading(Opening, total=False):
     """Resources and callbacks of a load.
 
     Attributes:
-        memory: bytes of host memory beside the arrays themselves, such as "512MiB"; by default 1 GiB.
+        memory: host memory in addition to the arrays themselves, such as "512MiB"; by default 1 GiB.
         jobs: workers at a time; None for one per core, at most 16, or 16 where a network is between.
         requests: reads under way at once in stores behind a network; None for as many as are found good.
         observe: called with the bytes made so far and the bytes to make in all; the first call has 0.
@@ -63,8 +63,8 @@ class PreparedLoad:
     """A planned load; only headers and indexes have been read.
 
     Attributes:
-        plan: what it takes.
-        request: what goes where.
+        plan: the resources and reads of the load.
+        request: the arrays and their destinations.
         jobs, requests, observe, download, observe_job: as `Loading`.
     """
 
@@ -150,11 +150,11 @@ def load(
             MaxText checkpoint "hf"; None leaves them as they are.
         dtype: of floating-point arrays, such as "bfloat16"; "like" for those of `like`; None for the stored.
             With it, as with `to="maxtext"`, quantized weights become the numbers that they stand for.
-        keep, drop: patterns of what is loaded, or is not, by the names it gets; as of `ckpttools.select`.
+        keep, drop: patterns of names to load or to skip, after renaming; see `ckpttools.select`.
         memory_kind: memory of the devices, such as "pinned_host"; None for that of the shardings.
-        max_over_read: of several processes: bytes read for each byte that their devices need, from which on
-            each reads a stretch of the array, and they exchange what they have read.
-        single_replica: of several processes that need the same one reads it for all.
+        max_over_read: with several processes, the ratio of read to needed bytes above which each process
+            reads one range of the array and they exchange the data.
+        single_replica: with several processes that need the same array, one reads it for all.
         scan, scan_axis, pad_vocab: of `to="maxtext"`, as of `ckpttools.hf_to_maxtext`; None as `like` has it.
         text_only: of `to="maxtext"`: leave out the towers (vision, audio).
         family, rope_layout, tied: of a conversion, as of `ckpttools.hf_to_maxtext`.
@@ -221,7 +221,7 @@ def _request(
     dtype: DType | str | None,
     to: Literal["maxtext", "hf"] | None,
 ) -> Request:
-    """What goes where; of what does not fit the error says which conversion of `source` would."""
+    """Resolve the request; errors name the conversion of `source` that would match."""
     from ckpttools.sharding.load_request import build_request
 
     try:
@@ -236,7 +236,7 @@ def _request(
 def _where(
     shardings: Any, rules: RulesLike | None, mesh: Any, memory_kind: str | None, *, is_cut: bool
 ) -> Any:
-    """What was said of devices; `is_cut` where a template says how its arrays are cut over a mesh."""
+    """Combine the device arguments; `is_cut` if a template states how its arrays are sharded over a mesh."""
     import jax
 
     from ckpttools.sharding.assignments import DeviceOptions
@@ -265,7 +265,7 @@ def _mesh(mesh: Any) -> Any:
     import jax
 
     if not isinstance(mesh, str):
-        # What JAX has where no mesh was set; it ends the process where arrays are to be on that.
+        # JAX's state without a mesh; JAX ends the process if arrays should be placed on it.
         if isinstance(mesh, jax.sharding.Mesh) and mesh.empty:
             raise UsageError("the mesh has no devices", hint="make one: jax.make_mesh((8,), ('fsdp',))")
         return mesh

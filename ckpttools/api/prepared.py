@@ -1,4 +1,4 @@
-"""What all calls that write share: checks, the plan, and its execution.
+"""Shared parts of all functions that write: checks, the plan, and its execution.
 
     @command(Writing)
     def save_as(source: Source, destination: Where, **writing: Unpack[Writing]) -> Prepared:
@@ -56,14 +56,14 @@ class Writing(TypedDict, total=False):
         memory: bytes that may be resident at most, such as "512MiB"; by default 1 GiB.
         jobs: workers at a time; None for as many as suit the work.
         requests: reads under way at once in stores behind a network; None for as many as are found good.
-        overwrite: replace what is at the destination; it is removed last, once everything is written.
-        resume: insist on resuming an interrupted conversion; the same call does so anyway.
+        overwrite: replace the existing destination, which is deleted last, after everything is written.
+        resume: fail unless there is an interrupted conversion to resume; the same call resumes it anyway.
         manifest: file that gets digests of all arrays, for `ckpt verify`.
         observe: called with every event (`ckpttools.run.events`).
-        command: what the user typed, for whoever finds the work unfinished.
-        download: copy what is read of the hub into the cache of `huggingface_hub` first, and read it there.
+        command: the command line of the user, for messages about unfinished work.
+        download: download Hub files into the cache of `huggingface_hub` first, and read them there.
         public: make a new Hub repository public; it is private otherwise.
-        model_card: a repository of the hub gets a README.md that says what was converted.
+        model_card: add a README.md that describes the conversion to a Hub repository.
         allow_outside_links: publish files outside the source that its symbolic links lead to.
     """
 
@@ -89,7 +89,7 @@ class Prepared:
         conversion: the plan and the writer that it was made for.
         destination: where the checkpoint will be.
         overwrite, manifest, observe, command, download: as `Writing`.
-        call: what another process calls to decide the same; None where it was not made by a call.
+        call: the call that another process repeats to make the same plan; None if there is none.
     """
 
     conversion: Conversion
@@ -170,8 +170,8 @@ def prepare(
 
     Args:
         plan: makes the plan within the resources.
-        source, destination: what is read and what is written; they must be apart.
-        like: what is read beside the source.
+        source, destination: the input and output, which must not overlap.
+        like: another input.
         memory, jobs, requests, overwrite, resume, manifest, observe, command, download, public, model_card,
             allow_outside_links: as `Writing`.
 
@@ -271,10 +271,10 @@ def command(
     """Create a function that writes from one that plans.
 
     Args:
-        groups: the `TypedDict`s of keyword arguments that the function hands on.
-        more: further options that it hands on; called only if a name is none of the others.
-        returns: name of what the call returns.
-        carry_out: called with the function and its arguments, plans and does it.
+        groups: the `TypedDict`s of keyword arguments that the function passes on.
+        more: further options that it passes on; called only if a name is in none of the groups.
+        returns: the name of the result type.
+        carry_out: called with the function and its arguments; plans and runs the work.
     """
 
     def make(plan: Callable[P, Made]) -> Command[P, Made]:

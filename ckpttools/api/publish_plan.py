@@ -46,7 +46,7 @@ def publish_plan(
 ) -> Receipt | PublishedPlan:
     """Write index and metadata of a plan's parts, and publish the checkpoint.
 
-    Whoever comes while another process does that waits for it.
+    Waits if another process is publishing the same plan.
 
     Args:
         plan: its file, beside which it is noted that all is done.
@@ -64,7 +64,7 @@ def publish_plan(
     Raises:
         CodeNotAllowedError: the plan names code that `map` and `family` do not.
         UnfinishedError: tasks are missing.
-        LockedError: somebody is still at work.
+        LockedError: another process is still working.
         SourceChangedError: a source is not what it was when the plan was made; nothing is lost by that.
         CheckpointError: as `ckpttools.api.conversion.Conversion.run`.
     """

@@ -38,7 +38,7 @@ class PathReading(TypedDict, total=False):
     Attributes:
         max_header_bytes: longest safetensors header that is accepted.
         max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
-        with_optimizer: whether to read the moments that DeepSpeed keeps beside weights, too.
+        with_optimizer: whether to read the moments that DeepSpeed stores next to weights.
         prefer_rank: a process or several, the most preferred first: where files of several processes (verl,
             SkyRL) have different numbers of a tensor, its numbers are taken.
     """
@@ -67,8 +67,8 @@ class Scanning(Opening, total=False):
         jobs: parallel workers; None for one per core, at most 16, or 16 where a network is between.
         requests: reads under way at once in stores behind a network; None for as many as are found good.
         observe: called with the bytes read so far and the bytes to read in all.
-        download: copy what lies on the hub into the cache of `huggingface_hub` first, and read it there;
-            `observe` is called from 0 on for that as well.
+        download: download Hub files into the cache of `huggingface_hub` first, and read them there; `observe`
+            then starts from 0 for the download as well.
     """
 
     memory: int | str
@@ -105,12 +105,12 @@ def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> 
     Args:
         source: a path, or a tree.
         read: how a path is opened.
-        others: what is opened in the same way: a process may be preferred that one of all has files of.
+        others: other inputs opened in the same way; one of them must have files of a preferred process.
 
     Raises:
         CheckpointError: nothing is there, or it cannot be read.
-        UsageError: there are options for opening, and the source is a tree that is open already; a process is
-            preferred of what has no files of processes.
+        UsageError: opening options are given for an open tree, or a process is preferred for inputs without
+            process files.
     """
     if not isinstance(source, Tree):
         tree = open_tree(parse(source), read)
@@ -142,7 +142,7 @@ def config_alone(
         suffixes: of the names of configurations.
 
     Raises:
-        UsageError: a step or a process is chosen, of which a configuration has none.
+        UsageError: a step or a process is chosen for a configuration.
     """
     location = parse(source)
     config = location if location.name.endswith(suffixes) else location / CONFIG
@@ -168,7 +168,7 @@ class ScanSettings:
     Attributes:
         memory: bytes that may be resident at most.
         jobs: workers at a time; None for as many as suit what is read.
-        observe: called with the progress; None for nobody.
+        observe: called with the progress, or None.
         read: how paths are opened.
         download: whether to read copies on this machine.
     """

@@ -18,7 +18,7 @@ _METADATA = (".dist-info", ".egg-info")
 
 
 def entry_points_of(group: str) -> list[EntryPoint]:
-    """What installed packages announce, not loaded.
+    """Entry points that installed packages announce, not loaded.
 
     Asking importlib.metadata takes 50 ms, so it is asked only where some package has such a group: to look
     for its name takes 1 ms with 60 packages.
@@ -33,7 +33,7 @@ def entry_points_of(group: str) -> list[EntryPoint]:
 def _read_announcements() -> Iterator[bytes | None]:
     """The entry points of all packages in directories; None for what importlib.metadata must look into.
 
-    What may not be entered is passed over, as Python does where it imports.
+    Directories without access are skipped, as in Python's import.
     """
     for location in map(Path, sys.path):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Subtrees of a tree by the paths of their heads, and what is said of whole subtrees."""
+"""Subtrees of a tree by the paths of their heads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Heads:
 
 
 def outside(paths: Iterable[Path], heads: Collection[Path]) -> list[Path]:
-    """The paths that no head is above."""
+    """Return the paths without a head above them."""
     lengths = sorted({len(head) for head in heads})
     if not lengths:
         return list(paths)
@@ -36,13 +36,13 @@ def outside(paths: Iterable[Path], heads: Collection[Path]) -> list[Path]:
 
 
 def inside(paths: Iterable[Path], heads: Collection[Path]) -> list[Path]:
-    """The paths that a head is above."""
+    """Return the paths below a head."""
     lengths = sorted({len(head) for head in heads})
     return [path for path in paths if any(path[:length] in heads for length in lengths)] if lengths else []
 
 
 def sizes(paths: Iterable[Path], heads: Collection[Path]) -> Counter[Path]:
-    """How many paths there are below each head."""
+    """Return the number of paths below each head."""
     lengths = {len(head) for head in heads}
     below = (path[:length] for path in paths for length in lengths if length <= len(path))
     return Counter(head for head in below if head in heads)
@@ -57,12 +57,12 @@ def lifted(heads: Collection[Path], others: Iterable[Path]) -> frozenset[Path]:
 
 
 def branch(head: Path, root: Path) -> Path:
-    """The first keys of a head by which it parts from a root; () where the root is within it."""
+    """Return the first keys of a head that differ from a root; () if the root is inside it."""
     shared = next((k for k, (own, other) in enumerate(zip(head, root, strict=False)) if own != other), None)
     shared = min(len(head), len(root)) if shared is None else shared
     return head[: shared + 1] if len(head) > shared else ()
 
 
 def mostly(part: int, whole: int) -> bool:
-    """The one measure of what mirrors something: at least half of it."""
+    """Return whether enough is mirrored: at least half."""
     return 2 * part >= whole
