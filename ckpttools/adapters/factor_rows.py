@@ -1,4 +1,4 @@
-"""The rows of a family for factors of low rank, made of those for weights.
+"""Rows of a family for low-rank factors, derived from the rows for weights.
 
 Where `W = B A`, axes of outputs are B's, axes of inputs A's, and each keeps what the row says of its axes:
 order, merging, rotary pairs. Axes that a weight is repeated on, such as stacked layers, are both factors'.
@@ -44,9 +44,9 @@ class FactorRow:
     """The row of a weight and those of its factors.
 
     Attributes:
-        row: of the weight.
-        a, b: of its factors.
-        rank: the axis of their rank.
+        row: the row of the weight.
+        a, b: the rows of its factors.
+        rank: the axis of the rank.
     """
 
     row: Row
@@ -60,9 +60,9 @@ class ModelFactorRows:
     """The factor rows of one model.
 
     Attributes:
-        rows: of all weights.
-        sizes: length of every axis.
-        scan_axis: the axis on which layers are stacked; None where they have numbers.
+        rows: the rows of all weights.
+        sizes: the length of each axis.
+        scan_axis: the axis on which layers are stacked; None if they are numbered.
     """
 
     rows: tuple[Row, ...]
@@ -133,7 +133,7 @@ def model_factor_rows(base: Base, scan_axis: int | None, family: Family) -> Mode
 
     Args:
         base: the model.
-        scan_axis: the axis on which the adapter's layers are stacked, None where they have numbers.
+        scan_axis: the axis on which the adapter's layers are stacked; None if they are numbered.
         family: the base's, in the layout of the version that stores the adapter.
 
     Raises:

@@ -49,7 +49,7 @@ def merge_into_base(base: Base, adapter: Adapter, scale: float = 1.0) -> Transfo
             hint="leave it out",
         )
     deltas = {factor.name: factor.change(_weight(base, fit, factor)) for factor in factors}
-    # An embedding may be replaced, and changed then.
+    # An embedding may be replaced first and then changed.
     replaced = _replaced_arrays(base, fit)
     leaves: dict[Path, Leaf] = {**base.tree.leaves, **replaced}
     for path, delta in base.moved(deltas).items():

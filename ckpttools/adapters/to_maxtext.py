@@ -61,12 +61,12 @@ class ToMaxTextAdapter:
     """Options of the conversion of an adapter to MaxText.
 
     Attributes:
-        scan: stack the layers, as the model that it is for.
+        scan: stack the layers, as in the target model.
         scan_axis: the axis on which they are stacked.
-        maxtext: version whose layout is written.
+        maxtext: the version whose layout is written.
         layout: "restore" as `lora.lora_restore_path` reads it, "training" as checkpoints of training have it,
             "converter" as MaxText's converter writes it.
-        scale: of the adapter, besides its own.
+        scale: a factor for the adapter, in addition to its own scale.
     """
 
     scan: bool = True
@@ -80,7 +80,8 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     """Return an adapter in MaxText's layout, with rank and alpha in its metadata.
 
     Raises:
-        FormatError: the adapter is not of this base, or is more than MaxText has: lists what, with reasons.
+        FormatError: the adapter does not match this base, or has parts that MaxText does not support; lists
+            them with reasons.
         UsageError: the scale is NaN or infinite.
     """
     fit = fit_adapter(base, adapter)

@@ -17,7 +17,7 @@ from ckpttools.core.text import sort_naturally
 from ckpttools.formats.adapters import BASE_NAME, PREFIX
 from ckpttools.mapping.keys import Key
 
-# How transformers names modules where files on the hub do not.
+# Module names in transformers that differ from those in Hub files.
 _TRANSFORMERS = "transformers"
 
 
@@ -28,7 +28,7 @@ class PeftFiles:
     Attributes:
         tree: the factors under PEFT's names.
         config: the content of `adapter_config.json`.
-        notes: what the user should know of it.
+        notes: notes for the user.
     """
 
     tree: Tree
@@ -40,10 +40,10 @@ def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float 
     """Return the files of an adapter of linear layers.
 
     Args:
-        base: the model that it is of.
-        adapter: in the base's names.
+        base: the adapted model.
+        adapter: the adapter in the base's names.
         name: what the configuration calls the base; None as of `ckpttools.adapters.bases`.
-        scale: of the adapter, besides its own.
+        scale: a factor for the adapter, in addition to its own scale.
 
     Raises:
         UsageError: the scale is NaN or infinite.

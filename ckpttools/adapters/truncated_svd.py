@@ -54,8 +54,8 @@ def spectrum(first: LazyArray, second: LazyArray, rank: int, name: str = "") -> 
 
     Args:
         first, second: float32 matrices of one shape.
-        rank: how many; fewer where a side is shorter.
-        name: of the matrix, for messages.
+        rank: the number of singular values; fewer if a side is shorter.
+        name: the name of the matrix, for messages.
 
     Raises:
         FormatError: one has NaN or infinity.
@@ -71,7 +71,7 @@ def spectrum(first: LazyArray, second: LazyArray, rank: int, name: str = "") -> 
         if not np.isfinite(squares):
             raise FormatError("what has NaN or infinity has no singular values", location=name or None)
         basis = np.linalg.qr(back)[0]
-    # As far as these directions go, the difference is image @ back.T.
+    # In the span of these directions, the difference is image @ back.T.
     turned, values, axes = np.linalg.svd(back.T, full_matrices=False)
     roots = np.sqrt(values)
     return Spectrum((image @ turned) * roots, axes * roots[:, None], values, squares).cut(rank)

@@ -1,1 +1,1 @@
-"""What is wrong with a checkpoint and what to do about it. Looks; changes something only when asked to."""
+"""Diagnosis of checkpoints: defects and fixes. Changes something only when asked to."""

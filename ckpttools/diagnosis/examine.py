@@ -1,4 +1,4 @@
-"""Running the checks over a path, and the fix that a user asked for."""
+"""Run checks on a path, and apply the fix that a user requested."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Refusal:
     """A place where a requested fix was not applied.
 
     Attributes:
-        location: file or directory.
-        what: why it was not safe or not possible.
+        location: the file or directory.
+        what: the reason why the fix was not safe or not possible.
         do: the next step.
-        exit_code: of the error.
+        exit_code: the exit code of the error.
     """
 
     location: str
@@ -56,13 +56,13 @@ class Diagnosis:
     """The findings at a path.
 
     Attributes:
-        path: what was asked about.
-        healthy: whether there is no error.
-        looked_at: what there is: "2 steps", "1 item".
+        path: the examined path.
+        healthy: whether there are no errors.
+        looked_at: the examined objects, such as "2 steps" or "1 item".
         findings: errors first.
-        fixed: what a requested fix changed.
-        refused: where a requested fix was not applied.
-        compared: whether data was compared with the checksums in its files; None where none has any.
+        fixed: the changes of a requested fix.
+        refused: places where a requested fix was not applied.
+        compared: whether data was compared with the checksums in its files; None if there are no checksums.
     """
 
     path: str
@@ -74,7 +74,7 @@ class Diagnosis:
     compared: bool | None = None
 
     def __repr__(self) -> str:
-        """The verdict, and what was found and done."""
+        """Format the verdict, the findings and the fixes."""
         lines = [f"fixed: {item}" for item in self.fixed]
         lines += [f"refused: {item.location}: {item.what}" for item in self.refused]
         lines += [
@@ -85,13 +85,14 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """Of the process: that of the first refusal; else 1 if there is an error, and 0 if not."""
+        """Return the exit code of the process: that of the first refusal; else 1 for errors, and 0
+        otherwise."""
         return self.refused[0].exit_code if self.refused else int(not self.healthy)
 
 
 @cache
 def checks() -> tuple[Check, ...]:
-    """All checks, by name."""
+    """Return all checks, by name."""
     modules = (
         import_module(f"{checks_room.__name__}.{item.name}")
         for item in pkgutil.iter_modules(checks_room.__path__)
@@ -111,14 +112,14 @@ def _check_models(check: ModelCheck, inventory: Inventory) -> Iterator[Finding]:
 
 
 def fixes() -> dict[str, Fix]:
-    """All fixes by name."""
+    """Return all fixes by name."""
     return {check.fix.name: check.fix for check in checks() if check.fix is not None}
 
 
 def examine(
     where: LocationLike, read: ReadOptions | None = None, reading: Observe | None = None
 ) -> Diagnosis:
-    """Examines everything at or below a path; changes nothing.
+    """Examine everything at or below a path without changing it.
 
     Args:
         where: the path.

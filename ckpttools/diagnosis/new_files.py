@@ -1,4 +1,4 @@
-"""New files, as fixes write them: whole or not at all, and never replacing another."""
+"""Create new files for fixes atomically, without replacing existing ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ckpttools.stores.location import Location
 
 
 def write_new(path: Location, content: bytes) -> None:
-    """Writes a file that appears only once it is complete.
+    """Write a file that appears only once it is complete.
 
     Raises:
         FormatError: it exists already.
@@ -19,11 +19,11 @@ def write_new(path: Location, content: bytes) -> None:
 
 
 def refuse_existing(path: Location) -> None:
-    """Raises FormatError if anything has this name, even a broken link."""
+    """Raise FormatError if anything has this name, even a broken link."""
     if path.lexists():
         raise FormatError(f"{path} is there already", hint="give it another name, then run the command again")
 
 
 def holds(path: Location, content: bytes) -> bool:
-    """Whether there is a file with these bytes."""
+    """Return whether a file with these bytes exists."""
     return is_file(path) and path.read_bytes() == content

@@ -1,4 +1,4 @@
-"""Probing paths without ever raising: what cannot be accessed counts as absent."""
+"""Probe paths without raising: inaccessible paths count as absent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ckpttools.stores.location import Location
 
 
 def is_file(path: Location) -> bool:
-    """Whether there is a regular file, or a link to one."""
+    """Return whether a regular file, or a link to one, exists."""
     try:
         return path.is_file()
     except StorageError:
@@ -15,7 +15,7 @@ def is_file(path: Location) -> bool:
 
 
 def is_directory(path: Location) -> bool:
-    """Whether there is a directory, or a link to one."""
+    """Return whether a directory, or a link to one, exists."""
     try:
         return path.is_dir()
     except StorageError:

@@ -47,15 +47,15 @@ from ckpttools.roles.subtrees import Heads, branch, inside, lifted, outside
 from ckpttools.roles.unnamed_state import in_branches, unnamed_state
 
 Role = Literal["parameter", "optimizer", "other"]
-# Keys that tell the largest parts of a tree from one another, but for wrappers of wrappers.
+# Number of first keys that distinguish the largest parts of a tree, apart from nested wrappers.
 _HEAD = 4
-# The dtype of keys of jax's random number generators, and that of the states that torch stores.
+# The dtypes of JAX random keys and of the states that torch stores.
 _COUNT = "count"
 _WORDS, _BYTES = "uint32", "uint8"
 
 
 class Typed(Protocol):
-    """What must be known of an array: its shape and dtype."""
+    """The relevant properties of an array: its shape and dtype."""
 
     @property
     def shape(self) -> Shape: ...
@@ -69,13 +69,13 @@ class Roles:
     """The roles of a tree's leaves; a subtree has one unless a subtree of it has another.
 
     Attributes:
-        optimizer: where an optimizer's state is; whatever is below a key belongs to it.
-        weights: where within it parameters are.
-        others: states of random number generators that no name identifies.
-        unclear: subtrees that mirror the parameters or lie in an optimizer, and may be either; parameters
-            until the user says otherwise.
-        mirrored: where the parameters are that these mirror; None where that is unknown.
-        learned: arrays that only their names would make bookkeeping.
+        optimizer: heads of optimizer states; everything below a head belongs to it.
+        weights: heads of parameters inside optimizer states.
+        others: states of random number generators that names do not identify.
+        unclear: subtrees that mirror the parameters or are inside an optimizer and may be either; they count
+            as parameters unless the user decides otherwise.
+        mirrored: heads of the parameters that these mirror; None if unknown.
+        learned: arrays that would be bookkeeping by name only.
     """
 
     optimizer: frozenset[Path] = frozenset()
@@ -95,7 +95,7 @@ class Roles:
         object.__setattr__(self, "_lengths", tuple(sorted({len(item) for item in known}, reverse=True)))
 
     def of(self, path: Path) -> Role:
-        """The role of the leaf at a path."""
+        """Return the role of the leaf at a path."""
         keys = keys_of(path)
         for length in self._lengths:
             above = keys[:length]
@@ -108,20 +108,20 @@ class Roles:
         return "other" if is_bookkeeping(keys) and keys not in self.learned else "parameter"
 
     def below_optimizer(self, path: Path) -> Path:
-        """The path of a leaf of the optimizer within its state: below the last key that is named as one."""
+        """Return a leaf's path within its optimizer state: below the last key with an optimizer's name."""
         keys = keys_of(path)
         named = [k + 1 for k, key in enumerate(keys) if container(key)]
         heads = [length for length in self._lengths if keys[:length] in self.optimizer]
         return keys[max((*named, *heads), default=0) :]
 
     def unclear_of(self, path: Path) -> Path | None:
-        """The unclear subtree that a leaf belongs to."""
+        """Return the unclear subtree that contains a leaf."""
         keys = keys_of(path)
         return next((keys[:n] for n in self._unclear_lengths if keys[:n] in self._unclear), None)
 
 
 def roles(tree: Tree) -> Roles:
-    """The roles in a tree, worked out once. Reads nothing."""
+    """Return the roles in a tree. They are cached, and nothing is read."""
     return tree.once(_roles)
 
 
@@ -131,10 +131,10 @@ def _roles(tree: Tree) -> Roles:
 
 
 def roles_of(arrays: Mapping[Path, Typed], empty: Iterable[Path] = (), random: Iterable[Path] = ()) -> Roles:
-    """The roles of arrays, inferred from paths, shapes and dtypes.
+    """Infer the roles of arrays from paths, shapes and dtypes.
 
     Args:
-        arrays: path -> array. A path of one key that was joined by "/" or "." is taken apart.
+        arrays: path -> array. A path of one key that was joined by "/" or "." is split.
         empty: paths of leaves without data.
         random: paths of arrays that are states of random number generators.
     """
@@ -153,28 +153,28 @@ def roles_of(arrays: Mapping[Path, Typed], empty: Iterable[Path] = (), random: I
 
 
 def _below_moment(keys: Path) -> Iterator[Path]:
-    """The paths that a parameter with this moment may have."""
+    """Return the possible parameter paths of a moment."""
     for k, key in enumerate(keys):
         if key in MOMENTS:
             yield from unwrapped(keys, k + 1)
 
 
 def _is_learned(keys: Path, array: Typed) -> bool:
-    """Whether an array cannot be the bookkeeping that it is called, even of a training."""
+    """Return whether an array cannot be the bookkeeping that its name suggests, even in a training state."""
     if _is_fraction(array):
         return bool(array.shape) or is_random(keys)
-    # Arrays of other whole numbers are tables, but a generator has a counter.
+    # Other integer arrays are tables, but a generator has a counter.
     is_state = _name(array) in (_WORDS, _BYTES) or core_of(keys)[-1] == _COUNT
     return is_random(keys) and bool(array.shape) and _is_whole_number(array) and not is_state
 
 
 def _is_of_any_model(keys: Path, array: Typed) -> bool:
-    """Whether an array is the bookkeeping that it is called also where no training is, and no loss."""
+    """Return whether an array is bookkeeping by name even without training state or loss."""
     return not _is_fraction(array) and (array.shape == () or is_random(keys))
 
 
 def _keys(paths: Iterable[Path]) -> frozenset[str | int]:
-    """All keys of a tree."""
+    """Return all keys of a tree."""
     return frozenset().union(*map(keys_of, paths))
 
 
@@ -186,7 +186,7 @@ def _inferred(
     learned: Collection[Path] = (),
 ) -> Roles:
     random = [core for core in map(core_of, random) if not is_bookkeeping(core)]
-    # A tree of 100,000 tensors has a budget of its own, which copies of all names would not fit into.
+    # The memory budget of a tree of 100,000 tensors has no space for copies of all names.
     if not (any(map(may_tell, keys)) or _may_be_random(arrays, keys) or _may_be_twice(arrays)):
         return Roles(others=frozenset(random))
     known = {
@@ -200,7 +200,7 @@ def _inferred(
 
 
 def _analyzed(mirrors: Mirrors, empty: frozenset[Path], others: frozenset[Path]) -> Roles:
-    """First what names say, then what mirrors parameters as moments do, then what does so without a sign."""
+    """Find state by names first, then by mirrored parameters with moment names, then by mirroring alone."""
     result = named_state(mirrors, empty)
     result |= unnamed_state(mirrors, outside(mirrors.arrays, result.state))
     state = outside(inside(mirrors.arrays, result.state), result.weights)
@@ -215,14 +215,14 @@ def _analyzed(mirrors: Mirrors, empty: frozenset[Path], others: frozenset[Path])
 
 
 def _branches_with_steps(mirrors: Mirrors, twice: Copies) -> set[Path]:
-    """Branches with a copy of the parameters and a number of steps."""
+    """Return branches with a copy of the parameters and a step counter."""
     branches = {branch(head, twice.parameters or ()) for head in twice.others} - {()}
     steps = {path[: len(item)] for path in mirrors.arrays if mirrors.is_step(path) for item in branches}
     return branches & steps
 
 
 def _may_be_random(arrays: Mapping[Path, Typed], keys: Collection[str | int]) -> bool:
-    """Whether there may be keys of random number generators; attention has a `key`, too, above its kernel."""
+    """Return whether random keys may exist; attention has a `key`, too, above its kernel."""
     return not KEYS.isdisjoint(keys) and any(
         not KEYS.isdisjoint(keys_of(path)[-2:]) and _is_whole_number(item) for path, item in arrays.items()
     )
@@ -249,7 +249,7 @@ def _head(path: Path) -> Path:
 
 
 def _top(keys: Path, start: int) -> Path:
-    """The key that distinguishes one part of a tree from another, with the wrappers above it."""
+    """Return the key that distinguishes one part of a tree from another, with the wrappers above it."""
     first = next((k for k in range(start, len(keys)) if not is_wrapper(keys[k])), len(keys))
     return keys[: first + 1]
 
@@ -267,7 +267,7 @@ def _is_whole_number(array: Typed) -> bool:
 
 
 def _random_states(known: Mapping[Path, ArrayFacts]) -> Iterator[Path]:
-    """Keys of random number generators with their counters beside them, as NNX and optax keep them.
+    """Return keys of random number generators with counters next to them, as NNX and optax store them.
 
     A key has words along its last axis and a counter for each of its other elements, so that a table of
     codes with a number of uses is not taken for one.

@@ -1,4 +1,4 @@
-"""Files and directories that may not be read."""
+"""Report files and directories without read access."""
 
 from __future__ import annotations
 

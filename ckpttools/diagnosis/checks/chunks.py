@@ -1,4 +1,4 @@
-"""Arrays that are not whole: chunks missing or cut, metadata of another array, the wrong version of zarr."""
+"""Report incomplete arrays: missing or truncated chunks, mismatched metadata, the wrong version of zarr."""
 
 from __future__ import annotations
 

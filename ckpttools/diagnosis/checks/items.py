@@ -1,4 +1,4 @@
-"""Trees that must be named, or are not called as those of the steps beside them."""
+"""Report trees that must be named, or whose names differ from those in neighboring steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs whose latest step no command opens: it is damaged, or little is left of it."""
+"""Report runs whose latest step no command opens, because it is damaged or mostly missing."""
 
 from __future__ import annotations
 

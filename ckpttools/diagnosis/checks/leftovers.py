@@ -1,4 +1,4 @@
-"""Directories of work that was interrupted or replaced."""
+"""Report directories of interrupted or replaced work."""
 
 from __future__ import annotations
 

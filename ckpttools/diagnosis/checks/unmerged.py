@@ -1,4 +1,4 @@
-"""OCDBT databases of the processes of a save that were not, or not all, merged into one."""
+"""Report OCDBT databases of processes in a save that were not merged completely."""
 
 from __future__ import annotations
 
