@@ -15,7 +15,7 @@ from ckpttools.core.errors import FormatError, listing
 
 HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
 _TABLES = (TABLE, "wte.weight")
-# Models of transformers whose matrices have their inputs first (`Conv1D`), and what these are called.
+# Models in transformers whose matrices have their inputs first (`Conv1D`), and the names of these.
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _CONV1D = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight", ".q_attn.weight")
 
@@ -24,8 +24,8 @@ def fit_adapter(base: Base, adapter: Adapter) -> Adapter:
     """Return the adapter in the base's names.
 
     Raises:
-        FormatError: it is not of this base: lists what that lacks; it changes a weight several times, or
-            lacks what it says that it replaces.
+        FormatError: the adapter does not match this base (lists the missing weights), changes a weight
+            several times, or lacks arrays that it should replace.
     """
     adapter = split_as_base(base, adapter)
     expected = [*(factor.name for factor in adapter.factors), *adapter.replaced]
@@ -89,7 +89,7 @@ def without_copied_head(model: Base, other: Base) -> Base:
 
     Args:
         model: the model.
-        other: one that it is compared with; its head stays where that has one, too.
+        other: a model to compare with; the head also stays if that model has one.
     """
     if HEAD not in model.weights or HEAD in other.weights:
         return model
@@ -161,7 +161,7 @@ def _oriented(base: Base, factor: FactorPair) -> FactorPair:
     sibling = base.weights.get(f"{above}.gate_up_proj")
     if sibling is None or sibling.shape[1] == sibling.shape[2]:
         return factor
-    # As wide as the model: the inputs of gate and up.
+    # The inputs of gate and up, as wide as the model.
     return replace(factor, has_inputs_first=sibling.shape[1] == shape[1])
 
 

@@ -60,7 +60,7 @@ def _jax_report(tree: Tree) -> AdapterReport:
         return AdapterReport("", {}, None, {}, problem=error.line, names=names)
     noted = declared.get("lora_alpha")
     alpha = noted if isinstance(noted, int | float) else None
-    # Of a kernel its module; a name may be of one key alone.
+    # The module of a kernel; a name may have a single key.
     targets = Counter(name.split(".")[-2:][0] for name in pairs)
     ranks = Counter(pair.rank for pair in pairs.values())
     return AdapterReport(recorded_base(tree), dict(sorted(ranks.items())), alpha, dict(targets), names=names)

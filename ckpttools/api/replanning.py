@@ -31,16 +31,16 @@ def replanned(
     """Repeat the planning of a plan.
 
     Args:
-        file: the plan.
-        relocation: where its places are here.
+        file: the plan file.
+        relocation: maps recorded locations to those on this machine.
         prepared: the same conversion, prepared in this process; None to have the call made again that is in
             the file, in the directory in which it was made, where that is here.
         code: the code that the user named (`ckpttools.api.calls.user_code`); no other code runs.
 
     Raises:
         CodeNotAllowedError: the plan names code that `code` does not.
-        SourceChangedError: sources are not what they were.
-        UsageError: another plan comes of it, or the file does not say how it is made.
+        SourceChangedError: sources have changed.
+        UsageError: planning gives another plan, or the file does not record the call.
     """
     there = {relocation.there(item.path): item for item in file.sources}
     for number, item in enumerate(file.sources):

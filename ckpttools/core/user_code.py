@@ -17,7 +17,7 @@ _permitted: ContextVar[Collection[str] | None] = ContextVar("code that may run",
 
 
 class CodeNotAllowedError(UsageError):
-    """A file names code to run, and the user has not named it.
+    """An error for a file that names code to run which the user has not named.
 
     Attributes:
         name: the argument that names the code.

@@ -85,8 +85,7 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of the process: that of the first refusal; else 1 for errors, and 0
-        otherwise."""
+        """Return the exit code: that of the first refusal; else 1 for errors, and 0 otherwise."""
         return self.refused[0].exit_code if self.refused else int(not self.healthy)
 
 

@@ -23,7 +23,7 @@ def is_buffer(name: str, array: LazyArray) -> bool:
 
     Args:
         name: the array's dotted name.
-        array: the array. One whose shape and dtype a learned bias or embedding could have is not a buffer.
+        array: the array. An array with the shape and dtype of a possible bias or embedding is not a buffer.
     """
     *parents, last = name.split(".")
     module = parents[-1] if parents else ""
