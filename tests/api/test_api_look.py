@@ -85,7 +85,8 @@ class TestOneCallIsTheCommand:
         report = both(ckpttools.chunks, models / "stacked", mesh="8", spec="axis0")
         declared = as_json(report, capsys)
         shown = printed("inspect", "chunks", models / "stacked", "--mesh", "8", "--spec", "axis0")
-        assert shown == {"advice": declared.pop("advice"), "report": declared}
+        schema = declared.pop("schema")
+        assert shown == {"schema": schema, "advice": declared.pop("advice"), "report": declared}
         assert short(report, "13 arrays", "does not divide")
 
     def test_report(self, models, tmp_path, capsys):

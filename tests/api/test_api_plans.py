@@ -106,7 +106,7 @@ class TestLocations:
         with pytest.raises(CheckpointError, match=r'root="OLD=NEW"'):
             ckpttools.run_part(plan, "0/1")
         result = ckpt("run", plan, "--part", "0/1")
-        assert "say so with --root OLD=NEW" in " ".join(result.output.split()), result.output
+        assert "give --root OLD=NEW" in " ".join(result.output.split()), result.output
         monkeypatch.chdir(tmp_path)
         root = {str(tmp_path / "disk"): "mnt"}
         ckpttools.run_part(plan, "0/1", root=root)
@@ -229,7 +229,7 @@ class TestHints:
         assert "--" not in str(raised.value) and "ckpt run" not in str(raised.value)
         assert 'ckpttools.run_part(plan, "0/1")' in str(raised.value)
         declared = " ".join(ckpt("run", written.file, "--publish").output.split())
-        assert f"`ckpt run {written.file} --part 0/1` does all that is left" in declared
+        assert f"`ckpt run {written.file} --part 0/1` does the remaining tasks" in declared
 
     def test_publishing_waits_for_parts_at_work(self, written):
         header = read_plan(written.file).header

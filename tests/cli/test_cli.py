@@ -179,6 +179,7 @@ class TestConvert:
         assert receipt.pop("peak_bytes") > 1 << 20
         assert receipt.pop("tasks") >= 13
         assert receipt == {
+            "schema": 1,
             "destination": f"{tmp_path}/new",
             "source": str(llama),
             "arrays": 13,
@@ -293,6 +294,7 @@ class TestDryRun:
             "decoder.layers.self_attention.query.kernel"
         ]
         assert plan == {
+            "schema": 1,
             "source": str(llama),
             "destination": f"{tmp_path}/new",
             "arrays": 13,

@@ -533,7 +533,7 @@ def test_a_dry_run_tells_of_what_was_begun(model, tmp_path):
     assert "out.partial" not in succeed(*planned).output
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial/journal.ckpttools").touch()
-    assert "out.partial is there" in succeed(*planned).output
+    assert "out.partial exists" in succeed(*planned).output
 
 
 def test_doctor_advice_on_casts_is_true(tmp_path):

@@ -55,7 +55,7 @@ class TestMaxText:
         assert next_steps(converted).uses[1:] == (f"all settings: `ckpt maxtext-config {converted}`",)
 
     def test_a_model_of_maxtext_s_is_named(self, converted, monkeypatch):
-        config = "ckpttools.api.maxtext_config.fitting_model"
+        config = "ckpttools.api.maxtext_config.matching_model"
         monkeypatch.setattr(config, lambda values: "llama3.1-8b")
         (use,) = next_steps(converted).uses
         assert use.startswith("model_name=llama3.1-8b load_parameters_path=/")

@@ -91,7 +91,7 @@ SCENARIOS = (
     Scenario("hf-to-maxtext", _TO_MAXTEXT, "hf"),
     Scenario("hf-to-maxtext-zstd", _TO_MAXTEXT, "hf", "--compression zstd"),
     Scenario("hf-to-maxtext-no-ocdbt", _TO_MAXTEXT, "hf", "--no-ocdbt"),
-    Scenario("hf-to-maxtext-manifest", _TO_MAXTEXT, "hf", "--manifest {place}/digests.json"),
+    Scenario("hf-to-maxtext-manifest", _TO_MAXTEXT, "hf", "--manifest {location}/digests.json"),
     Scenario("hf-to-maxtext-overwrite", _TO_MAXTEXT, "hf", replaces=True),
     Scenario("hf-to-maxtext-overwrite-no-exchange", _TO_MAXTEXT, "hf", replaces=True, exchange=False),
     Scenario("maxtext-to-hf", _TO_HF, "maxtext", "--max-shard-size 6kB"),
@@ -107,7 +107,7 @@ SCENARIOS = (
     Scenario("cast-overwrite", "cast", "maxtext", "--dtype float32 --no-ocdbt", replaces=True),
     Scenario("average", "average {root}/src/maxtext-b", "maxtext"),
     Scenario("shrink", "shrink", "unscanned", "--layers 1 --vocab 20 --copy"),
-    Scenario("select-manifest", "select", "hf", "--drop lm_head.weight --manifest {place}/digests.json"),
+    Scenario("select-manifest", "select", "hf", "--drop lm_head.weight --manifest {location}/digests.json"),
     _EXTRACT,
     *(_ADAPTERS if ALL else ()),
 )

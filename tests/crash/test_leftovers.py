@@ -177,7 +177,9 @@ def test_a_destination_that_lost_its_mark(left, scenario):
     for model in (OTHER,) if scenario is _NEW else (MODEL, OTHER):
         how, words = unchanged(what.destination.parent, lambda m=model: what.run(m))
         assert how == _REFUSED
-        assert ("exists" if scenario is _NEW else "was before it was to be replaced") in words
+        assert (
+            "exists" if scenario is _NEW else "is the checkpoint that a conversion wanted to replace"
+        ) in words
     if scenario is _NEW:
         assert what.run(MODEL)[0] == _MADE
 

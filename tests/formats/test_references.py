@@ -454,7 +454,7 @@ def test_the_command_line_says_what_is_shared(model, tmp_path):
     receipt = json.loads(ckpt(*command, "--json").stdout)
     assert receipt["bytes_referenced"] == plan["bytes_referenced"] > 0
     assert receipt["bytes_dead"] == plan["bytes_dead"] > 0
-    told = f"DST shares files with SRC: {plan['bytes_dead']:,} bytes in them are of no use to DST"
+    told = f"DST shares files with SRC: {plan['bytes_dead']:,} bytes in them are unused in DST"
     assert any(item.startswith(told) for item in plan["remarks"])
     plain = ["convert", "to-orbax", str(tmp_path / "out"), str(tmp_path / "plain"), "--copy"]
     assert " shared" not in ckpt(*plain).stdout
@@ -777,10 +777,10 @@ from ckpttools.formats import references
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.references import ReferenceMode, References
 from ckpttools.plan import plan
-from ckpttools.run import journaled
+from ckpttools.run import threads
 from ckpttools.run.events import TaskDone
 from ckpttools.stores.local.staging_names import JOURNAL as NAME
-references.FINE, journaled._SYNC_SECONDS = 1, 0.001
+references.FINE, threads._SYNC_SECONDS = 1, 0.001
 plan.LARGEST_TASK, plan._SMALLEST_TASK = 1 << 12, 1 << 10
 source, out, entries = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
 def observe(event):

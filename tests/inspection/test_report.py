@@ -151,6 +151,7 @@ class TestCommand:
         result = ckpt("inspect", "report", HF, "-o", tmp_path / "a.html", "--json", "--no-stats")
         size = (tmp_path / "a.html").stat().st_size
         assert json.loads(result.stdout) == {
+            "schema": 1,
             "output": str(tmp_path / "a.html"),
             "nbytes": size,
             "num_arrays": 39,

@@ -169,7 +169,7 @@ OTHERS = {
 def test_rows_have_the_settings_of_released_models(case, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(cases.configuration(case)))
     own = ckpttools.maxtext_config(tmp_path / "config.json", scan=False).as_mapping()
-    released = {**models.defaults(), **models.models()[cases.NAMED[case]]}
+    released = {**models.defaults(), **models.named_models()[cases.NAMED[case]]}
     different = {name for name, value in own.items() if name in released and released[name] != value}
     assert {item for item in different if not SIZES.fullmatch(item)} == OTHERS.get(case, set())
 

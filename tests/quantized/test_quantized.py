@@ -303,8 +303,8 @@ def is_whole(array, codes):
 
 @settings(max_examples=60)
 @given(quantized_trees(), st.data())
-def test_no_transform_parts_a_weight_from_a_scale_or_casts_it(quantized, data):
-    tree, scales = quantized
+def test_no_transform_parts_a_weight_from_a_scale_or_casts_it(tree_and_scales, data):
+    tree, scales = tree_and_scales
     names = st.sampled_from([name for (name,) in tree.arrays])
     some = st.lists(names, max_size=4, unique=True)
     dtypes = st.sampled_from(("bfloat16", "float32", "float8_e5m2"))
@@ -338,9 +338,9 @@ def test_no_transform_parts_a_weight_from_a_scale_or_casts_it(quantized, data):
 
 @settings(max_examples=30)
 @given(quantized_trees())
-def test_separating_weights_and_scales_is_detected(quantized):
+def test_separating_weights_and_scales_is_detected(tree_and_scales):
     """Each weight may go with its own scales, and every module may have another name."""
-    tree, scales = quantized
+    tree, scales = tree_and_scales
     assert {item.name: set(item.scales) for item in found_in(tree).values()} == {
         weight: set(theirs) for weight, theirs in scales.items()
     }

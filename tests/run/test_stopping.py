@@ -194,7 +194,7 @@ class TestLooking:
         save_file(tensors, tmp_path / "model.safetensors")
         process = start("inspect", "tree", tmp_path, "--json", pipesize=4096)
         assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.read(10).startswith('{"path"')
+        assert process.stdout.read(10).startswith('{"schema"')
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(30) == 141

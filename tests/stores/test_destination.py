@@ -270,7 +270,7 @@ class TestWhatIsThere:
         assert [code for code, _ in result] == [2, 2, 2]
         for (_, where, _), (_, text) in zip(cases[:2], result[:2], strict=True):
             assert f"contains the mount point {where}" in text and f"or umount {where}" in text
-        assert f"{location / 'out'} is where a file system is mounted" in result[2][1]
+        assert f"{location / 'out'} is a mount point" in result[2][1]
         assert state(location) == before
 
     def test_an_unrelated_directory(self, location):

@@ -789,9 +789,9 @@ class TestCommandLine:
 
     def test_json_is_the_report(self, runs):
         words = [f"base_output_directory={runs}", "run_name=x"]
-        assert json.loads(succeed("resolve", *words, "--json").stdout) == json.loads(
-            json.dumps(resolve(*words), default=lambda item: {n: getattr(item, n) for n in item.__slots__})
-        )
+        text = json.dumps(resolve(*words), default=lambda item: {n: getattr(item, n) for n in item.__slots__})
+        printed = json.loads(succeed("resolve", *words, "--json").stdout)
+        assert printed == {"schema": 1, **json.loads(text)}
 
     @pytest.mark.parametrize(
         ("words", "code", "declared"),

@@ -80,9 +80,9 @@ def test_lost_time_matches_random_failures(tier, factor):
 @given(st.floats(1, 100), st.floats(1e4, 1e6), st.floats(0.5, 60), st.integers(1, 50))
 def test_steps_are_the_multiple_beside_the_best_that_loses_less(save, failures, step, multiple):
     tier = Tier("persistent", save, failures)
-    out_of_range_factors = next(n for n in range(2, 1 << 30) if n * multiple * step > tier.best_seconds)
-    around = [(out_of_range_factors - 1) * multiple, out_of_range_factors * multiple]
-    assert around[0] * step <= tier.best_seconds or out_of_range_factors == 2
+    beyond = next(n for n in range(2, 1 << 30) if n * multiple * step > tier.best_seconds)
+    around = [(beyond - 1) * multiple, beyond * multiple]
+    assert around[0] * step <= tier.best_seconds or beyond == 2
     chosen = tier.best_steps(step, multiple)
     assert chosen in around
     assert all(tier.lost(chosen * step) <= tier.lost(item * step) for item in around)
