@@ -1,7 +1,8 @@
-"""Arrays quantized on the way: the codes of another array's elements, and the scales of its blocks.
+"""Arrays quantized on the fly: the codes of another array's elements, and the scales of its blocks.
 
-Both are made anew from the same elements, each block whole, so that every region has the same bits however an
-array is cut. Blocks lie on the last two axes.
+Both are computed from the same elements, in whole blocks, so that the bits of a region do not depend on how
+an
+array is split. Blocks are on the last two axes.
 """
 
 from __future__ import annotations
@@ -29,54 +30,54 @@ if TYPE_CHECKING:
 
 
 class NonFiniteError(Exception):
-    """A block has an element that no scale makes a code of."""
+    """A block with an element that no scale can encode."""
 
 
 class BlockEncoder(Protocol):
-    """How blocks of elements become codes and a scale each. Its `repr` says all that it does."""
+    """An encoder of blocks of elements to codes with one scale each. Its `repr` identifies it completely."""
 
     @property
     def block(self) -> tuple[int, int]:
-        """Elements of a block on the last two axes."""
+        """Return the elements of a block on the last two axes."""
 
     @property
     def packed(self) -> int:
-        """Elements in one code, neighbors on the last axis; blocks have whole codes."""
+        """Return the elements per code, neighbors on the last axis; blocks have complete codes."""
 
     @property
     def code(self) -> DType:
-        """The dtype of codes."""
+        """Return the dtype of codes."""
 
     @property
     def scale(self) -> DType:
-        """The dtype of scales."""
+        """Return the dtype of scales."""
 
     def scales(self, values: np.ndarray) -> np.ndarray:
-        """The scale of each block, as carriers of `scale`.
+        """Compute the scale of each block, as carriers of `scale`.
 
         Args:
             values: elements (rows, columns) of a floating-point dtype, from the edge of a block on.
 
         Raises:
-            NotFiniteError: NaN or infinity is among them.
+            NotFiniteError: the values contain NaN or infinity.
         """
 
     def codes(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """The codes (rows, columns / packed) of elements, as carriers of `code`; arguments as of `scales`."""
+        """Encode elements to codes (rows, columns / packed), as carriers of `code`; arguments as `scales`."""
 
     def decoded(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """What codes stand for, in float32; the inverse of `codes`, but for rounding."""
+        """Decode codes to float32; the inverse of `codes`, except for rounding."""
 
     def lost(self, values: np.ndarray, decoded: np.ndarray) -> Mapping[str, float]:
-        """What is to be told of the difference, to add up as `ckpttools.core.tally` does."""
+        """Return the counts of quantization errors, which add up as in `ckpttools.core.tally`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Blockwise(Derived):
-    """What is made of another array's whole blocks.
+    """A node computed from another array's complete blocks.
 
     Attributes:
-        encoder: makes it.
+        encoder: the encoder.
         name: of the other array, for messages.
     """
 
@@ -85,19 +86,19 @@ class _Blockwise(Derived):
 
     @abstractmethod
     def _source_blocks(self, region: Region) -> Region:
-        """The whole blocks of the other array that a region is made of."""
+        """Return the complete blocks of the other array that a region depends on."""
 
     @abstractmethod
     def _encode(
         self, part: Region, values: np.ndarray, region: Region, out: np.ndarray, scratch: Scratch
     ) -> None:
-        """Writes what comes of some whole blocks.
+        """Encode some complete blocks.
 
         Args:
             part: the blocks' region in the other array, of one coordinate on all axes but the last two.
             values: its elements (rows, columns).
-            region, out: what is expected, as of `read_into`.
-            scratch: takes what is to be counted.
+            region, out: region and destination, as for `read_into`.
+            scratch: receives the counts.
         """
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
@@ -119,7 +120,7 @@ class _Blockwise(Derived):
                     ) from error
 
     def _parts(self, needed: Region) -> Iterator[Region]:
-        """Whole blocks in read blocks, as many columns as fit, so that reads are long."""
+        """Yield complete blocks in read blocks with as many columns as fit, so that reads are long."""
         if not needed.size:
             return
         rows, columns = _part_shape(self.source, self.encoder.block)
@@ -151,7 +152,7 @@ class _Blockwise(Derived):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockScales(_Blockwise):
-    """The scales of another array's blocks: on the last two axes one for each block."""
+    """The scales of another array's blocks, one per block on the last two axes."""
 
     def _source_blocks(self, region: Region) -> Region:
         return _unblocked(region, self.encoder.block, self.source.shape)
@@ -170,7 +171,7 @@ class BlockScales(_Blockwise):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockCodes(_Blockwise):
-    """The codes of another array's elements. What is lost is counted, as the encoder tells it."""
+    """The codes of another array's elements. The encoder counts quantization errors."""
 
     def _source_blocks(self, region: Region) -> Region:
         return _unblocked(
@@ -178,7 +179,7 @@ class BlockCodes(_Blockwise):
         )
 
     def _elements(self, region: Region) -> Region:
-        """The elements of the codes of a region."""
+        """Return the elements of the codes of a region."""
         last, packed = region.rank - 1, self.encoder.packed
         return region.replaced(last, region.start[last] * packed, region.stop[last] * packed)
 
@@ -207,15 +208,15 @@ class BlockCodes(_Blockwise):
 
 
 def block_codes(source: LazyArray, encoder: BlockEncoder, name: str = "") -> tuple[BlockCodes, BlockScales]:
-    """An array quantized: its codes, and the scales of its blocks.
+    """Quantize an array to its codes and the scales of its blocks.
 
     Args:
         source: floating-point numbers, at least of two axes.
-        encoder: how.
+        encoder: of the blocks.
         name: of the array, for messages.
 
     Raises:
-        ShapeError: blocks lie on two axes, and the last one has whole codes.
+        ShapeError: the array has fewer than two axes, or the last axis has a partial code.
     """
     if not source.dtype.is_float or source.ndim < 2 or source.shape[-1] % encoder.packed:
         raise ShapeError(
@@ -235,7 +236,7 @@ def block_codes(source: LazyArray, encoder: BlockEncoder, name: str = "") -> tup
 
 
 def _part_shape(source: LazyArray, block: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of what is read at once: one row of blocks, as wide as a read block."""
+    """Return the rows and columns to read at a time: one row of blocks, as wide as a read block."""
     rows, columns = (max(1, length) for length in source.shape[-2:])
     limit = read_blocks.elements(source.dtype.itemsize)
     high = min(block[0], rows)
@@ -251,14 +252,14 @@ def _last_two(region: Region) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _blocked(region: Region, block: tuple[int, int]) -> Region:
-    """The blocks that a region of elements meets."""
+    """Return the blocks that overlap a region of elements."""
     for axis, size in zip((region.rank - 2, region.rank - 1), block, strict=True):
         region = region.replaced(axis, region.start[axis] // size, ceil_div(region.stop[axis], size))
     return region
 
 
 def _unblocked(region: Region, block: tuple[int, int], shape: Shape) -> Region:
-    """The elements of a region of blocks."""
+    """Return the elements of a region of blocks."""
     for axis, size in zip((region.rank - 2, region.rank - 1), block, strict=True):
         stop = min(region.stop[axis] * size, shape[axis])
         region = region.replaced(axis, region.start[axis] * size, stop)

@@ -26,8 +26,8 @@ _EDGE_BYTES = 16 * 1024
 # Rows that are on pages of their own are written to one after the other, each as one run: into memory that no
 # cache has, its rows 64 KiB apart, 2.6 GB/s, and 1.2 to 1.4 without a tile between.
 _FAR_BYTES = 4096
-# Columns are read from the interleaved buffer: were its rows a power of two apart, all lines of a column had
-# the same few places in the cache. 512 x 512: 6 GB/s so, 23 to 32 with rows of an odd number of lines.
+# Columns are read from the interleaved buffer: were its rows a power of two apart, all lines of a column
+# would share a few cache sets. 512 x 512: 6 GB/s so, 23 to 32 with rows of an odd number of lines.
 _LINE_BYTES = 64
 # Below this, transposing along the source's contiguous axis alone moves too little at a time: with pairs of
 # 16-bit elements 0.1 GB/s, as whole runs 1.7 to 2.2.
@@ -36,17 +36,17 @@ _WIDEST = np.dtype("<c16")
 
 
 def _side(itemsize: int) -> int:
-    """Rows and columns of a tile."""
+    """Return the rows and columns of a tile."""
     return int((_TILE_BYTES // itemsize) ** 0.5)
 
 
 def scratch_bytes() -> int:
-    """Scratch that one `copy` takes at most."""
+    """Return the maximum scratch of one `copy`."""
     return 3 * round_up_to_page(_TILE_BYTES + _EDGE_BYTES)
 
 
 def copy(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
-    """target[...] = source, both of one shape and one dtype, any strides."""
+    """Copy target[...] = source for one shape, one dtype, and any strides."""
     axes = _merged_axes(target, source)
     target = np.lib.stride_tricks.as_strided(
         target, [a.length for a in axes], [a.target for a in axes], writeable=True
@@ -72,7 +72,7 @@ class _Axis(NamedTuple):
 
 
 def _merged_axes(target: np.ndarray, source: np.ndarray) -> list[_Axis]:
-    """The axes that remain when those that are one in both memories are joined, target-major."""
+    """Join axes that are contiguous in both memories; return the remaining axes, target-major."""
     triples = zip(target.shape, target.strides, source.strides, strict=True)
     axes = sorted((_Axis(*t) for t in triples if t[0] != 1), key=lambda a: -a.target)
     merged: list[_Axis] = []
@@ -87,14 +87,14 @@ def _merged_axes(target: np.ndarray, source: np.ndarray) -> list[_Axis]:
 
 
 def _contiguous_axis(array: np.ndarray) -> int | None:
-    """The axis along which neighbors touch in memory."""
+    """Return the axis along which neighbors are adjacent in memory."""
     return next((k for k, s in enumerate(array.strides) if s == array.itemsize), None)
 
 
 def _copy_transposed(target: np.ndarray, source: np.ndarray, fast: int, scratch: Scratch) -> None:
-    """Copies where the source's contiguous axis `fast` is not the target's last one.
+    """Copy where the source's contiguous axis `fast` is not the target's last one.
 
-    The target's trailing axes are walked as the rows of a matrix whose columns run along `fast`.
+    The target's trailing axes form the rows of a matrix whose columns run along `fast`.
     """
     rows_from = _first_row_axis(target, fast)
     lead = [k for k in range(rows_from) if k != fast]
@@ -109,9 +109,9 @@ def _copy_transposed(target: np.ndarray, source: np.ndarray, fast: int, scratch:
 
 
 def _run_axes(source: np.ndarray, fast: int) -> list[int]:
-    """The axes of which the source's shortest useful run is made, outermost first, `fast` last.
+    """Return the axes of the source's shortest useful run, outermost first, `fast` last.
 
-    The last axis, along which the target is contiguous, is none of them.
+    The last axis, along which the target is contiguous, is excluded.
     """
     run, length = [fast], source.shape[fast]
     while length < _side(source.itemsize):
@@ -126,9 +126,10 @@ def _run_axes(source: np.ndarray, fast: int) -> list[int]:
 
 
 def _copy_scattered(target: np.ndarray, source: np.ndarray, run: list[int], scratch: Scratch) -> None:
-    """Copies where the source's runs are of several axes that the target has in another order.
+    """Copy where the source's runs span several axes that have another order in the target.
 
-    Such are RoPE's pairs, apart in the target: runs are transposed as they are, then rows go to their places.
+    RoPE's pairs, which are apart in the target, are an example: runs are transposed first, then rows are
+    moved.
     """
     last = target.ndim - 1
     lead = [k for k in range(last) if k not in run]
@@ -138,7 +139,7 @@ def _copy_scattered(target: np.ndarray, source: np.ndarray, run: list[int], scra
 
 
 def _scatter(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
-    """target[*r, c] = source[*r, c]: `r` a run in the source, `c` contiguous in the target."""
+    """Copy target[*r, c] = source[*r, c]: `r` is a run in the source, `c` contiguous in the target."""
     columns, inner = source.shape[-1], prod(source.shape[1:-1])
     side = _side(source.itemsize)
     step = max(1, side // inner)
@@ -152,7 +153,7 @@ def _scatter(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
 
 
 def _first_row_axis(target: np.ndarray, fast: int) -> int:
-    """The first of the trailing axes that lie in one contiguous run of the target, `fast` left out."""
+    """Return the first of the trailing axes in one contiguous run of the target, without `fast`."""
     axis = target.ndim - 1
     run = target.itemsize * target.shape[axis]
     while axis - 1 > fast and target.strides[axis - 1] == run:
@@ -162,7 +163,7 @@ def _first_row_axis(target: np.ndarray, fast: int) -> int:
 
 
 def _copy_matrix(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
-    """target[c, *r] = source[*r, c]: rows contiguous in the target, columns in the source."""
+    """Copy target[c, *r] = source[*r, c]: rows contiguous in the target, columns in the source."""
     columns = target.shape[0]
     rows = target.size // columns
     flat = target.reshape(columns, rows)
@@ -195,7 +196,7 @@ def _copy_tile(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None
 
 
 def _interleave(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
-    """target = source.T; where rows of the target are far apart, or not aligned, by way of a tile."""
+    """Copy target = source.T, through a tile if rows of the target are far apart or not aligned."""
     rows, columns = source.shape
     width = _WIDEST.itemsize // target.itemsize
     if width == 1 or rows < width:
@@ -211,7 +212,7 @@ def _interleave(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> Non
 
 
 def _interleave_near(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
-    """target = source.T through wide elements; the rows that do not fill one go singly."""
+    """Copy target = source.T through wide elements; rows that do not fill one are copied singly."""
     rows, columns = source.shape
     width = _WIDEST.itemsize // target.itemsize
     even = rows // width * width
@@ -225,12 +226,12 @@ def _interleave_near(target: np.ndarray, source: np.ndarray, scratch: Scratch) -
 
 
 def _spread(columns: int) -> int:
-    """At least so many wide elements, which are an odd number of cache lines."""
+    """Round up to a number of wide elements that spans an odd number of cache lines."""
     line = _LINE_BYTES // _WIDEST.itemsize
     lines = -(-columns // line)
     return (lines + 1 - lines % 2) * line
 
 
 def _is_aligned(target: np.ndarray) -> bool:
-    """Whether every row of the target may be seen as wide elements."""
+    """Return whether every row of the target can be viewed as wide elements."""
     return all(item % _WIDEST.itemsize == 0 for item in (target.ctypes.data, target.strides[0]))

@@ -1,7 +1,7 @@
-"""What a lazy array is: shape, dtype and where its bytes come from. Only reading reads them.
+"""Lazy arrays: a shape, a dtype and a source of bytes. Bytes are read only on demand.
 
-Elements travel as opaque unsigned numbers of their size (`DType.carrier`), so bits are never touched by
-accident; only value ops look at them as numbers.
+Elements are handled as opaque unsigned integers of their size (`DType.carrier`), so bits never change by
+accident; only value ops interpret them as numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ByteSource(Protocol):
-    """Something that bytes can be read from by position, from several threads at once."""
+    """A source of bytes that supports positional reads from several threads."""
 
     @property
     def path(self) -> str: ...
@@ -38,14 +38,14 @@ class ByteSource(Protocol):
 
     @property
     def version(self) -> str:
-        """Something that changes when the content does."""
+        """Return an identifier that changes with the content."""
 
     def read_into(self, offset: int, out: Buffer) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCost:
-    """What a read will take: bytes fetched, and the number of separate reads. Adds up."""
+    """The cost of a read: bytes fetched and the number of separate reads. Costs can be added."""
 
     nbytes: int = 0
     reads: int = 0
@@ -59,7 +59,7 @@ class ReadCost:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LazyArray(ABC):
-    """An array of `shape` and `dtype` of which any region can be had at the cost of that region.
+    """An array of `shape` and `dtype` whose regions can each be read at the cost of that region.
 
     The set of implementations is closed: `ckpttools.array.nodes`.
     """
@@ -69,7 +69,7 @@ class LazyArray(ABC):
 
     @abstractmethod
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        """Writes the elements of `region` into `out`.
+        """Read the elements of `region` into `out`.
 
         Args:
             region: a box within `shape`.
@@ -77,40 +77,40 @@ class LazyArray(ABC):
             scratch: has `scratch_bytes` free.
 
         Raises:
-            FormatError, StorageError: the bytes are not there or cannot be read.
+            FormatError, StorageError: the bytes do not exist or cannot be read.
         """
 
     @property
     @abstractmethod
     def scratch_bytes(self) -> int:
-        """Bytes of scratch that reading any region takes at most."""
+        """Return the maximum scratch for reading any region, in bytes."""
 
     @abstractmethod
     def read_cost(self, region: Region) -> ReadCost:
-        """Bytes that `read_into` of this region will fetch, and in how many reads."""
+        """Return the bytes and the number of reads that `read_into` of this region takes."""
 
     @property
     def read_kind(self) -> Hashable:
-        """Equal for arrays of which any region has the same `read_cost`."""
+        """Return a key that is equal for arrays whose regions have the same `read_cost`."""
         return id(self)
 
     @property
     def stored_bits(self) -> int:
-        """Bits of one element where it is stored; 0 where nothing is."""
+        """Return the stored bits per element; 0 if nothing is stored."""
         return 8 * self.dtype.itemsize
 
     @property
     def is_computed(self) -> bool:
-        """Whether elements are functions of others, so that reading one twice is work done twice."""
+        """Return whether elements are computed, so that reading one twice doubles the work."""
         return False
 
     @abstractmethod
     def first_byte(self, region: Region) -> tuple[str, int]:
-        """File and offset at which reading this region starts; orders tasks by locality."""
+        """Return the file and offset at which reading this region starts; orders tasks by locality."""
 
     @abstractmethod
     def sources(self) -> Iterator[ByteSource]:
-        """The files that reading all of it reads; one may come several times."""
+        """Yield the files that a full read accesses; a file may occur several times."""
 
     def permuted(self, permutation: Permutation) -> LazyArray | None:
         """Return the permuted array, built from permuted sources.
@@ -122,38 +122,38 @@ class LazyArray(ABC):
 
     @property
     def can_read_in_any_order(self) -> bool:
-        """Whether `read_in_any_order` writes elements in the order of `out` in memory."""
+        """Return whether `read_in_any_order` writes elements in the memory order of `out`."""
         return False
 
     def read_in_any_order(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        """Read as `read_into` does, in the order of `out` in memory where that is faster."""
+        """Read as `read_into` does, in the memory order of `out` if that is faster."""
         self.read_into(region, out, scratch)
 
     @property
     def stacked_axes(self) -> tuple[int, ...]:
-        """The axes whose coordinates are stored separately, such as those of stacked layers and experts."""
+        """Return the axes whose coordinates are stored separately, such as stacked layers and experts."""
         return ()
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """Return the number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory: elements of less than a byte take one."""
+        """Return the bytes in memory; elements of less than a byte take one."""
         return self.size * self.dtype.itemsize
 
     def read(self, region: Region | None = None) -> np.ndarray:
-        """The region (by default all of it) as a new C-ordered numpy array of `dtype.numpy`.
+        """Read a region (by default everything) as a new C-ordered numpy array of `dtype.numpy`.
 
         Raises:
-            FormatError: as `read_into`; or an array of booleans has others than 0 and 1.
+            FormatError: as `read_into`; or an array of booleans has bytes other than 0 and 1.
             StorageError: as `read_into`.
         """
         import numpy as np
@@ -168,10 +168,10 @@ class LazyArray(ABC):
         return out.view(self.dtype.numpy)
 
     def __getitem__(self, index: Index) -> np.ndarray:
-        """What numpy's basic indexing takes: `array[3, :, 10:20]`. Reads the smallest box that has all of it.
+        """Read with numpy's basic indexing: `array[3, :, 10:20]`. Reads the smallest enclosing region.
 
         Raises:
-            IndexError: not whole numbers, slices and an ellipsis, or beyond the array.
+            IndexError: the index has anything but integers, slices and an ellipsis, or is out of bounds.
             FormatError, StorageError: as `read_into`.
         """
 
@@ -179,7 +179,7 @@ class LazyArray(ABC):
         return self.read(chosen.region)[chosen.within]
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        """All of it, read anew at each call: `np.asarray(array)`.
+        """Read the whole array again at each call: `np.asarray(array)`.
 
         Raises:
             ValueError: asked for without a copy; there is no memory to share.
@@ -194,7 +194,7 @@ class LazyArray(ABC):
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Unstored(LazyArray):
-    """An array that is in no file: reading it fetches nothing."""
+    """An array without a file: reading it fetches nothing."""
 
     def read_cost(self, region: Region) -> ReadCost:
         return ReadCost()
@@ -212,10 +212,10 @@ class Unstored(LazyArray):
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Derived(LazyArray):
-    """An array made from one other.
+    """An array derived from one other.
 
     Attributes:
-        source: the other.
+        source: the other array.
     """
 
     source: LazyArray
@@ -234,11 +234,11 @@ class Derived(LazyArray):
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Regionwise(Derived):
-    """An array of which each region is read from one region of the other."""
+    """An array whose regions are each read from one region of the other."""
 
     @abstractmethod
     def _source_region(self, region: Region) -> Region | None:
-        """The source's region that a region is read from; None if it is made without the source."""
+        """Return the source's region for a region; None if the source is not needed."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -255,7 +255,7 @@ class Regionwise(Derived):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Composite(LazyArray):
-    """An array made of several others, of which a region meets some.
+    """An array composed of several others; a region overlaps some of them.
 
     Attributes:
         parts: the others, in order; at least one.
@@ -282,7 +282,7 @@ class Composite(LazyArray):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ElementwiseCombination(Composite):
-    """An array each of whose elements is made of the elements there of all parts, which have its shape."""
+    """An array whose elements combine the elements at the same index of all parts, which have its shape."""
 
     @property
     def is_computed(self) -> bool:
@@ -301,11 +301,11 @@ Index = Key | tuple[Key, ...]
 
 @dataclass(frozen=True, slots=True)
 class Indexing:
-    """What an index asks for.
+    """A parsed index.
 
     Attributes:
-        region: the smallest box that has all of it.
-        within: the index that takes it out of that box.
+        region: the smallest enclosing region.
+        within: the index within that region.
     """
 
     region: Region
@@ -313,10 +313,10 @@ class Indexing:
 
 
 def parse_index(shape: Shape, index: Index) -> Indexing:
-    """Whole numbers, slices and an ellipsis, meant as numpy means them: `array[3, :, -1]`, `array[..., ::2]`.
+    """Parse integers, slices and an ellipsis with numpy's meaning: `array[3, :, -1]`, `array[..., ::2]`.
 
     Raises:
-        IndexError: anything else, too many of them, or a number beyond the axis.
+        IndexError: anything else, too many indices, or an index out of bounds.
     """
     keys = _expand_ellipsis(index if isinstance(index, tuple) else (index,), len(shape))
     starts, stops, within = [], [], []
@@ -329,7 +329,7 @@ def parse_index(shape: Shape, index: Index) -> Indexing:
 
 
 def _expand_ellipsis(keys: tuple[Key, ...], rank: int) -> tuple[Key, ...]:
-    """The keys with the ellipsis written out, and whole axes at the end."""
+    """Expand the ellipsis, and add full slices at the end."""
     locations = [location for location, key in enumerate(keys) if key is Ellipsis]
     missing = rank - (len(keys) - len(locations))
     if missing < 0 or len(locations) > 1:
@@ -340,8 +340,8 @@ def _expand_ellipsis(keys: tuple[Key, ...], rank: int) -> tuple[Key, ...]:
 
 
 def _axis_indices(key: Key, length: int, axis: int) -> tuple[range, int | slice]:
-    """The coordinates that are asked for, and how they lie between the first and the last of them."""
-    # numpy takes a boolean for a mask, `operator.index` for 0 or 1.
+    """Return the requested coordinates, and their position between the first and the last one."""
+    # numpy treats a boolean as a mask, `operator.index` treats it as 0 or 1.
     if isinstance(key, bool) or not isinstance(key, SupportsIndex | slice):
         raise _index_error(key)
     try:
@@ -362,12 +362,12 @@ def _index_error(key: object) -> IndexError:
 
 
 def require_booleans(values: np.ndarray, dtype: DType, name: str) -> None:
-    """Refuses what would be read differently by everyone.
+    """Refuse booleans other than 0 and 1, which readers interpret differently.
 
     Args:
         values: elements as carriers of `dtype`, which may be any.
         dtype: of the array.
-        name: of the array, or the file that it is in, for the message.
+        name: of the array or its file, for the message.
 
     Raises:
         FormatError: the array is of booleans, and a byte is neither 0 nor 1.

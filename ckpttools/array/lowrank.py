@@ -1,9 +1,9 @@
-"""Products of low-rank factors, and sums of an array and what is added to it: what adapters are made of.
+"""Products of low-rank factors, and sums with them, for adapters.
 
 A product is summed in float64, multiplied with its scale, and rounded to float32; a sum is added in float32,
-in float64 where the array is that, and rounded once to the array's dtype. So elements do not depend on how a
-matrix is cut, or on the library that multiplies, but for one in some 10**8 whose last bit of float32 may
-turn.
+or in float64 for float64 arrays, and rounded once to the array's dtype. Elements therefore do not depend on
+how a matrix is split, or on the linear algebra library, except that the last
+float32 bit of one in about 10**8 may differ.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class _FactorView:
-    """A factor as it is read.
+    """A view of a factor for reading.
 
     Attributes:
-        array: the factor; with its last two axes exchanged where its numbers are nearer to one another so.
-        is_swapped: whether they are.
+        array: the factor; its last two axes are swapped if that makes its numbers more contiguous.
+        is_swapped: whether they are swapped.
     """
 
     array: LazyArray
@@ -59,7 +59,7 @@ class _FactorView:
         return cls(factor, is_swapped=False)
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        """Reads a matrix of the factor into `out`, of float64 and in C order."""
+        """Read a matrix of the factor into `out`, in float64 and C order."""
         if self.is_swapped:
             _read_as(self.array, region.swapped(), out.T, scratch)
         else:
@@ -81,7 +81,7 @@ class LowRank(Composite):
     def permuted(self, permutation: Permutation) -> LazyArray | None:
         """Permute the factors instead, unless atoms of rows and of columns alternate.
 
-        The product is then computed in the order in which it is needed, and no element is moved.
+        The product is then computed in the required order, without moving elements.
         """
         if self.ndim != 2:
             return None
@@ -108,7 +108,7 @@ class LowRank(Composite):
 
     @property
     def rank(self) -> int:
-        """Of the factors."""
+        """Return the rank of the factors."""
         return self.parts[0].shape[-1]
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
@@ -151,12 +151,12 @@ class LowRank(Composite):
 
     @property
     def _columns(self) -> int:
-        """Columns of the right factor that are in memory at once."""
+        """Return the number of columns of the right factor in memory at a time."""
         return max(1, min(self.shape[-1], read_blocks.READ_BLOCK_BYTES // (_WIDE * max(1, self.rank))))
 
     @property
     def _rows(self) -> int:
-        """Rows of the left factor that are in memory at once."""
+        """Return the number of rows of the left factor in memory at a time."""
         return max(1, min(self.shape[-2], read_blocks.READ_BLOCK_BYTES // (_WIDE * max(1, self.rank))))
 
     @property
@@ -188,7 +188,7 @@ class LowRank(Composite):
 
 
 def low_rank(left: LazyArray, right: LazyArray, scale: float = 1.0) -> LowRank:
-    """`scale * left @ right`.
+    """Return `scale * left @ right`.
 
     Raises:
         ShapeError: the factors do not fit together, or are not of floating-point numbers.
@@ -209,12 +209,12 @@ def low_rank(left: LazyArray, right: LazyArray, scale: float = 1.0) -> LowRank:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plus(ElementwiseCombination):
-    """The sum of `parts`: an array, and what is added to it; rounded once to the array's dtype."""
+    """The sum of `parts`, an array and an addend, rounded once to the array's dtype."""
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         array, addend = self.parts
         if self.parts[1].stacked_axes:
-            # Of one layer or expert at a time they would be many short reads.
+            # Single layers or experts would require many short reads.
             array.read_into(region, out, scratch)
         for box in self._boxes(region, self.parts[1].stacked_axes):
             values = subview(out, box.relative_to(region))
@@ -225,7 +225,9 @@ class Plus(ElementwiseCombination):
                 self._add(box, total, values, scratch)
 
     def _boxes(self, region: Region, apart: Sequence[int]) -> Iterator[Region]:
-        """Parts of a region, each of one layer or expert: so products are wide in both directions."""
+        """Split a region into parts of one layer or expert each, so that products are wide in both
+        directions.
+        """
         if not apart:
             yield from split_evenly(region, read_blocks.elements(self._widest))
             return
@@ -233,7 +235,7 @@ class Plus(ElementwiseCombination):
             yield from self._boxes(piece, apart[1:])
 
     def _add(self, box: Region, total: np.ndarray, values: np.ndarray, scratch: Scratch) -> None:
-        """values += total, block by block."""
+        """Compute values += total, block by block."""
         import numpy as np
 
         block = min(_BLOCK_BYTES // total.itemsize, total.size)
@@ -256,7 +258,7 @@ class Plus(ElementwiseCombination):
     def _add_block(
         self, sums: np.ndarray, values: np.ndarray, spare: np.ndarray, built: np.ndarray, scratch: Scratch
     ) -> None:
-        """values += sums, rounded once; counts what was a number and is none now."""
+        """Compute values += sums, rounded once; count numbers that become non-finite."""
         import numpy as np
 
         from ckpttools.array.elements import all_finite, widen
@@ -276,12 +278,12 @@ class Plus(ElementwiseCombination):
 
     @property
     def _sums(self) -> DType:
-        """The dtype of what is added up."""
+        """Return the dtype of sums."""
         return DTYPES["float64"] if self.dtype.bits > 32 else FLOAT32
 
     @property
     def _widest(self) -> int:
-        """Bytes of an element where they are most: of the sum, or as a part has it."""
+        """Return the maximum bytes per element, of the sum or of any part."""
         return max(4, *(part.dtype.itemsize for part in self.parts))
 
     @property
@@ -296,7 +298,7 @@ class Plus(ElementwiseCombination):
 
 
 def add_arrays(array: LazyArray, addend: LazyArray) -> Plus:
-    """`array` with `addend` added to it.
+    """Return `array` plus `addend`.
 
     Raises:
         ShapeError: their shapes differ, or one is not of floating-point numbers.
@@ -312,10 +314,11 @@ def add_arrays(array: LazyArray, addend: LazyArray) -> Plus:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DoraUpdate(Composite):
-    """What is added to a matrix so that it is `parts[1]` more, and its rows have the lengths `parts[2]` then.
+    """The update that adds `parts[1]` to a matrix and scales its rows to the norms `parts[2]`.
 
-    `parts` are the matrix (rows, columns), what is added to it, and lengths (rows,); the result is float32.
-    Lengths of rows are summed in float64.
+    `parts` are the matrix (rows, columns), its addend, and the norms (rows,); the result is float32. Norms
+    are summed
+    in float64.
     """
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
@@ -331,7 +334,7 @@ class DoraUpdate(Composite):
                 subview(out, piece.relative_to(region)).view(FLOAT32.numpy)[...] = total[:, columns]
 
     def _read(self, whole: Region, matrix: np.ndarray, total: np.ndarray, scratch: Scratch) -> None:
-        """Reads rows of the matrix, and what is to become of them."""
+        """Read rows of the matrix and of the other parts."""
         import numpy as np
 
         array, addend, lengths = self.parts
@@ -348,7 +351,7 @@ class DoraUpdate(Composite):
 
     @property
     def _rows(self) -> int:
-        """Rows that are in memory at once."""
+        """Return the number of rows in memory at a time."""
         return max(1, min(self.shape[0], read_blocks.elements(4) // max(1, self.shape[1])))
 
     @property
@@ -375,10 +378,10 @@ class DoraUpdate(Composite):
 
 
 def dora_update(matrix: LazyArray, addend: LazyArray, lengths: LazyArray) -> DoraUpdate:
-    """What makes `matrix` the sum of both with rows of these lengths, as DoRA does.
+    """Return the update that gives the sum of both arrays with these row norms, as in DoRA.
 
     Raises:
-        ShapeError: they do not fit together, or are not of floating-point numbers.
+        ShapeError: the shapes do not match, or a dtype is not floating-point.
     """
     parts = (matrix, addend, lengths)
     fits = matrix.ndim == 2 and addend.shape == matrix.shape and lengths.shape == matrix.shape[:1]
@@ -391,7 +394,7 @@ def dora_update(matrix: LazyArray, addend: LazyArray, lengths: LazyArray) -> Dor
 
 
 def _read_as(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-    """Reads as many elements as `out` has, in its shape and dtype: float32 or float64."""
+    """Read as many elements as `out` has, in its shape and dtype: float32 or float64."""
     from ckpttools.array.elements import widen
 
     with scratch.take(region.shape, array.dtype.carrier) as buffer:
@@ -410,7 +413,7 @@ def _read_as(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch
 def _multiply_scaled(
     left: np.ndarray, right: np.ndarray, out: np.ndarray, tile: np.ndarray, scale: float
 ) -> None:
-    """out = scale * left @ right, made in `tile`, rounded to float32 from there; `left` is in C order."""
+    """Compute out = scale * left @ right in `tile`, then round to float32; `left` is in C order."""
     import numpy as np
 
     (rows, rank), length = left.shape, right.shape[1]
@@ -428,7 +431,7 @@ def _multiply_scaled(
 
 
 def _multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
-    """out = left @ right, a few rows at a time, in one call for all but the last of them."""
+    """Compute out = left @ right, a few rows at a time, in one call for all but the last rows."""
     import numpy as np
 
     whole = len(left) // _TILE_ROWS * _TILE_ROWS

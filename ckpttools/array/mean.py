@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from ckpttools.array.scratch import Scratch
 
 _WIDE = DTYPES["float64"]
-# Powers of two whose inverse float32 has.
+# Maximum exponent of powers of two whose inverse is a float32 number.
 _MOST_EXPONENT = 100
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mean(ElementwiseCombination):
-    """(w1 x1 + w2 x2 + …) / total in float32 or float64, of arrays of one shape and any such dtypes.
+    """(w1 x1 + w2 x2 + …) / total in float32 or float64, for floating-point arrays of one shape.
 
     The order of the sum is that of the parts, for each element alone: the bits do not depend on how the work
-    is cut or who does it. Every term and sum is rounded to the 24 or 53 digits of the dtype; an element that
-    is then infinite or no number in float32 is made in float64.
+    is split or scheduled. Every term and sum is rounded to the 24 or 53 digits of the dtype; an element that
+    is not finite in float32 is computed in float64.
 
     Attributes:
         weights: one for each part.
-        total: what the sum is divided by; 1 for a sum.
+        total: the divisor of the sum; 1 for a plain sum.
     """
 
     weights: tuple[float, ...]
@@ -106,7 +106,7 @@ class Mean(ElementwiseCombination):
 
 
 def _add(total: np.ndarray, values: np.ndarray, weight: float, spare: np.ndarray | None) -> None:
-    """total += weight * values, made in `spare`; total = weight * values without that.
+    """Compute total += weight * values through `spare`, or total = weight * values without it.
 
     In place: new arrays of this size are new pages each time, 3 ns an element instead of 0.5.
     """
@@ -122,7 +122,7 @@ def _add(total: np.ndarray, values: np.ndarray, weight: float, spare: np.ndarray
 
 
 def _divide(total: np.ndarray, divisor: float) -> bool:
-    """total /= divisor; returns whether all of it is finite."""
+    """Compute total /= divisor; return whether all results are finite."""
     import numpy as np
 
     mantissa, exponent = frexp(divisor)
@@ -141,10 +141,10 @@ def _divide(total: np.ndarray, divisor: float) -> bool:
 
 
 def mean(parts: Sequence[LazyArray], weights: Sequence[float], total: float, dtype: DType = _WIDE) -> Mean:
-    """The weighted sum of `parts` divided by `total`, as `dtype`: float32 or float64.
+    """Return the weighted sum of `parts` divided by `total`, as `dtype`: float32 or float64.
 
     Raises:
-        ShapeError: the parts differ in shape or hold no floating-point numbers, or there are none.
+        ShapeError: the parts differ in shape or are not floating-point, or the list is empty.
     """
     shapes = {part.shape for part in parts}
     if len(shapes) != 1 or not all(part.dtype.is_float for part in parts):

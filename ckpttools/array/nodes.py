@@ -1,6 +1,6 @@
-"""The closed set of lazy arrays: stored bytes, constants, and what can be said about other lazy arrays.
+"""The closed set of lazy array nodes: stored bytes, constants, and functions of other lazy arrays.
 
-Every node reads any region of itself from the regions of its sources that matter, through read blocks of
+Every node reads a region from the relevant regions of its sources, through read blocks of
 limited size (`ckpttools.array.read_blocks`), so no node ever needs memory in proportion to its size.
 """
 
@@ -58,7 +58,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stack(Composite):
-    """Arrays of one shape and dtype side by side along a new axis.
+    """Arrays of one shape and dtype stacked along a new axis.
 
     Attributes:
         axis: position of the new axis in `shape`.
@@ -90,7 +90,7 @@ class Stack(Composite):
 
     @cached_property
     def _is_uniform(self) -> bool:
-        """Whether reading a region costs the same of each part, as of the experts of a layer."""
+        """Return whether a region costs the same to read in each part, as with the experts of a layer."""
         return len({part.read_kind for part in self.parts}) == 1
 
     @cached_property
@@ -104,7 +104,7 @@ class Stack(Composite):
 
 
 def stack(parts: Sequence[LazyArray], axis: int) -> Stack:
-    """`parts` side by side along a new axis before position `axis`.
+    """Stack `parts` along a new axis before position `axis`.
 
     Raises:
         ShapeError: the parts differ in shape or dtype, or there are none.
@@ -123,7 +123,7 @@ def stack(parts: Sequence[LazyArray], axis: int) -> Stack:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Take(Regionwise):
-    """One coordinate of an axis of another array; the axis is gone. The inverse of `Stack`."""
+    """One coordinate of an axis of another array, without that axis. The inverse of `Stack`."""
 
     axis: int
     index: int
@@ -142,10 +142,10 @@ class Take(Regionwise):
 
 
 def take(source: LazyArray, axis: int, index: int) -> Take:
-    """`source` at one coordinate of `axis`.
+    """Take one coordinate of `axis`.
 
     Raises:
-        ShapeError: there is no such coordinate.
+        ShapeError: the coordinate is out of bounds.
     """
     if not 0 <= index < source.shape[axis]:
         raise ShapeError("no such coordinate", got=index, expected=f"below {source.shape[axis]}")
@@ -154,16 +154,17 @@ def take(source: LazyArray, axis: int, index: int) -> Take:
 
 
 class ElementOp(Protocol):
-    """A function of single elements, from one dtype to another. Its `repr` says all that it does."""
+    """A function of single elements, from one dtype to another. Its `repr` identifies it completely."""
 
     def result(self, dtype: DType) -> DType:
-        """The dtype that elements of `dtype` become."""
+        """Return the dtype of the results for elements of `dtype`."""
 
     def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> Mapping[str, int] | None:
-        """target[...] = f(source): equal shapes, carriers of `dtype` and of `result(dtype)`.
+        """Apply the function, target[...] = f(source): equal shapes, carriers of `dtype` and of
+        `result(dtype)`.
 
         Returns:
-            For how many elements something happened that the receipt should tell, by what it is.
+            Counts of events for the receipt, by event.
         """
 
 
@@ -208,10 +209,9 @@ class Elementwise(Regionwise):
 
 
 def elementwise(source: LazyArray, op: ElementOp) -> LazyArray:
-    """`source` with `op` applied to every element.
+    """Apply `op` to every element of `source`.
 
-    The op goes below whatever only moves elements, so that it sees the blocks that were read, in the order
-    in which they are stored.
+    The op is placed below nodes that only move elements, so that it processes blocks in stored order.
     """
     if isinstance(source, Stack):
         return stack([elementwise(part, op) for part in source.parts], source.axis)
@@ -227,17 +227,17 @@ def elementwise(source: LazyArray, op: ElementOp) -> LazyArray:
 
 
 INNER = ("source", "parts", "codes", "scales")
-"""Fields of nodes that are made of others; the rest of their fields say how."""
+"""Fields of derived nodes that hold their sources; the other fields are parameters."""
 
 
 def source_arrays(array: LazyArray) -> tuple[LazyArray, ...]:
-    """The arrays that an array is made of; none for one that is stored."""
+    """Return the direct sources of an array; empty for a stored array."""
     return _source_getter(type(array))(array)
 
 
 @cache
 def _source_getter(kind: type[LazyArray]) -> Callable[[Any], tuple[LazyArray, ...]]:
-    """The same for arrays of a class; asked once for each, as whole plans are looked through."""
+    """Return the getter of a class's sources; cached per class, because whole plans are traversed."""
     if issubclass(kind, Derived):
         return lambda array: (array.source,)
     if issubclass(kind, Dequantized):
@@ -250,7 +250,7 @@ def _source_getter(kind: type[LazyArray]) -> Callable[[Any], tuple[LazyArray, ..
 def rebuild_arrays(
     arrays: Mapping[Key, LazyArray], renew: Callable[[LazyArray], LazyArray]
 ) -> dict[Key, LazyArray]:
-    """These arrays made of others: `renew` is asked once for each that is made of none."""
+    """Rebuild arrays, replacing each array without sources by `renew` of it."""
     built: dict[int, LazyArray] = {}
 
     def of(array: LazyArray) -> LazyArray:
@@ -271,7 +271,7 @@ def rebuild_arrays(
 
 
 def distinct_arrays(arrays: Iterable[LazyArray]) -> Iterator[LazyArray]:
-    """These arrays and all that they are made of, each once: many may be parts of the same one."""
+    """Yield these arrays and all their sources once each: arrays may share sources."""
     seen: set[int] = set()
     rest = [*arrays][::-1]
     while rest:
@@ -284,21 +284,21 @@ def distinct_arrays(arrays: Iterable[LazyArray]) -> Iterator[LazyArray]:
 
 
 class ArrayHolder(Protocol):
-    """What holds the elements of one array, in one piece or in several."""
+    """A holder of the elements of one array, in one piece or several."""
 
     @property
     def version(self) -> str:
-        """Equal for two holders only if they hold the same elements."""
+        """Return a version that is equal for two holders only if they hold the same elements."""
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes that reading any region takes beside what it is read into."""
+        """Return the bytes for reading any region, without the destination."""
 
     def pieces(self, region: Region) -> int:
-        """How many pieces a region is read from."""
+        """Return the number of pieces for a region."""
 
     def read_into(self, region: Region, out: np.ndarray) -> None:
-        """As `LazyArray.read_into`."""
+        """Read a region; see `LazyArray.read_into`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -306,7 +306,7 @@ class InMemoryArray(LazyArray):
     """An array in memory.
 
     Attributes:
-        holder: what has its elements.
+        holder: the holder of its elements.
     """
 
     holder: ArrayHolder
@@ -330,11 +330,11 @@ class InMemoryArray(LazyArray):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Repeated(Regionwise):
-    """Another array with each element of an axis `times` times, the last one perhaps fewer times.
+    """Another array with each element of an axis repeated `times` times, the last one possibly fewer.
 
     Attributes:
-        axis: along which.
-        times: how often each comes.
+        axis: the repeated axis.
+        times: number of repetitions.
     """
 
     axis: int
@@ -367,10 +367,10 @@ class Repeated(Regionwise):
 
 
 def repeat_elements(source: LazyArray, axis: int, times: int, length: int) -> LazyArray:
-    """`source` with each element of an axis `times` times, cut to `length`; itself where that is once each.
+    """Repeat each element of an axis `times` times, cut to `length`; return `source` if nothing changes.
 
     Raises:
-        ShapeError: there are not as many elements as that takes.
+        ShapeError: the axis has the wrong number of elements.
     """
     if ceil_div(length, times) != source.shape[axis]:
         raise ShapeError(
@@ -402,10 +402,10 @@ class Window(Regionwise):
 
 
 def window(source: LazyArray, start: Shape, shape: Shape) -> LazyArray:
-    """The box of `source` of `shape` that begins at `start`; `source` itself where that is all of it.
+    """Return the region of `source` of `shape` that begins at `start`, or `source` if it is the full array.
 
     Raises:
-        ShapeError: the box reaches over an edge.
+        ShapeError: the region exceeds the array.
     """
     if start == (0,) * len(start) and shape == source.shape:
         return source
@@ -417,7 +417,7 @@ def window(source: LazyArray, start: Shape, shape: Shape) -> LazyArray:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Padded(Regionwise):
-    """Another array with zeros after it, on any of its axes."""
+    """Another array padded with zeros at the end of any of its axes."""
 
     def _source_region(self, region: Region) -> Region | None:
         return region.intersect(Region.whole(self.source.shape))
@@ -431,7 +431,7 @@ class Padded(Regionwise):
 
 
 def pad_array(source: LazyArray, shape: Shape) -> LazyArray:
-    """`source` with zeros after it up to `shape`; `source` itself where nothing is added.
+    """Pad `source` with zeros at the end to `shape`; return `source` if nothing is added.
 
     Raises:
         ShapeError: `shape` is smaller, or of another rank.
@@ -445,21 +445,21 @@ def pad_array(source: LazyArray, shape: Shape) -> LazyArray:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Concat(Composite):
-    """Arrays side by side along an axis, as of numpy's `concatenate`; equal in dtype and all other axes.
+    """Arrays joined along an axis, as with numpy's `concatenate`; equal in dtype and all other axes.
 
     Attributes:
-        axis: along which they lie.
+        axis: the joined axis.
     """
 
     axis: int
 
     @cached_property
     def _ends(self) -> tuple[int, ...]:
-        """Where each part ends."""
+        """Return the end of each part."""
         return tuple(accumulate(part.shape[self.axis] for part in self.parts))
 
     def _overlapping_parts(self, region: Region) -> Iterator[tuple[LazyArray, Region, Region]]:
-        """The parts that a region meets: what of the part, and where that is in the region."""
+        """Yield the parts that overlap a region: the region within the part, and within the result."""
         start, stop = region.start[self.axis], region.stop[self.axis]
         for number in range(bisect_right(self._ends, start), len(self.parts)):
             first = self._ends[number] - self.parts[number].shape[self.axis]
@@ -490,10 +490,10 @@ class Concat(Composite):
 
 
 def concat(parts: Sequence[LazyArray], axis: int) -> LazyArray:
-    """`parts` side by side along `axis`; the part itself where there is one.
+    """Concatenate `parts` along `axis`; return a single part unchanged.
 
     Raises:
-        ShapeError: they differ in dtype or another axis, or there are none.
+        ShapeError: they differ in dtype or another axis, or the list is empty.
     """
     kinds = {(part.dtype, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}
     if len(kinds) != 1:
@@ -507,21 +507,21 @@ def concat(parts: Sequence[LazyArray], axis: int) -> LazyArray:
 
 
 _F32 = DTYPES["float32"]
-# Elements made at once; what they are mixed in stays in cache.
+# Elements computed at a time, whose intermediate values fit in cache.
 _BLOCK = 1 << 15
-# The standard deviation of the sum of four numbers of 16 bits, and its mean.
+# The standard deviation and the mean of the sum of four 16-bit numbers.
 _DEVIATION, _MEAN = 37837.22, 131070
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class SeededNoise(Unstored):
-    """Noise in float32: bell-shaped around zero, cut at 3.46 standard deviations.
+    """Float32 noise: bell-shaped around zero, cut at 3.46 standard deviations.
 
-    Each element is the sum of the four 16-bit parts of a mixed 64-bit counter (splitmix64), so that any
-    region has the same numbers whoever makes it, with any version of numpy.
+    Each element is the sum of the four 16-bit parts of a mixed 64-bit counter (splitmix64), so that regions
+    are reproducible across processes and numpy versions.
 
     Attributes:
-        key: where the counter starts, a number of 64 bits.
+        key: start of the 64-bit counter.
         scale: the standard deviation.
     """
 
@@ -566,6 +566,6 @@ class SeededNoise(Unstored):
 
 
 def seeded_noise(shape: Shape, seed: int, name: str, scale: float) -> SeededNoise:
-    """Noise for the array of a name: other names and other seeds have other noise."""
+    """Return noise for a named array; other names and other seeds give other noise."""
     key = int.from_bytes(blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "little")
     return SeededNoise(shape, _F32, key, scale)

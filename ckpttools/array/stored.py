@@ -1,4 +1,4 @@
-"""Lazy arrays at the bottom: bytes of files, as they are, in chunks or under a code; and constants."""
+"""Lazy arrays without sources: stored bytes (plain, chunked or encoded) and constants."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _PACKED_BLOCK = 1 << 16
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Stored(LazyArray):
-    """A C-ordered, little-endian array that lies in one piece in a file.
+    """A C-ordered, little-endian array stored contiguously in a file.
 
     Attributes:
         source: the file.
@@ -58,7 +58,7 @@ class Stored(LazyArray):
 
     @property
     def stored_nbytes(self) -> int:
-        """Bytes in the file."""
+        """Return the bytes in the file."""
         return -(-self.size * self.stored_bits // 8)
 
     @property
@@ -92,7 +92,7 @@ class Stored(LazyArray):
             done += count
 
     def _read_packed(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        """Unpacks elements of less than a byte: little-endian bit order, as safetensors packs them."""
+        """Unpack elements of less than a byte: little-endian bit order, as in safetensors."""
         for block in split_evenly(region, _PACKED_BLOCK):
             with scratch.take((block.size,), self.dtype.carrier) as part:
                 done = 0
@@ -148,7 +148,7 @@ class Stored(LazyArray):
 
 
 def _fetched_region(shape: Shape, region: Region, itemsize: int, short_run: int = _SHORT_RUN) -> Region:
-    """The region, with inner axes made whole where its runs are short: few long reads, cut in memory."""
+    """Extend inner axes to full length if runs are short: few long reads, cut in memory."""
     runs = count_runs(shape, region)
     if runs <= 1:
         return region
@@ -169,13 +169,13 @@ def _fetched_region(shape: Shape, region: Region, itemsize: int, short_run: int 
 
 
 def _cost(shape: Shape, region: Region, itemsize: int, short_run: int = _SHORT_RUN) -> ReadCost:
-    """Of a region of an array that lies in one piece."""
+    """Return the read cost of a region of a contiguous array."""
     fetched = _fetched_region(shape, region, itemsize, short_run)
     return ReadCost(fetched.size * itemsize, count_runs(shape, fetched))
 
 
 class _CellSpan(NamedTuple):
-    """The part of a cell between two coordinates of it, along one axis, in so many cells."""
+    """The part of a cell between two of its coordinates along one axis, for a number of cells."""
 
     start: int
     stop: int
@@ -183,7 +183,9 @@ class _CellSpan(NamedTuple):
 
 
 def _spans(start: int, stop: int, chunk: int) -> list[_CellSpan]:
-    """What a stretch of an axis is in the cells that it meets: all but the first and the last are whole."""
+    """Split a range of an axis into the cells that it overlaps: all but the first and the last are
+    complete.
+    """
     first, last = start // chunk, ceil_div(stop, chunk) - 1
     if first > last:
         return []
@@ -200,11 +202,11 @@ class Gaps:
 
     Attributes:
         array: its name.
-        missing, chunks: how many are missing, and how many there should be.
+        missing, chunks: the number of missing and of expected chunks.
         first: key of the first that is missing.
-        hint: where they may be.
-        faults: what is wrong with the files that should hold them; empty where no file is named for them.
-        error: what reading them raises.
+        hint: suggestion for finding them.
+        faults: problems of the files that should contain them; empty if no files are known.
+        error: the error for reading them.
     """
 
     array: str
@@ -238,7 +240,9 @@ class Chunked(LazyArray):
         return tuple(axis for axis, length in enumerate(self.chunk) if length == 1 < self.shape[axis])
 
     def _cells(self, region: Region) -> Iterator[tuple[Region, Region, LazyArray]]:
-        """For each chunk that the region meets: the part in the array, the same in the chunk, the chunk."""
+        """Yield the chunks that overlap the region: the region in the array, the region in the chunk, the
+        chunk.
+        """
         for index in intersecting_cells(self.chunk, region):
             part = region.intersect(grid_cell(self.shape, self.chunk, index))
             if part is not None:
@@ -268,7 +272,7 @@ class Chunked(LazyArray):
 
     @property
     def _short_run(self) -> int:
-        """That of all chunks that are stored as they are."""
+        """Return the short-run threshold of all plainly stored chunks."""
         if not self.size:
             return _SHORT_RUN
         first = self.part((0,) * len(self.shape))
@@ -290,7 +294,7 @@ class Chunked(LazyArray):
 
 
 class Encoded(Protocol):
-    """Bytes of a file that are an array's elements under some code; a format knows which."""
+    """Encoded bytes of an array in a file; the format knows the code."""
 
     @property
     def source(self) -> ByteSource: ...
@@ -300,29 +304,25 @@ class Encoded(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Encoded bytes that reading all elements fetches."""
+        """Return the encoded bytes for reading all elements."""
 
     @property
     def code(self) -> str:
-        """What tells it from other arrays in the same bytes: the part of them and the code."""
+        """Return a key that distinguishes arrays in the same bytes: their part and the code."""
 
     @property
     def scratch_bytes(self) -> int: ...
 
     def fetched(self, region: Region) -> int:
-        """Encoded bytes that reading this region fetches."""
+        """Return the encoded bytes for reading this region."""
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        """As `LazyArray.read_into`."""
+        """Read a region; see `LazyArray.read_into`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Decoded(LazyArray):
-    """An array stored under a code: compressed, for instance. Read from its start, not anywhere.
-
-    Attributes:
-        encoded: the bytes, and how they become elements.
-    """
+    """An array stored under a code, such as compression. It is read from its start only."""
 
     encoded: Encoded
 
@@ -340,7 +340,7 @@ class Decoded(LazyArray):
         yield self.encoded.source
 
     def first_byte(self, region: Region) -> tuple[str, int]:
-        """The place in proportion: what lies behind in the array lies behind in its code, too."""
+        """Return a proportional location: later elements have later encoded bytes."""
         before = next(contiguous_runs(self.shape, region), (0, 0))[0]
         ahead = before * self.encoded.nbytes // max(1, self.size)
         return self.encoded.source.path, self.encoded.offset + ahead
@@ -350,7 +350,7 @@ _OF_PYTHON: Mapping[type, str] = {bool: "bool", int: "int64", float: "float64"}
 
 
 def number_array(value: object) -> Constant | None:
-    """A Python number as an array; None for a whole number that none holds, and for anything else."""
+    """Convert a Python number to an array; None for integers out of range, and for other types."""
     import numpy as np
 
     if type(value) not in _OF_PYTHON:

@@ -1,6 +1,6 @@
 """A checkpoint as a tree: paths in order, each with a lazy array or a leaf without data.
 
-A path is a tuple of keys: `str` for a dictionary key or an attribute, `int` for a place in a sequence.
+A path is a tuple of keys: `str` for a dictionary key or an attribute, `int` for an index in a sequence.
 `Tree.nested()` is the same as dictionaries and lists, a JAX pytree of lazy arrays.
 """
 
@@ -48,7 +48,7 @@ Leaf = LazyArray | Empty | Text
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a checkpoint says of itself beside its arrays.
+    """Information in a checkpoint other than its arrays.
 
     Attributes:
         format: name of the format it was read from, or None.
@@ -78,7 +78,7 @@ class Metadata:
 
 
 class Changed(Protocol):
-    """What a transform gives: the tree it made, and what the user should know of it."""
+    """The result of a transform: a tree, and notes for the user."""
 
     @property
     def tree(self) -> Tree: ...
@@ -104,11 +104,11 @@ class Tree(Mapping[Path, Leaf]):
         register_where_jax_is_loaded(Tree)
 
     def __getitem__(self, path: Path | str) -> Leaf:
-        """The leaf at a path, whose keys may be joined by "/" or by ".".
+        """Return the leaf at a path, whose keys may be joined by "/" or by ".".
 
         Raises:
-            NoSuchPathError: there is none; says which paths are near.
-            UsageError: text that stands for several paths.
+            NoSuchPathError: the path does not exist; suggests similar paths.
+            UsageError: the text matches several paths.
         """
         result = self._find(path)
         if result is None:
@@ -144,7 +144,7 @@ class Tree(Mapping[Path, Leaf]):
 
     @cached_property
     def _by_name(self) -> Mapping[str, tuple[Path, ...]]:
-        """Paths by their names: joined by "/", and by "." where that is no other's name already."""
+        """Map names to paths: joined by "/", and by "." unless another path has that name."""
         result: dict[str, tuple[Path, ...]] = {}
         for path in self.leaves:
             result[keystr(path)] = (*result.get(keystr(path), ()), path)
@@ -164,7 +164,7 @@ class Tree(Mapping[Path, Leaf]):
         return NoSuchPathError(message, location=self.metadata.location or None, got=name, hint=hint or None)
 
     def glob(self, *patterns: str) -> Tree:
-        """The tree of what any of the patterns names (`ckpttools.array.patterns`); may be empty."""
+        """Return the tree of the arrays that match any pattern (`ckpttools.array.patterns`); may be empty."""
         from ckpttools.array.patterns import first_match
 
         result = {path: leaf for path, leaf in self.leaves.items() if first_match(path, patterns)}
@@ -173,7 +173,7 @@ class Tree(Mapping[Path, Leaf]):
         return Tree(result, replace(self.metadata, scalars=scalars, key_impls=key_impls))
 
     def __repr__(self) -> str:
-        """What it is and the names in it, those that differ in numbers only on one line."""
+        """Format the tree and its names; names that differ only in numbers share a line."""
         what = " ".join(filter(None, (self.metadata.format, self.metadata.location)))
         lines = [f"{keystr(path)}: {_format_leaf(leaf)}" for path, leaf in self.leaves.items()]
         head = f"<Tree{f' of {what}' if what else ''}: {array_count(self.arrays)}, {self.nbytes:,} bytes"
@@ -181,7 +181,7 @@ class Tree(Mapping[Path, Leaf]):
 
     @cached_property
     def arrays(self) -> dict[Path, LazyArray]:
-        """The leaves that are arrays, in order."""
+        """Return the leaves that are arrays, in order."""
         return {path: leaf for path, leaf in self.leaves.items() if isinstance(leaf, LazyArray)}
 
     @cached_property
@@ -189,7 +189,7 @@ class Tree(Mapping[Path, Leaf]):
         return {}
 
     def once(self, work_out: Callable[[Tree], T]) -> T:
-        """What a function of the tree alone gives, worked out at the first call: a tree never changes."""
+        """Return the cached result of a function of the tree alone: a tree never changes."""
         if work_out not in self._known:
             self._known[work_out] = work_out(self)
         return cast(T, self._known[work_out])
@@ -199,13 +199,13 @@ class Tree(Mapping[Path, Leaf]):
         return sum(array.nbytes for array in self.arrays.values())
 
     def with_metadata(self, **changes: Any) -> Tree:
-        """The same leaves with some metadata fields changed."""
+        """Return the same leaves with some metadata fields changed."""
         return replace(self, metadata=replace(self.metadata, **changes))
 
     def pipe(self, *transforms: Callable[[Tree], Changed]) -> Tree:
-        """The tree through `transforms` (`ckpttools.transforms.base`), first to last; errors as theirs.
+        """Apply `transforms` in order (`ckpttools.transforms.base`); errors as theirs.
 
-        What they say of it is added to `metadata.notes`.
+        Their notes are added to `metadata.notes`.
         """
         tree, notes = self, self.metadata.notes
         for transform in transforms:
@@ -214,7 +214,8 @@ class Tree(Mapping[Path, Leaf]):
         return tree.with_metadata(notes=notes)
 
     def nested(self) -> Any:
-        """The tree as dictionaries and lists with the leaves in them; empty leaves become what they name.
+        """Return the tree as nested dictionaries and lists; empty leaves become the containers that they
+        represent.
 
         Raises:
             FormatError: a path runs through a leaf, or a sequence has gaps.
@@ -228,14 +229,14 @@ class Tree(Mapping[Path, Leaf]):
 
 
 def _format_leaf(leaf: Leaf) -> str:
-    """A leaf in a few characters."""
+    """Format a leaf in a few characters."""
     if isinstance(leaf, LazyArray):
         return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
     return leaf.kind if isinstance(leaf, Empty) else repr(leaf.value)
 
 
 def _value(leaf: Leaf) -> Any:
-    """What stands for a leaf in a nested tree."""
+    """Return the value of a leaf in a nested tree."""
     if isinstance(leaf, Empty):
         empties: dict[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
         return empties[leaf.kind]
@@ -253,7 +254,7 @@ def _insert(node: dict[str | int, Any], path: Path, leaf: Leaf) -> None:
 
 
 def _sequences(node: Any, path: Path) -> Any:
-    """Turns dictionaries whose keys are all places in a sequence into lists."""
+    """Convert dictionaries whose keys are all sequence indices into lists."""
     if not isinstance(node, dict):
         return _value(node)
     if not node:
@@ -267,7 +268,7 @@ def _sequences(node: Any, path: Path) -> Any:
 
 
 def keystr(path: Path) -> str:
-    """The path joined by "/", as messages and `--json` show it."""
+    """Return the path joined by "/", as in messages and `--json`."""
     try:
         return "/".join(path)  # type: ignore[arg-type]
     except TypeError:
@@ -275,7 +276,7 @@ def keystr(path: Path) -> str:
 
 
 def dotted(path: Path) -> str:
-    """The path joined by ".", as Orbax names arrays on disk."""
+    """Return the path joined by ".", as Orbax names arrays on disk."""
     # Names of formats without a tree are one key, and asked for a dozen times; few paths have a number.
     try:
         return path[0] if len(path) == 1 and isinstance(path[0], str) else ".".join(path)  # type: ignore[arg-type]
@@ -284,19 +285,19 @@ def dotted(path: Path) -> str:
 
 
 def collision(path: Path) -> FormatError:
-    """The error of two arrays that would get one path."""
+    """Create the error for two arrays with the same path."""
     return FormatError("two arrays would get one path", location=keystr(path))
 
 
 def refuse_collisions(paths: Iterable[Path]) -> None:
-    """Raises FormatError where a path comes twice."""
+    """Raise FormatError if a path occurs twice."""
     twice = next((path for path, count in Counter(paths).items() if count > 1), None)
     if twice is not None:
         raise collision(twice)
 
 
 def by_name(arrays: Mapping[Path, T]) -> dict[str, T]:
-    """Arrays, or what there is of each, by their paths joined by ".".
+    """Return arrays, or other values, by their paths joined by ".".
 
     Raises:
         FormatError: two of them would have the same name, so that one would be lost.
@@ -314,8 +315,7 @@ def by_name(arrays: Mapping[Path, T]) -> dict[str, T]:
 
 
 def register_where_jax_is_loaded(kind: type[Tree]) -> None:
-    """Makes trees pytrees of lazy arrays, and of strings where there are any; costs nothing where jax is not
-    loaded."""
+    """Register trees as pytrees of lazy arrays and strings; does nothing unless jax is loaded."""
     if "jax" in sys.modules and kind not in _registered:
         with _lock:
             if kind not in _registered:
@@ -337,7 +337,7 @@ def _register(kind: type[Tree]) -> None:
         return [(tree_util.SequenceKey(0), nested)], ()
 
     def unflatten(keys: tuple[Any, ...], children: Any) -> Any:
-        """What was made of the arrays need not be lazy arrays, so it is a dictionary and no tree."""
+        """Return a dictionary rather than a tree, because the values need not be lazy arrays."""
         built = list(children)
         return dict(zip(keys, built, strict=True)) if keys or not built else built[0]
 
