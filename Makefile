@@ -27,7 +27,7 @@ demo: $(STAMP)
 
 # What a contributor runs on each change, under a minute: style, types where mypy has seen the rest, and the rooms that
 # touch no process, network or large file.
-QUICK := core array mapping codecs plan
+QUICK := core array mapping plan
 quick: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
