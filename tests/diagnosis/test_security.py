@@ -334,7 +334,7 @@ def test_page_covers_all_inputs() -> None:
 
 @pytest.mark.parametrize(("subject", "statement", "proof"), list(statements()))
 def test_every_statement_has_a_test(subject: str, statement: str, proof: str) -> None:
-    for file, name in re.findall(r"`(tests/\w+\.py)(?:::([\w:]+))?`", proof):
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::([\w:]+))?`", proof):
         tree = ast.parse((ROOT / file).read_text())
         if name:
             names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
