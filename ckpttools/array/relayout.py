@@ -31,19 +31,22 @@ class Relayout(Derived):
     Transposes, reshapes, head splits and the interleaving of RoPE are permutations of atoms.
 
     Attributes:
-        split: for each source axis the lengths of its atoms, outermost first; their product is the axis.
-        order: for each target atom its index among all atoms of the source.
-        merge: for each target axis the number of target atoms that it consists of.
+        split, order, merge: see `ckpttools.array.permutation.Permutation`.
     """
 
     split: tuple[Shape, ...]
     order: tuple[int, ...]
     merge: tuple[int, ...]
 
+    @property
+    def permutation(self) -> Permutation:
+        """The permutation of the source's axes."""
+        return Permutation(self.split, self.order, self.merge)
+
     @cached_property
     def _atoms(self) -> Shape:
         """Lengths of the source's atoms."""
-        return tuple(length for group in self.split for length in group)
+        return self.permutation.atoms
 
     @cached_property
     def _target_groups(self) -> tuple[tuple[int, ...], ...]:
@@ -53,7 +56,7 @@ class Relayout(Derived):
 
     def permuted(self, permutation: Permutation) -> LazyArray | None:
         # Elements are moved once.
-        both = compose(Permutation(self.split, self.order, self.merge), permutation)
+        both = compose(self.permutation, permutation)
         return None if both is None else relayout(self.source, *both)
 
     @property

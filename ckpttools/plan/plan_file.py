@@ -40,7 +40,7 @@ from ckpttools.stores.shares import describe_this_process
 # Arrays named in a message.
 _MAX_NAMES = 4
 KINDS = "ckpttools-plan-"
-KIND = f"{KINDS}4"
+KIND = f"{KINDS}5"
 
 
 @dataclass(frozen=True)
