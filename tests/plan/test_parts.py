@@ -309,8 +309,8 @@ class TestBeginning:
         from ckpttools.stores.local import shared_staging as local
         from ckpttools.stores.objects import shared_staging as objects
 
-        monkeypatch.setattr(local, "_PREPARED_SECONDS", 0.3)
-        monkeypatch.setattr(objects, "_PREPARED_SECONDS", 0.3)
+        monkeypatch.setattr(local, "_PREPARED_SECONDS", 1.0)
+        monkeypatch.setattr(objects, "_PREPARED_SECONDS", 1.0)
         with staging_of(parse(destination)).opened(JobInfo("a")) as work:
             work.record([[0]])
         slow, is_slow = threading.Event(), threading.Event()
@@ -329,7 +329,7 @@ class TestBeginning:
             preparing = pool.submit(ended, first)
             assert is_slow.wait(20)
             waiting = pool.submit(ended, self.begun(destination, overwrite=True))
-            sleep(1)
+            sleep(1.7)
             assert not waiting.done()
             slow.set()
             assert (preparing.result(30), waiting.result(30)) == ("", "")
