@@ -57,11 +57,6 @@ class Shards:
         return index if index == last else None
 
 
-def single_shard(shape: Shape) -> Shards:
-    """Return all of an array as one part."""
-    return Shards(shape, shape, ((0,) * len(shape),))
-
-
 def _scale(index: Shape, part: Shape) -> Shape:
     return tuple(i * n for i, n in zip(index, part, strict=True))
 

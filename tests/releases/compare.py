@@ -85,9 +85,9 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("old", type=Path, help="root of the earlier tree")
-    parser.add_argument("places", type=Path, nargs="+", help="directories with checkpoints")
+    parser.add_argument("locations", type=Path, nargs="+", help="directories with checkpoints")
     parser.add_argument("--only", default="", metavar="PATTERN", help="commands whose names have this")
-    parser.add_argument("--most", type=int, default=3, help="examples of each difference (3)")
+    parser.add_argument("--limit", type=int, default=3, help="examples of each difference (3)")
     parser.add_argument("--work", type=Path, help="where checkpoints are written; a temporary directory")
     return parser.parse_args()
 
