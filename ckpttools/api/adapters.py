@@ -259,9 +259,9 @@ def _bases(model: ModelOptions, like: LocationLike | None, *trees: Tree) -> list
     """Return `base_of` for several models.
 
     Raises:
-        FormatError: one is an adapter.
-        UnknownNameError: no family is of the name that the user says.
-        UsageError: it is said which model a MaxText checkpoint came from, and none is one.
+        FormatError: one of the models is an adapter.
+        UnknownNameError: no family has the name that the user gave.
+        UsageError: the user named the original model of MaxText checkpoints, but no model is one.
     """
     for tree in trees:
         _refuse_adapter(tree)
@@ -303,8 +303,8 @@ def opened_adapter(where: LocationLike, base: Base, alpha: float | None = None) 
     """Open an adapter of either kind, with names of the base's Hugging Face model.
 
     Raises:
-        FormatError: there is none.
-        UsageError: alpha is said of one of PEFT, whose configuration says it.
+        FormatError: the location has no adapter.
+        UsageError: `alpha` is given for a PEFT adapter, whose configuration states it.
     """
     location = parse(where)
     if not is_peft(location):
@@ -335,7 +335,7 @@ def _of_maxtext(tree: Tree, base: Base, alpha: float | None) -> Adapter:
             raise FormatError(
                 f"these are arrays of a PEFT adapter without its {ADAPTER}",
                 location=location,
-                expected=f"{ADAPTER} beside them, which says alpha and ranks",
+                expected=f"{ADAPTER} next to them, which states alpha and ranks",
                 hint=f"copy {ADAPTER} from where the arrays came from",
             )
         raise FormatError(

@@ -111,7 +111,7 @@ def _numbers(
     if others or isinstance(source, Tree):
         raise UsageError(
             "steps must be those of one run",
-            got="other checkpoints beside it" if others else "an open tree",
+            got="other checkpoints as well" if others else "an open tree",
             hint="name one run and its steps, or a step directory of each checkpoint",
         )
     if steps is not None and last is not None:
@@ -223,8 +223,9 @@ def _require_there(parts: Sequence[Sequence[int]], run: OrbaxRun, declared: obje
         return
     first = islice((number for part in parts for number in part if number not in run.steps), _MOST)
     more = f" and {missing - _MOST:,} more" if missing > _MOST else ""
+    absent = "there is no step" if missing == 1 else "there are no steps"
     raise UsageError(
-        f"there {'is no step' if missing == 1 else 'are no steps'} {', '.join(map(str, first))}{more}",
+        f"{absent} {', '.join(map(str, first))}{more}",
         location=run.path,
         got=declared,
         expected=f"some of {first_and_last(sorted(run.steps))}",

@@ -65,7 +65,7 @@ class Resources:
         # Most defects of the output were already reported for the source.
         new = tuple(remark for remark in of_output.remarks if remark not in notes.remarks)
         notes += replace(of_output, remarks=new)
-        # What these import takes memory before it is known whether there is enough.
+        # Imported here: these modules take memory, and the checks above may refuse the conversion first.
         from ckpttools.plan.plan import build
 
         with use_concurrency(self.requests):

@@ -46,12 +46,12 @@ def copy(
 ) -> PreparedCopy:
     """Copy a checkpoint byte for byte between any stores.
 
-    Of a run the finished steps are copied, oldest first, each visible when it is complete; those that are
-    there already are left as they are, so that the same call later copies the new ones.
+    Copies the finished steps of a run, oldest first. Each step becomes visible when it is complete. Steps
+    that the destination already has are left unchanged, so the same call later copies only the new ones.
 
     Args:
         source: a run, a step, an item, or a directory with a checkpoint of another format.
-        destination: what it becomes: a run, a step, an item, a directory.
+        destination: path of the copy, which has the same kind as the source.
         steps: of a run, those that are expected; none for all.
         latest: of a run, how many of the latest are expected; None for all.
         verify: read all written data again, and compare all existing copies by content.

@@ -122,13 +122,14 @@ def diff(
     Args:
         a, b: files, items, steps or run directories, or trees.
         atol, rtol: elements are equal if |a-b| <= atol + rtol * max(|a|,|b|).
-        ulp: or if they are at most so many units in the last place apart, in the coarser dtype.
+        ulp: elements are also equal if they differ by at most this many units in the last place of the
+            coarser dtype.
         ignore_dtype: whether equal numbers in another dtype are equal.
         filter: shell pattern of the names to compare; no other array is read.
         parameters: Compare only the parameters, without optimizer state, step and random states.
         everything: whether the report lists equal arrays, too.
         explain: whether to look for causes.
-        like: a model's directory or `config.json`, if there is none beside the arrays.
+        like: a model's directory or `config.json`, if the arrays have no `config.json` next to them.
         family: the family whose rows map names, whatever `model_type` says, or a file with one.
         rope_layout: order of rotary pairs in MaxText's query and key: "halves" or "interleaved"; None as the
             configuration implies.

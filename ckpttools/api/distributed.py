@@ -54,16 +54,16 @@ class Callbacks:
     waiting: Callable[[PlanStatus], None]
 
 
-def convert_together(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> Receipt | None:
+def convert_together(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> Receipt | None:
     """Run this process's part; process 0 also plans and publishes.
 
     Args:
         job: the processes.
-        plan: decides the conversion, of absolute places; called in process 0.
-        told: callbacks for events.
+        plan: function that plans the conversion, with absolute locations; called in process 0.
+        callbacks: functions to call with events.
 
     Returns:
-        What was done, in process 0; None elsewhere.
+        The receipt of the conversion in process 0; None in the other processes.
 
     Raises:
         OtherProcessError: another process could not do its part; says which.
@@ -72,8 +72,8 @@ def convert_together(job: Service, plan: Callable[[], Prepared], told: Callbacks
     try:
         with extra_resident(JOB_BYTES):
             if job.number == 0:
-                return _first(job, plan, told)
-            _other(job, plan, told)
+                return _first(job, plan, callbacks)
+            _other(job, plan, callbacks)
     except BaseException as error:
         if not isinstance(error, OtherProcessError):
             job.set_status(_FAILED, first_line(error))
@@ -85,16 +85,16 @@ def _part_of(job: Service) -> Part:
     return Part(job.number, job.count)
 
 
-def _other(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> None:
+def _other(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> None:
     declared = job.get_bytes("plan")
     if not declared:
         raise OtherProcessError(_end_of(job))
     file = decoded(zlib.decompress(declared), "what process 0 has planned")
     job.set_status(_HERE, describe_this_process())
-    observe = _heeding(lambda: _check_ended(job), told.observe)
+    observe = _heeding(lambda: _check_ended(job), callbacks.observe)
     # Only code that this process's own command line names may run, not code that process 0 names.
     code = {} if file.header.has_tasks else _own_code(plan())
-    told.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe, code=code))
+    callbacks.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe, code=code))
     job.set_status(_DONE, "yes")
     if why := _end_of(job):
         raise OtherProcessError(why)
@@ -115,26 +115,26 @@ def _check_ended(job: Service) -> None:
         raise OtherProcessError(why)
 
 
-def _first(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> Receipt:
+def _first(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> Receipt:
     is_planned = False
     try:
         prepared = plan()
         _ = prepared.gain  # before anything is written
         content = content_of(prepared)
         file = decoded(content, "the plan")
-        # Nobody of this job begins before it knows the plan.
+        # No process of this job begins before it has the plan.
         began, before = time.monotonic(), plan_status(file)
         earlier = {part.token for part in before.parts}
         job.put_bytes("plan", zlib.compress(content, 1))
         is_planned = True
-        observe = _heeding(lambda: _check_failed(job), told.observe)
+        observe = _heeding(lambda: _check_failed(job), callbacks.observe)
         code = _own_code(prepared)
-        told.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe, code=code))
-        _wait(job, file, told.waiting, earlier)
+        callbacks.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe, code=code))
+        _wait(job, file, callbacks.waiting, earlier)
         receipt = prepared.conversion.run(
             prepared.destination,
             overwrite=prepared.overwrite,
-            observe=told.observe,
+            observe=callbacks.observe,
             planned=file.header.plan,
         )
     except BaseException as error:
@@ -223,7 +223,7 @@ def _are_done(
         if not is_ours or part.token in earlier or number in done or part.state == "at work":
             continue
         if part.state != "done":
-            # It may have said why a moment ago.
+            # The process may have reported the reason a moment ago.
             _check_failed(job)
             mark_gone(job, number)
             raise _gone(part, number, count)

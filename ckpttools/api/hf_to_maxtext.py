@@ -61,24 +61,25 @@ def hf_to_maxtext(
 
     Args:
         source: directory with safetensors and `config.json`, one of its safetensors files, or its tree.
-        destination: directory that appears, with `0/items` in it, when everything is written.
-        scan: stack the layers, as MaxText's `scan_layers=true` wants them.
-        scan_axis: the axis on which they are stacked (MaxText's `param_scan_axis`).
-        dtype: of all floating-point arrays, such as "bfloat16"; None keeps those stored.
-        dequantize_like: how products of quantized weights and their scales are rounded: "float32" once,
-            "maxtext" as MaxText does, with scales rounded to bfloat16 first.
-        exact: store in float32 what would otherwise not come back to the bit.
-        maxtext: version of MaxText that is to load it: "0.2.5" or "e591f30".
-        pad_vocab: rows that the vocabulary gets, zeros at the end.
+        destination: directory with `0/items`; it appears once everything is written.
+        scan: stack the layers, as MaxText expects with `scan_layers=true`.
+        scan_axis: axis along which the layers are stacked (MaxText's `param_scan_axis`).
+        dtype: dtype of all floating-point arrays, such as "bfloat16"; None keeps the stored dtypes.
+        dequantize_like: how products of quantized weights and their scales are rounded: "float32" rounds
+            once, "maxtext" rounds the scales to bfloat16 first, as MaxText does.
+        exact: store arrays in float32 if the reverse conversion would not restore them bit for bit otherwise.
+        maxtext: version of MaxText that will load the checkpoint: "0.2.5" or "e591f30".
+        pad_vocab: number of rows of the vocabulary after padding with zeros.
         text_only: leave out the towers of a multimodal model (vision, audio).
         carry: keep unconverted arrays (MTP layers, towers that are left out) next to the converted ones.
-        drop: patterns of source arrays to leave out; one of keys above names takes all that is below.
+        drop: patterns of source arrays to leave out; a pattern that matches a key drops everything below it.
         family: name of the family whose rows are used, or a file that describes one.
         rope_layout: order of rotary pairs in MaxText's query and key.
-        tied: what becomes of the output head: as the arrays are, without one, or made from the embedding if
-            none is stored.
-        quantized: what becomes of quantized weights: numbers of `dtype`, bfloat16 by default, or FP8 as it
-            is, with its scales beside it, as MaxText from 0.2.5 on keeps it; `dtype` then is of the others.
+        tied: whether to write an output head: as stored, never, or a copy of the embedding if no head is
+            stored.
+        quantized: "dequantize" writes quantized weights as values of `dtype`, bfloat16 by default. "keep"
+            writes FP8 weights unchanged, next to their scales, as MaxText stores them from 0.2.5 on; `dtype`
+            then applies to the other arrays.
         max_header_bytes: longest safetensors header that is accepted.
         prefer_rank: as of `ckpttools.api.sources.Opening`.
         common: `ckpttools.api.arguments.Storing` and `ckpttools.api.prepared.Writing`.

@@ -116,7 +116,7 @@ def compared(
         family, own = family_called(name), tree.metadata.config
         if own is None or own.get("model_type") not in family.model_types:
             return against_family(own_arrays, family, pattern=pattern)
-        return against_family(own_arrays, family, own, "the config.json beside it", pattern)
+        return against_family(own_arrays, family, own, "the config.json next to it", pattern)
     config = _config_at(path)
     if config is None:
         return against_tree(*_alike(tree, open_tree(path, read)), pattern)

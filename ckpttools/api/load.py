@@ -136,10 +136,10 @@ def load(
 
     Args:
         source: a file, an item, a step or a run directory of any format in any store, or a tree.
-        like: what the result is to be: a pytree of `jax.ShapeDtypeStruct`s, arrays, PRNG keys and numbers, an
-            `nnx.State`, or an `nnx.Module`, which is filled in place and returned. Names that the checkpoint
-            has below one key more are found; what it has beside them is not read. None for all that there is,
-            as dictionaries and lists.
+        like: template of the result: a pytree of `jax.ShapeDtypeStruct`s, arrays, PRNG keys and numbers, an
+            `nnx.State`, or an `nnx.Module`, which is filled in place and returned. Names match also if the
+            checkpoint nests them below one more key; other arrays are not read. None loads everything, as
+            dictionaries and lists.
         shardings: a `jax.sharding.Sharding` for all arrays, or a pytree of them; without `like` it says what
             is loaded, too. None for those of `like`.
         rules: how arrays are cut over `mesh`: "maxtext", a file, or pairs, of a logical axis and mesh axes,

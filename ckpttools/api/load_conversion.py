@@ -83,7 +83,7 @@ class Converting:
         return ModelOptions(self.family, self.rope_layout, self.tied)
 
 
-# What is about one way only.
+# Options that apply to one direction only.
 _ABOUT: Mapping[str, tuple[Side, ...]] = {
     "scan": ("maxtext",),
     "pad_vocab": ("maxtext",),
@@ -185,7 +185,7 @@ def _as_hugging_face(tree: Tree, declared: Converting, memory: int) -> tuple[Tre
 
 @contextmanager
 def _worded(what: str) -> Iterator[None]:
-    """Within it, what the converting commands would say next is said for loading."""
+    """Rewrite the hints of conversion errors in terms of `load`, inside the `with`."""
     try:
         yield
     except FormatError as error:
@@ -200,7 +200,7 @@ def _worded(what: str) -> Iterator[None]:
 
 @contextmanager
 def _of_the_same_model(tree: Tree, files: ModelFiles, family: str | None) -> Iterator[None]:
-    """Within it, arrays that are of another family than was said are told to be."""
+    """Name the family that fits the arrays in a coverage error, inside the `with`."""
     try:
         yield
     except CoverageError as error:

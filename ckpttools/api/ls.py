@@ -15,13 +15,13 @@ def ls(run: LocationLike, *, requests: int | None = None) -> RunListing:
     """List the steps of a run: kind, size, state, metrics, and where a restarted run resumes.
 
     Args:
-        run: directory with steps, of Orbax or of a trainer of PyTorch such as verl, in any store; of a step
-            or an item the run that it is of is meant.
-        requests: requests under way at once to stores behind a network; None for as many as suit them.
+        run: directory with steps of Orbax or of a PyTorch trainer such as verl, in any store; a step or an
+            item stands for its run.
+        requests: concurrent requests to stores behind a network; None chooses a number that suits the store.
 
     Raises:
-        UsageError: it is no run.
-        CheckpointError: nothing is there, or it cannot be read.
+        UsageError: the path is not a run.
+        CheckpointError: the path does not exist, or cannot be read.
     """
     with use_concurrency(requests):
         try:

@@ -59,23 +59,24 @@ def maxtext_to_hf(
 
     Args:
         source: a run directory, a step or an item, of any kind and flavour, or its tree.
-        destination: directory that appears, with weights, `config.json` and what else there is of the model,
-            when everything is written.
-        like: directory of the model it came from, or a `config.json`; None for what was carried along.
-        maxtext_config: where no `config.json` was carried along: the settings of the run that made the
-            checkpoint, as they are given to MaxText, a configuration file first, then `NAME=VALUE`. One is
-            made of them and of the arrays' shapes.
-        dtype: of all floating-point arrays, such as "bfloat16"; None keeps those stored.
+        destination: directory with weights, `config.json` and the other files of the model; it appears once
+            everything is written.
+        like: directory of the original model, or its `config.json`; None uses the files stored with the
+            checkpoint.
+        maxtext_config: settings of the run that made the checkpoint, for checkpoints without a stored
+            `config.json`: a configuration file of MaxText first, then `NAME=VALUE`. A `config.json` is made
+            from them and from the shapes of the arrays.
+        dtype: dtype of all floating-point arrays, such as "bfloat16"; None keeps the stored dtypes.
         prefix: path of a model within a composite one; only its arrays are written.
         names: how tensors are named, where the hub and transformers differ; "text" writes the text model of
             a multimodal one, with its own configuration. None as in the model it came from.
-        scan_axis: the axis on which layers are stacked, where the arrays do not tell.
+        scan_axis: axis along which layers are stacked, if it cannot be inferred from the arrays.
         carry: take unconverted arrays (vision tower, MTP layers) from `like`.
-        padding_rows: what becomes of rows beyond the vocabulary, whatever they hold; None leaves out zeros
-            and refuses others.
+        padding_rows: whether to keep or drop rows beyond the vocabulary, whatever their values; None drops
+            zeros and refuses other values.
         family, rope_layout, tied: as of `ckpttools.hf_to_maxtext`.
-        quantized: what becomes of FP8 weights that have their scales beside them: "keep" writes them so,
-            "dequantize" makes numbers of them; None keeps them unless there is a dtype.
+        quantized: "keep" writes FP8 weights and their scales unchanged, "dequantize" writes dequantized
+            values; None keeps them unless `dtype` is given.
         max_shard_size: bytes of tensors in one file at most, unless a single one has more.
         step: the training step to open; None takes the latest finished one.
         max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.

@@ -78,7 +78,7 @@ def next_steps(where: LocationLike) -> NextSteps | None:
         # The checkpoint was written, so a failure to describe it is not an error.
         return None
     finally:
-        # Whoever replaces it later in this process looks again at what is there.
+        # A later write to this location in the same process must list it again.
         if isinstance(location.store, SupportsCacheInvalidation):
             location.store.forget(location.key)
 
@@ -97,7 +97,7 @@ def _has_names_of(tree: Tree, among: Collection[Family]) -> bool:
 
 
 def _family_said(tree: Tree) -> Family | None:
-    """What config.json says: to import all families and make all their names takes 0.1 s."""
+    """Return the family that config.json declares: matching the names of all families takes 0.1 s."""
     try:
         return family_of(tree.metadata.config or {}, tree.metadata.location)
     except CheckpointError:
@@ -159,7 +159,7 @@ def _resumed(tree: Tree) -> Iterator[str]:
     run = parse(tree.metadata.location).absolute().parent.parent
     if view_of(tree).optimizer is not None and run.name == _CHECKPOINTS:
         out = run.parent.parent
-        yield "the run goes on: " + join([f"base_output_directory={out}", f"run_name={run.parent.name}"])
+        yield "resume the run: " + join([f"base_output_directory={out}", f"run_name={run.parent.name}"])
 
 
 def _surprises(tree: Tree) -> Iterator[str]:
@@ -180,7 +180,7 @@ def _of_model(tree: Tree, config: MaxTextConfig | None) -> Iterator[str]:
         return
     yield from map(str, config.deviations)
     if config.unread:
-        yield f"MaxText is told nothing of {', '.join(config.unread)}"
+        yield f"no MaxText setting represents {', '.join(config.unread)}"
     if view_of(tree).optimizer is None:
         yield from config.notes
 
@@ -215,7 +215,7 @@ def _quoted(text: str) -> str:
 def _unfinished(location: Location) -> Iterator[str]:
     """Return the files that a server needs besides weights and that are missing."""
     if location.is_dir() and not any(entry.name in _TOKENIZERS for entry in location.entries()):
-        yield "no tokenizer is beside it: vllm takes the original's, --tokenizer HF_DIR"
+        yield "the directory has no tokenizer: pass the original model's to vllm, --tokenizer HF_DIR"
 
 
 def _name_for_transformers(location: Location) -> tuple[str, str] | None:

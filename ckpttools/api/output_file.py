@@ -32,7 +32,7 @@ def check_output_file(path: Location, source: LocationLike, destination: Locatio
             location=source,
             got=f"a name that a checkpoint's own files have: {real.name}",
             expected="a name outside of it",
-            hint="choose another name, such as one in a directory beside it",
+            hint="choose another name, such as one in a directory next to it",
         )
 
 
@@ -61,7 +61,7 @@ def _check_outside(path: Location, real: Location, destination: Location) -> Non
         if real == location:
             how = "is"
         elif location in real.parents:
-            how = "lies in"
+            how = "is in"
         elif real in location.parents:
             how = "is a directory above"
         else:

@@ -1,8 +1,8 @@
-"""What exists at a destination already, and whether a new checkpoint may replace it.
+"""Decide whether a new checkpoint may replace what exists at its destination.
 
 Only a checkpoint of the kind that is being written may be replaced, and only if every file there belongs to
-it: not a run of several steps, not other items, files or directories beside the weights, not optimizer state
-that the new one lacks.
+it. Runs of several steps, other items, files and directories next to the weights, and optimizer state that
+the new checkpoint lacks are never replaced.
 """
 
 from __future__ import annotations

@@ -73,18 +73,18 @@ class PlanStatus(TaskProgress):
     """The progress of a plan.
 
     Attributes:
-        tasks, tasks_done, nbytes, bytes_done, bytes_per_second, seconds_left: of all; see `TaskProgress`.
-        destination: of the conversion.
+        tasks, tasks_done, nbytes, bytes_done, bytes_per_second, seconds_left: totals; see `TaskProgress`.
+        destination: location of the output.
         plan: fingerprint.
-        state: "not begun", "at work", "stopped" (tasks are missing, and nobody is at work), "done" (it can be
-            published), "published" (but for what is left beside it), "complete" (published, with nothing left
-            to do), "taken" (something else is there).
-        other: what else is there, in words.
-        parts: the processes that are at work, were cut off or ended by an error, and those that are done.
-        missing: stretches (first task, one after the last) that are not done and nobody is at work on.
-        count: in how many parts it is dealt out, as most of those say that are at work; where nobody is, as
-            whoever began last; None where nobody has begun.
-        not_begun: numbers of these that nobody has begun, as far as tasks of them are missing.
+        state: "not begun", "at work", "stopped" (tasks are missing, and no process is running), "done"
+            (it can be published), "published" (with files to remove next to it), "complete" (published, with
+            nothing left to do), or "taken" (the destination has other content).
+        other: description of the other content.
+        parts: the processes that are running, were killed, failed, or are done.
+        missing: ranges of tasks (first, one after the last) that are not done and not in progress.
+        count: number of parts, as most running processes declare; if none is running, as the last one that
+            started declared; None if no part has begun.
+        not_begun: indices of parts that have missing tasks and that no process has begun.
     """
 
     destination: Location
@@ -184,7 +184,13 @@ def _not_begun(file: PlanFile, count: int, parts: Iterable[PartStatus], left: se
 
 
 def _is_taken(file: PlanFile, destination: Location, other: str) -> bool:
-    """Whether something is there that a part may not begin beside; `other` is what is being made there."""
+    """Return whether the destination has content that forbids a part to begin.
+
+    Args:
+        file: the plan.
+        destination: location of the output.
+        other: description of another unfinished output at the destination, or "".
+    """
     # In a bucket another conversion grows where the destination is.
     return not file.header.overwrite if other else is_new(file, destination)
 

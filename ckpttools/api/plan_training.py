@@ -170,7 +170,7 @@ def _saving(
 def _intervals(
     tiers: Sequence[Tier], mode: Mode, step_seconds: float | None, words: Mapping[str, str]
 ) -> tuple[SaveInterval, ...]:
-    """How often each tier saves; a backup of what is local is one of every so many local saves."""
+    """Return how often each tier saves; a backup copies every n-th local save."""
     built: list[SaveInterval] = []
     for tier in tiers:
         local = built[0].steps if mode == "multi-tier" and built else None
@@ -182,7 +182,7 @@ def _intervals(
 def _check_counts(**counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and (type(count) is not int or count < 1):
-            raise UsageError(f"{option(name, count)} means nothing", expected="a whole number, 1 or more")
+            raise UsageError(f"{option(name, count)} is not a count", expected="an integer of at least 1")
 
 
 def _bandwidth(name: str, declared: int | str) -> int:
@@ -313,7 +313,7 @@ def check_plot(location: Location, source: Source, *, has_tiers: bool) -> None:
 
     Args:
         location: where it would be.
-        source: what the model is told by.
+        source: what the model is planned from.
         has_tiers: whether there is a curve.
 
     Raises:
@@ -436,5 +436,5 @@ def parse_duration(declared: float | str, name: str = "a duration") -> float:
     except (ValueError, KeyError):
         seconds = 0.0
     if not (isfinite(seconds) and seconds > 0):
-        raise UsageError(f"{name} is no length of time", got=text, expected="such as 90, 4s, 30min, 6h or 7d")
+        raise UsageError(f"{name} is not a duration", got=text, expected="such as 90, 4s, 30min, 6h or 7d")
     return seconds

@@ -41,7 +41,7 @@ class PlanWritten:
         destination: of the conversion.
         plan: its fingerprint.
         tasks, bytes_in, bytes_out: of all of it.
-        groups: what it can be dealt out in: so many parts have something to do.
+        groups: number of groups of tasks; no more parts than this have anything to do.
         has_tasks: whether parts are done without planning again.
         has_call: whether any process can plan it again, which publishing takes; else it is given the
             prepared conversion.
@@ -109,7 +109,7 @@ def content_of(prepared: Prepared) -> bytes:
     _check_shareable(prepared)
     call = prepared.call
     if call is not None and call.is_relative:
-        # What is planned again, of places that are not relative any more, must come to the same.
+        # Planned again with absolute locations, because parts may run in other directories.
         prepared = replace(call.made_again(prepared.conversion.jobs), call=replace(call, is_relative=False))
     header = header_of(prepared)
     prepared.conversion.check(prepared.destination, overwrite=prepared.overwrite, planned=header.plan)
@@ -242,19 +242,19 @@ def _check_shareable(prepared: Prepared) -> None:
 
 
 def _check_free(location: Location, planned: Header) -> None:
-    """Refuses to replace anything but the same plan: what was done by another one goes on by it alone."""
+    """Refuse to replace anything but the same plan: only that plan can resume the work that it began."""
     if not location.lexists():
         return
     try:
         result = read_plan(location).header
     except FormatError as error:
         raise DestinationExistsError(
-            f"{location} is there, and is no plan", hint="choose another name for the plan"
+            f"{location} exists and is not a plan", hint="choose another name for the plan"
         ) from error
     if (result.plan, result.destination) != (planned.plan, planned.destination):
         raise DestinationExistsError(
-            f"{location} is there, and is another plan",
+            f"{location} exists and is another plan",
             got=f"from {result.source} to {result.destination}, plan {result.plan[:12]}",
             expected=f"a new name, or plan {planned.plan[:12]} to {planned.destination}",
-            hint="choose another name; or delete it, if nobody is to go on with it",
+            hint="choose another name; or delete the plan, if its work is not to be resumed",
         )

@@ -38,7 +38,8 @@ from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
-# Items beside the tree of a step that are written again with it: metrics, states of data iterators.
+# Limit for other items of a step (metrics, states of data iterators), which are copied with its stripped
+# tree.
 _LARGEST_BESIDE = 16 << 20
 
 
@@ -94,7 +95,7 @@ class PreparedPrune:
 
     @property
     def report(self) -> PruneReport:
-        """Return the report of what would be done."""
+        """Return the report of the planned work."""
         fates, frees = (self.decision.fates, self.decision.frees) if self.decision else ((), 0)
         return PruneReport(str(self.location), fates, frees, what=self.what, is_copied=self.copy)
 
@@ -141,7 +142,7 @@ class PreparedPrune:
         removal = Removal(run.path, journal)
         removal.check_kept()
         going = (run.path / name for name in (*delete, *built))
-        # What the stripped ones share with them has more names now, and is not counted.
+        # Files that the stripped steps share have another name now, and are not counted as freed.
         gone = measure_usage(*(location for location in going if location.is_dir())).own
         frees = max(0, gone - measure_usage(*built.values()).own)
         try:
@@ -234,25 +235,25 @@ def prune(
 ) -> PreparedPrune:
     """Delete the steps of a run that no rule keeps. `prune.plan` reports the fate of each.
 
-    Never deleted are the last finished step, what Orbax takes for the latest, steps into which symbolic links
-    lead, and whatever is not a finished save whose every file is accounted for.
+    Never deletes the last finished step, the step that Orbax takes for the latest, steps that symbolic links
+    lead to, and anything that is not a finished save whose every file is accounted for.
 
     Args:
         run: directory with steps, on a disk or in a bucket.
-        keep_last: keep the last so many finished steps.
-        keep_every: keep steps whose number is a multiple of it.
+        keep_last: number of latest finished steps to keep.
+        keep_every: keep steps whose number is a multiple of this.
         keep_best: keep the best steps by a metric: "loss:3", "reward:2:max".
-        strip_older: of kept steps that are not among the last `keep_last`, keep the parameters alone.
-        copy: where that is done, write them anew, so that no byte of the optimizer stays on the disk.
-        finish: carry out a prune that was interrupted, instead of another one.
-        undo: put back what is still whole of it.
-        requests: requests under way at once to stores behind a network; None for as many as suit them.
+        strip_older: keep only the parameters of kept steps that are not among the last `keep_last`.
+        copy: rewrite the stripped steps, so that no byte of the optimizer stays on the disk.
+        finish: finish an interrupted prune instead of starting one.
+        undo: restore the steps of an interrupted prune that are still complete.
+        requests: concurrent requests to stores behind a network; None chooses a number that suits the store.
 
     Raises:
         UsageError: no rule is given, another prune is at work or was interrupted, or nothing can be deleted
             there.
         FormatError: no step is finished.
-        CheckpointError: it is no run, or it cannot be read or written.
+        CheckpointError: the path is not a run, or cannot be read or written.
     """
     keep = Keep(keep_last, keep_every, None if keep_best is None else Best.of(keep_best))
     with use_concurrency(requests):

@@ -1,6 +1,6 @@
-"""That a plan was carried out to its end: a small file beside it, by which whoever comes late knows.
+"""Record that a plan was published, in a small file next to the plan, for processes that start later.
 
-PLAN.published   whose plan, where, and what says there that the checkpoint is complete
+PLAN.published   the plan, the destination, and the file there that proves the checkpoint complete
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def check_unpublished(file: PlanFile, destination: Location) -> None:
     """Refuse to begin a plan whose destination is occupied.
 
     Raises:
-        PublishedError: the plan was carried out to its end.
-        DestinationExistsError: it may have been, and nothing beside the plan says so; or somebody else has
-            written there since it was made.
+        PublishedError: the plan was published.
+        DestinationExistsError: the destination has content, and no mark next to the plan says that the plan
+            made it: it did so without leaving a mark, or something else wrote there since.
     """
     if published_at(file, destination) is not None:
         raise PublishedError(f"{destination} is complete: all parts are done, and it has its name")

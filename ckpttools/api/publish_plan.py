@@ -26,7 +26,7 @@ from ckpttools.stores.publishing import LockedError
 from ckpttools.stores.relocation import Relocation, Roots
 from ckpttools.stores.shares import PublishedError, Standing, active_members, claimed_error
 
-# Of whoever waits for another process that publishes, and for parts.
+# Intervals of waiting: for another process that publishes, and for parts.
 _LOOK_SECONDS = 1.0
 _WAIT_SECONDS = 5.0
 
@@ -49,23 +49,23 @@ def publish_plan(
     Waits if another process is publishing the same plan.
 
     Args:
-        plan: its file, beside which it is noted that all is done.
-        wait: until all parts are done.
-        root, observe: as of `run_part`.
-        waiting: called now and then, as long as parts are waited for.
-        warn: called with what the user should know.
-        prepared: the same conversion, prepared in this process; None to have it planned again as the file
-            says; meanwhile the process is in the directory in which the plan was made.
-        map, family: as of `run_part`.
+        plan: path of the plan; a file next to it records the publication.
+        wait: whether to wait until all parts are done.
+        root, observe: as for `run_part`.
+        waiting: called with the status from time to time while waiting for parts.
+        warn: called with each warning.
+        prepared: the same conversion, prepared in this process; None plans it again as the file declares,
+            with the directory in which the plan was made as working directory.
+        map, family: as for `run_part`.
 
     Returns:
-        What was done; or since when nothing is left to do.
+        The receipt; or, if the plan was published before, the time of its publication.
 
     Raises:
         CodeNotAllowedError: the plan names code that `map` and `family` do not.
         UnfinishedError: tasks are missing.
         LockedError: another process is still working.
-        SourceChangedError: a source is not what it was when the plan was made; nothing is lost by that.
+        SourceChangedError: a source changed after the plan was made; finished tasks are kept.
         CheckpointError: as `ckpttools.api.conversion.Conversion.run`.
     """
     file = opened_plan(plan)
@@ -85,7 +85,7 @@ def _waited(file: PlanFile, relocation: Relocation, waiting: Callable[[PlanStatu
         if result.state in ("done", "published", "complete", "taken"):
             return result.tasks_done == result.tasks
         if result.state == "not begun" and was_begun:
-            # Somebody has published it, and could note nothing beside the plan; or has given it up.
+            # Another process published it without leaving a mark next to the plan, or its work was discarded.
             return False
         was_begun = was_begun or result.state != "not begun"
         waiting(result)
@@ -111,7 +111,7 @@ def _published(
             result = published_at(file, destination)
             is_alone = not standing.is_begun and not standing.other
             if result is None and was_done and is_alone and destination.exists():
-                # Nothing could be noted beside the plan.
+                # The process that published could not leave a mark next to the plan.
                 result = PublishedPlan(destination, header.plan, time.time())
             if result is not None:
                 return result
@@ -130,7 +130,7 @@ def _published(
             )
             return again.reported(receipt)
         except LockedError:
-            # Whoever has it publishes this plan, or what has happened is said when it is looked at again.
+            # The holder of the lock may be publishing this plan; the next look at the destination tells.
             time.sleep(_LOOK_SECONDS)
         except PublishedError:
             continue
@@ -145,7 +145,7 @@ def _conclude(file: PlanFile, destination: Location, warn: Callable[[str], None]
         note_published(file, destination)
     except CheckpointError as error:
         why = error.got or error.message
-        warn(f"note     parts run again will be refused: nothing can be put beside {file.location}: {why}")
+        warn(f"note     parts run again will be refused: cannot write next to {file.location}: {why}")
 
 
 def _check_done(file: PlanFile, standing: Standing, destination: Location) -> None:

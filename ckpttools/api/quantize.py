@@ -110,7 +110,7 @@ def _planned(
         raise UsageError(
             f"{given[0]} applies only to MaxText checkpoints",
             location=tree.metadata.location or None,
-            hint="leave it out: the configuration beside the weights is taken",
+            hint="leave it out: the configuration next to the weights is used",
         )
     return plan_tree(_model_alone(tree).pipe(change), writer, resources)
 

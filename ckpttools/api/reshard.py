@@ -84,8 +84,9 @@ def reshard(
 ) -> PreparedReshard:
     """Write an Orbax checkpoint in which each device of a mesh reads full chunks.
 
-    It also says how arrays lie on that mesh: Orbax restores them so, unless it is told otherwise. No
-    device is needed, and no more of an array is in memory than for any other conversion.
+    The checkpoint also stores how the arrays are sharded over that mesh, and Orbax restores them that way
+    unless the caller passes another sharding. No device is needed, and memory is bounded as in any other
+    conversion.
 
     Args:
         source: a file, an item, a step, a run directory, or a tree.

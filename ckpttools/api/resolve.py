@@ -32,11 +32,11 @@ def resolve(
     `M_RUN_NAME` and the like, and `JOBSET_NAME`.
 
     Args:
-        command: as it is given to MaxText's trainer: a configuration file, then settings `NAME=VALUE`; Python
-            and the trainer's name may stand before them.
+        command: arguments of MaxText's trainer: a configuration file, then settings `NAME=VALUE`; Python and
+            the trainer's name may precede them.
         maxtext: version whose rules are followed: "0.2.5" or "e591f30".
-        requests: requests under way at once to stores behind a network; None for as many as suit them.
-        settings: of MaxText, beside those of the command; those of a group as a mapping, `lora={…}`.
+        requests: concurrent requests to stores behind a network; None chooses a number that suits the store.
+        settings: more MaxText settings; those of a group as a mapping, `lora={…}`.
 
     Raises:
         UsageError: a word of the command is not a setting.

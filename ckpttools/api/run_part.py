@@ -32,9 +32,9 @@ from ckpttools.stores.registry import parse
 from ckpttools.stores.relocation import Relocation, Roots
 from ckpttools.stores.shares import PublishedError, Share, Standing, shared_staging
 
-# A line of a plan, and what is made of those that a part needs.
+# Memory for a line of a plan, and for the objects of the lines that a part needs.
 _BYTES_PER_FILE_BYTE = 4
-# Of whoever waits for another process that publishes.
+# Interval of waiting for another process that publishes.
 _LOOK_SECONDS = 1.0
 
 
@@ -72,7 +72,7 @@ def run_part(
             if you name it, too.
 
     Returns:
-        What was done; or that all was published before, and there was nothing to do.
+        The receipt of the part; `is_published` is true if the plan was published before.
 
     Raises:
         UsageError: nothing says which part.
@@ -149,7 +149,7 @@ def part_done(
             except LockedError:
                 if not _is_all_done(file, destination):
                     raise
-                # Somebody publishes it.
+                # Another process is publishing the plan.
                 time.sleep(_LOOK_SECONDS)
 
 
@@ -190,7 +190,7 @@ def standing_of(header: Header, destination: Location) -> Standing:
 
 
 def _left_by(file: PlanFile) -> tuple[str, str]:
-    """A command line that goes on with what is left, and where, for whoever finds the work unfinished."""
+    """Return the command that resumes the unfinished work, and its directory, for messages."""
     if file.location is None:
         return "", ""
     return shlex.join(["ckpt", "run", str(file.location), "--part", "0/1"]), str(parse(".").absolute())

@@ -152,8 +152,9 @@ def save_async(
 
     Args:
         tree, destination, format, options: as of `save`.
-        host_memory: bytes that the copies may take, those of other saves under way included: all that this
-            process saves is copied, beside `memory`. None for half of what the system has available.
+        host_memory: limit in bytes for copies of arrays, including those of other saves in progress.
+            Everything that this process saves is copied; `memory` comes in addition. None for half of the
+            available memory.
 
     Returns:
         The save under way: its `wait()` returns the receipt, or raises what went wrong.
@@ -182,10 +183,10 @@ def save_async(
 
 
 def _processes_of(tree: Tree | Any) -> Processes | None:
-    """Those that save parts of a tree, which have begun to save it; None where this one has everything.
+    """Return the processes that save parts of a tree, with the save begun; None if this process has all.
 
-    They begin before anything can go wrong in one of them: what is said of one save must not be taken for
-    what is said of the next.
+    They begin before any of them can fail, so that a message about one save is not mistaken for a message
+    about the next.
     """
     return Processes.of_job() if is_shared(tree) else None
 
@@ -254,7 +255,7 @@ class PreparedSave(Prepared):
         if self.manifest is not None:
             raise UsageError(
                 f"{option('manifest')} is written by one process, and none sees all arrays",
-                hint="make it of what is saved: ckpttools.hash(destination, manifest=…)",
+                hint="hash the saved checkpoint: ckpttools.hash(destination, manifest=…)",
             )
 
     def _publish(self, plan: Plan, planned: str) -> Receipt:
@@ -317,7 +318,7 @@ def _converted(
 
 
 def _model_options() -> Iterator[Parameter]:
-    """What conversions of a model take beside what all calls take."""
+    """Yield the parameters of the conversions of a model."""
     from ckpttools.api.hf_to_maxtext import hf_to_maxtext
     from ckpttools.api.maxtext_to_hf import maxtext_to_hf
 

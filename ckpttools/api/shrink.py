@@ -39,18 +39,19 @@ def shrink(
 ) -> Prepared:
     """Write some layers, experts or tokens of a model, with a matching `config.json`.
 
-    Weights stay what they are; chunks are shared with files of which at least half is kept. Moments of an
-    optimizer and all else that layers have are cut with them.
+    Values do not change. Full chunks are shared with source files that keep at least half of their bytes.
+    Optimizer moments and everything else that belongs to layers are cut with the weights.
 
     Args:
-        source: a Hugging Face model or a checkpoint of MaxText's, of any kind, or a tree.
-        destination: directory that appears when everything is written.
-        layers: so many of the first layers, or the numbers of those that are kept.
-        experts: so many of the first experts of each layer.
-        vocab: so many of the first tokens; the tokenizer stays what it is.
-        like: of a MaxText checkpoint that carries no `config.json`: the model's directory, or the file.
-        family: the model's family, or a file that describes one; None as the configuration says.
-        dtype: of floating-point arrays, such as "bfloat16", quantized weights among them; None to leave them.
+        source: a Hugging Face model or any MaxText checkpoint, or a tree.
+        destination: directory; it appears once everything is written.
+        layers: number of first layers to keep, or the indices of the layers to keep.
+        experts: number of first experts to keep in each layer.
+        vocab: number of first tokens to keep; the tokenizer does not change.
+        like: directory of the model, or its `config.json`, for a MaxText checkpoint that stores none.
+        family: the model's family, or a file that describes one; None uses the configuration.
+        dtype: dtype of floating-point arrays, such as "bfloat16", including quantized weights; None keeps the
+            stored dtypes.
         common: `ckpttools.api.convert.Changing`.
 
     Raises:

@@ -206,7 +206,7 @@ class ScanSettings:
 
 @contextmanager
 def scanning(declared: Scanning) -> Iterator[ScanSettings]:
-    """Yield scan settings; memory of what is opened inside the `with` counts.
+    """Yield scan settings; the memory of trees opened inside the `with` counts.
 
     Raises:
         UsageError: a text is not a size.

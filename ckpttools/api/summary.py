@@ -37,15 +37,15 @@ _MOST_BELOW = 8
 
 @dataclass(frozen=True, repr=False)
 class Summary:
-    """The facts about a path.
+    """Facts about a path.
 
     Attributes:
-        path: where that is.
-        what: in words, such as "a run of 3 steps".
-        run: its steps; None where it is no run.
-        items: those of a step that has several.
-        tree: without its numbers; None where no single tree is meant, or none can be opened.
-        next: commands that go on from here.
+        path: the path.
+        what: description, such as "a run of 3 steps".
+        run: steps of the run; None if the path is not a run.
+        items: items of a step that has several.
+        tree: the tree without its values; None if the path has no single tree, or none can be opened.
+        next: commands to continue with.
     """
 
     path: str
@@ -64,11 +64,11 @@ def summary(path: LocationLike, *, requests: int | None = None) -> Summary:
     """Identify a path: a run, step, model, adapter or file. Reads headers and indexes, but no array.
 
     Args:
-        path: in any store.
-        requests: requests under way at once to stores behind a network; None for as many as suit them.
+        path: location in any store.
+        requests: concurrent requests to stores behind a network; None chooses a number that suits the store.
 
     Raises:
-        CheckpointError: nothing is there, it is no checkpoint, or it cannot be read.
+        CheckpointError: the path does not exist, is not a checkpoint, or cannot be read.
     """
     location = parse(path)
     if not location.exists():

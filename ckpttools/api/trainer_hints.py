@@ -36,11 +36,11 @@ def names_of_hub(*trees: Tree) -> str | None:
 
 
 def commands_of_model(tree: Tree, location: Location) -> Iterator[str]:
-    """Commands that go on from a model with names of the hub, once its configuration is beside it.
+    """Yield commands for a model with Hub names: copy its configuration if it has none, else convert it.
 
     Args:
-        tree: the model, perhaps with an optimizer's state or a head of its trainer's beside it.
-        location: where it lies.
+        tree: the model, possibly with optimizer state or a head that its trainer added.
+        location: its location.
     """
     if tree.metadata.config is None:
         yield from filter(None, (config_copy_command(location),))
@@ -54,7 +54,7 @@ def commands_of_model(tree: Tree, location: Location) -> Iterator[str]:
 
 
 def _heads(tree: Tree) -> Iterator[str]:
-    """Patterns of what a trainer put beside a model: keys with nothing of the model's below them."""
+    """Yield patterns of arrays that a trainer added to a model: keys that hold no array of the model."""
     result = find_unowned_arrays(tree)
     strange = {*result.names} if result is not None and not result.prefixes else set()
     names = [dotted(path) for path in tree.arrays]

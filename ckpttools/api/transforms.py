@@ -93,7 +93,7 @@ def _remapped(
     map: Mapper | None, strict: bool, maxtext: str | None, family: LocationLike | None
 ) -> Transform:
     if (map is None) == (maxtext is None):
-        which = "it is not said how to rename" if map is None else "there are two ways to rename"
+        which = "no renaming is given" if map is None else "two renamings are given"
         raise UsageError(
             which,
             hint=f"give {option('map', 'FILE.toml')}, {option('map', 'FILE.py:function')} or "

@@ -60,7 +60,7 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
 
 
 def _of_part(tree: Tree) -> Tree:
-    """The tree, with metadata that are true of it where arrays of an adapter were left out."""
+    """Return the tree with metadata that match it if arrays of an adapter were left out."""
     if LORA_KEY not in tree.metadata.custom:
         return tree
     from ckpttools.adapters.partial_config import with_remaining_modules
@@ -69,7 +69,7 @@ def _of_part(tree: Tree) -> Tree:
 
 
 def _changed(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, bytes | None], Notes]:
-    """What is written in place of files that go along, None where they are left out; and remarks about it."""
+    """Return new contents of sidecar files, None for files to leave out, and remarks about the changes."""
     built, declared = _made(tree, sidecars, is_model)
     files: dict[str, bytes | None] = {**built}
     if is_model:
@@ -106,14 +106,14 @@ def _made(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, byt
     return {CONFIG: content}, Notes(remarks=tuple(remarks))
 
 
-# Of tied models the table of embeddings.
+# The embedding table serves as the head of tied models.
 _HEAD = "lm_head.weight"
 
 
 def _lacks_described(tree: Tree, config: Mapping[str, Any]) -> bool:
-    """Whether something was left out that a configuration describes: no optimizer, and no head of a trainer.
+    """Return whether an omitted array is part of the model that the configuration describes.
 
-    Of a model that is not known everything may be, but an optimizer.
+    Optimizer state and heads that a trainer added are not. For an unknown model, every other array may be.
     """
     kept = [dotted(path) for path in tree]
     gone = [name.replace("/", ".") for name in tree.metadata.notes.dropped]
@@ -130,7 +130,7 @@ def _lacks_described(tree: Tree, config: Mapping[str, Any]) -> bool:
 
 
 def _names_within(name: str) -> Iterator[str]:
-    """What an array may be called on the hub, whatever trainers put in front of that; the longest first."""
+    """Yield the possible Hub names of an array, without prefixes that trainers add; the longest first."""
     keys = name.split(".")
     for at in range(len(keys)):
         end = ".".join(keys[at:])

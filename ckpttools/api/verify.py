@@ -137,7 +137,7 @@ def verify(
 
 
 def _of_the_hub(checkpoint: Source) -> str | None:
-    """What takes a place alone, if its store says what is in its files."""
+    """Return the call that verifies a checkpoint by itself, if its store lists digests of its files."""
     is_listed = not isinstance(checkpoint, Tree) and isinstance(parse(checkpoint).store, SupportsContents)
     return "ckpttools.verify_files compares it with what its store lists" if is_listed else None
 

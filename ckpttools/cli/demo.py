@@ -41,7 +41,7 @@ def _demo_directory(directory: Path | None) -> Iterator[Path]:
             raise DestinationExistsError(
                 "the directory for the demo exists already",
                 location=directory,
-                hint="name a directory that is not there",
+                hint="name a directory that does not exist",
             )
         yield directory
         return

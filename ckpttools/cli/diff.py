@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def _replace_nan(context: click.Context, option: click.Parameter, value: float) -> float:
     """Reject a NaN tolerance: no difference is within it, and none exceeds it."""
     if isnan(value):
-        raise click.BadParameter("NaN is no bound", context, option)
+        raise click.BadParameter("NaN is not a tolerance", context, option)
     return value
 
 
@@ -76,7 +76,7 @@ _comparing_options = combine_options(
 
 
 _alignment_options = combine_options(
-    like_option("A model's directory or config.json, if there is none beside the arrays."),
+    like_option("A model's directory or config.json, if the arrays have no config.json next to them."),
     family_option,
     rope_layout_option,
     padding_rows_option,

@@ -33,14 +33,14 @@ parameter_options = combine_options(
         help="How parameters are nested: as in SRC, params/params/…, or …/value.",
     ),
 )
-"""Adds how parameters are to be left over."""
+"""Options for the parameters that remain."""
 
 
 @click.command("strip-optimizer", short_help="Drop the optimizer state; keep only the parameters.")
 @source_and_destination
 @parameter_options
-@patterns_option("--keep", "Keep what matches, such as 'ema_params', a key and everything below it.")
-@patterns_option("--drop", "Leave out what matches, whatever it is.")
+@patterns_option("--keep", "Keep matching arrays; a key such as 'ema_params' includes everything below it.")
+@patterns_option("--drop", "Leave out matching arrays, whatever their role.")
 @dtype_option
 @target_options
 @common_options
@@ -50,17 +50,12 @@ def strip_optimizer(**options: Any) -> None:
     SRC may be a run directory, a step or an item. DST gets 0/items, or <step>/items with
     --keep-step; pass that to MaxText as load_parameters_path.
 
-    for a run with pure_nnx; decoding loads that, training does not.
     MaxText's trainers store the flavour linen, which training and decoding load. MaxText's own tool writes
     nnx for a run with pure_nnx, which only decoding loads.
 
-    or below a name that optimizers use. What mirrors them otherwise, such as an average of them (EMA), may be
-    either: nothing is written until --keep or --drop decides. Everything that is learned stays.
     Optimizer state is recognized by its structure: it mirrors the parameters, next to a step counter or below
     a name that optimizers use. For any other mirror, such as an average of the parameters (EMA), pass --keep
     or --drop; nothing is written until then. All learned values stay.
-    or below a name that optimizers use. What mirrors them otherwise, such as an average of them (EMA), may be
-    either: nothing is written until --keep or --drop decides. Everything that is learned stays.
 
     If there is nothing to strip, nothing is written and the exit code is 2.
 
@@ -101,9 +96,9 @@ def strip_optimizer(**options: Any) -> None:
 @click.option(
     "--cycle-names",
     type=click.Choice(("layers", "layer", "local-global", "layers-local-global", "blocks-layers")),
-    help="What positions of a cycle are called: layers/layers_0, layers/layer_0, scanned_blocks/local_layers "
-    "and global_layer (gemma4), these below layers (qwen3-next), or scanned_blocks/layers_0 behind single "
-    "layers (deepseek4). By default as in the model's family.",
+    help="Names of the positions of a cycle: layers/layers_0, layers/layer_0, scanned_blocks/local_layers "
+    "and global_layer (gemma4), these below layers (qwen3-next), or scanned_blocks/layers_0 after single "
+    "layers (deepseek4). Default: those of the model's family.",
 )
 @click.option(
     "--maxtext",
@@ -181,7 +176,8 @@ def unstack(**options: Any) -> None:
     "--prefix",
     type=NON_EMPTY_TEXT,
     metavar="NAME",
-    help="Keep only what begins with NAME and a dot, and cut that off: the policy beside a value model.",
+    help="Keep only arrays whose names begin with NAME and a dot, and remove that prefix: for example the "
+    "policy of a checkpoint that also has a value model.",
 )
 @target_options
 @common_options

@@ -77,9 +77,9 @@ def reopen_closed_streams() -> None:
 
 
 def retry_partial_writes() -> None:
-    """Buffer stdout where the interpreter was told not to (PYTHONUNBUFFERED).
+    """Buffer stdout even with PYTHONUNBUFFERED.
 
-    Without one, what is left of a long text is lost, without an error, when its reader goes away.
+    Without a buffer, the rest of a long text is lost without an error when its reader closes the pipe.
     """
     raw = getattr(sys.stdout, "buffer", None)
     if isinstance(raw, io.RawIOBase):

@@ -95,7 +95,7 @@ def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
         if step.deleting is not None:
             yield "deleting", f"item {step.deleting} of {step.name}: Orbax was interrupted; retry it there"
     if listing.beside:
-        yield "beside", sample_names(listing.beside, 5)
+        yield "other files", sample_names(listing.beside, 5)
 
 
 def _latest_text(listing: RunListing, step: int) -> tuple[str, str]:

@@ -128,7 +128,7 @@ def _remark_lines(result: MaxTextConfig) -> Iterator[str]:
     for deviation in result.deviations:
         yield from _labeled_lines("differs", str(deviation))
     if result.unread:
-        yield from _labeled_lines("not read", f"{', '.join(result.unread)}: MaxText is told nothing of it")
+        yield from _labeled_lines("not read", f"{', '.join(result.unread)}: no MaxText setting represents it")
     for note in result.notes:
         yield from _labeled_lines("note", note)
 

@@ -17,7 +17,7 @@ _STATES = {
     "at work": "at work",
     "stopped": "stopped: no process is running, and tasks are missing",
     "done": "all parts are done; next: ckpt run {plan} --publish",
-    "published": "published; ckpt run {plan} --publish removes what is left beside it",
+    "published": "published; ckpt run {plan} --publish removes the files left next to it",
     "complete": "published; nothing is left to do",
     "taken": "no unfinished output of this plan exists",
 }
@@ -28,7 +28,7 @@ _ORDER = ("done", "at work", "gone", "failed")
 
 
 def part_line(receipt: PartReceipt) -> str:
-    """Return a one-line summary of what a process did."""
+    """Return a one-line summary of a part."""
     if receipt.is_published:
         return f"part {receipt.part}: nothing to do, {receipt.destination} is complete and has its name"
     if not receipt.tasks:
@@ -62,7 +62,7 @@ def status_lines(result: PlanStatus, plan: str) -> Iterator[str]:
             yield f"{part.part:<8} {_part_text(part)}"
     if result.missing:
         which = f"{plural(result.tasks_missing, 'task')}: {_group_parts(result.missing)}"
-        yield f"nobody   is at work on {which}"
+        yield f"missing  {which}; no process is working on them"
 
 
 def _part_lines(result: PlanStatus, count: int) -> str:
@@ -116,9 +116,9 @@ def waiting_line(result: PlanStatus) -> str:
         text += (
             f"; waiting for {plural(len(working), 'part')}, longest for {last.part} ({last.process}{left})"
         )
-    nobody = result.tasks_missing
-    if nobody or not working:
-        text += f"; nobody is at work on {plural(nobody or missing, 'task')}"
+    idle = result.tasks_missing
+    if idle or not working:
+        text += f"; no process is working on {plural(idle or missing, 'task')}"
     return text
 
 

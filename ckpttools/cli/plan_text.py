@@ -136,7 +136,7 @@ def closing_line(receipt: Receipt) -> str:
 
 
 def published_text(published: Published | None) -> str:
-    """Return a line with the URL, visibility and commit of what was published."""
+    """Return a line with the URL, visibility and commit of the published checkpoint."""
     if published is None:
         return ""
     readers = "private" if published.is_private else "public"

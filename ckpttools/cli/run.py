@@ -101,8 +101,10 @@ def run(
         if does_part:
             _run_part(file, root, part, as_json, progress, parts=parts, memory=memory, jobs=jobs, **named)
         if publish and (not does_part or wait or _is_last_part(file, root)):
-            beside = does_part and not wait
-            _publish_plan(file, root, beside=beside, progress=progress, as_json=as_json, wait=wait, **named)
+            is_shared = does_part and not wait
+            _publish_plan(
+                file, root, is_shared=is_shared, progress=progress, as_json=as_json, wait=wait, **named
+            )
 
 
 @contextmanager
@@ -142,9 +144,9 @@ def _is_last_part(file: PlanFile, root: Relocation) -> bool:
 
 
 def _publish_plan(
-    file: PlanFile, root: Relocation, *, beside: bool, progress: bool, as_json: bool, **how: Any
+    file: PlanFile, root: Relocation, *, is_shared: bool, progress: bool, as_json: bool, **how: Any
 ) -> None:
-    """Publishes; `beside` others that may do so, too: then whoever is at work does it later."""
+    """Publish a plan; if `is_shared`, another process at work may publish it later instead."""
     from ckpttools.api.publication_marks import PublishedPlan
     from ckpttools.api.publish_plan import publish_plan
     from ckpttools.cli.plan_text import closing_line, print_gain, print_next
@@ -158,7 +160,7 @@ def _publish_plan(
                 file, root=root, observe=observe, waiting=waiting, warn=print_stderr, **how
             )
     except LockedError as error:
-        if not beside:
+        if not is_shared:
             raise
         print_stderr(f"not published: {error.message}: {error.got}")
         return
@@ -174,7 +176,7 @@ def _publish_plan(
 
 @dataclass
 class _WaitingLine:
-    """A printer of which processes are still at work, whenever that changes."""
+    """Callback that prints the processes still at work, whenever they change."""
 
     expected: bool
     declared: str = ""

@@ -50,8 +50,8 @@ def shrink(**options: Any) -> None:
 
     SRC is a Hugging Face model or any MaxText checkpoint; optimizer moments are cut with the weights.
     config.json is rewritten to describe the small model, also one stored in a MaxText checkpoint. Values do
-    not change. Full chunks are shared with files of which at least half is kept, so that copies of DST do not
-    contain the rest; --reference shares them with other files too.
+    not change. Full chunks are shared with source files that keep at least half of their bytes, so that
+    copies of DST do not contain the rest; --reference shares chunks with other files too.
 
     \b
     Example:

@@ -39,10 +39,10 @@ class Stopped(BaseException):
     """A signal asked the process to end; not an Exception, so that no handler of errors continues.
 
     Attributes:
-        number: of the signal.
-        exit_code: as a shell reports a program that this signal ended.
-        goes_on: whether the command was one that writes a checkpoint and goes on where it was stopped.
-        is_done: whether it had written it.
+        number: number of the signal.
+        exit_code: exit code that a shell reports for a program that this signal ended.
+        goes_on: whether the command writes a checkpoint and resumes when it is run again.
+        is_done: whether the command had finished writing.
     """
 
     def __init__(self, number: int) -> None:

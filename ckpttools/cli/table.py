@@ -193,7 +193,7 @@ def _guided(guide: str, line: str) -> str:
 
 
 PlacedText = Sequence[tuple[str, int, str]]
-"""Of each cell of a line that is not empty the space before it, its column, and its text."""
+"""The space before each nonempty cell of a line, its column, and its text."""
 
 
 def _place_text(cells: Sequence[str], stops: Iterable[_Stop], end: int = 0) -> PlacedText:

@@ -52,8 +52,7 @@ _REASONS: dict[Reason, str] = {
 def verify(path: Location, as_json: bool, progress: bool, **options: Any) -> None:
     """Verify bit for bit that DST holds the same arrays as SRC, or as a manifest.
 
-    A Hub model alone (hf://org/name) is verified against the Hub's digests of its files, all of which are
-    read.
+    A Hub model alone (hf://org/name) is verified against the Hub's digests; this reads all of its files.
 
     Both may have any format and layout; arrays are named as by ckpt hash. If one is a Hugging Face checkpoint
     and the other MaxText's, SRC is compared as its conversion to DST would be written; --parameters ignores

@@ -3,11 +3,10 @@
     @checked
     def inspect(source: Source, *, sharding: bool = False, **reading: Unpack[Opening]) -> TreeReport: ...
 
-`inspect(path, sharding="no")` is a UsageError, and no call with `sharding`. What means the same is made the
-same: a dtype of numpy, JAX or torch a `DType`, a number of numpy or JAX one of Python, one where several are
-expected a list of one. Options that are an object, such
-as `ckpttools.ToMaxText(scan="no")`, are refused where
-they are made.
+`inspect(path, sharding="no")` raises UsageError before the function runs. Equivalent values are converted:
+dtypes of numpy, JAX or torch to `DType`, scalars of numpy or JAX to Python numbers, and a single value to a
+list of one where several are expected. Option objects, such as `ckpttools.ToMaxText(scan="no")`, are
+validated when they are constructed.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ R = TypeVar("R")
 
 _TYPE_NAMES: Mapping[Any, str] = {
     bool: "True or False",
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     str: "text",
     NoneType: "None",
@@ -60,13 +59,13 @@ def validate_arguments(
 ) -> Callable[P, R]:
     """Return a function that validates its arguments against their annotations.
 
-    It raises UsageError where one is not, and TypeError, with a near name, for a name that it does not have.
+    It raises UsageError for an invalid value, and TypeError with a similar name for an unknown name.
 
     Args:
-        call: what is called.
-        groups: `TypedDict`s of keyword arguments that a call with `**options: Any` hands on.
-        more: names that it hands on beside these, to what checks them; asked only for a name that is none of
-            the others. A call with `**options: Any` and no groups hands on any.
+        call: the function.
+        groups: `TypedDict`s of keyword arguments that a function with `**options: Any` passes on.
+        more: returns further names that it passes on to code that validates them; called only for a name that
+            is not in `groups`. A function with `**options: Any` and no groups accepts any name.
     """
 
     @wraps(call)
@@ -124,7 +123,7 @@ def _name_positional(call: Callable[..., Any], args: Sequence[object]) -> Iterat
         parameter for parameter in signature(call).parameters.values() if parameter.kind in _POSITIONAL
     ]
     last = parameters[-1].name if parameters else ""
-    # Beyond them there are more of a `*command`; or too many, which the call itself refuses.
+    # Further arguments belong to a `*command`, or are too many, which the call itself refuses.
     yield from zip_longest((parameter.name for parameter in parameters[: len(args)]), args, fillvalue=last)
 
 
@@ -137,13 +136,13 @@ def _convert_argument(name: str, value: object, kinds: Mapping[str, Any]) -> Any
         return _require(result, name not in _POSITIVE_COUNTS or result is None or result > 0)
     except _WrongTypeError:
         words = " or ".join(_describe_type(kind))
-        refuse(
-            name, value, words.replace("number", "number from 1 on") if name in _POSITIVE_COUNTS else words
-        )
+        if name in _POSITIVE_COUNTS:
+            words = words.replace("integer", "integer of at least 1")
+        refuse(name, value, words)
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    """The value as one of a kind; raises `_WrongTypeError`."""
+    """Return the value converted to a type, or raise `_WrongTypeError`."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _convert_scalar(value, inner)
@@ -218,7 +217,7 @@ def _is_protocol(kind: Any) -> bool:
 
 @cache
 def _members(protocol: type) -> frozenset[str]:
-    """What an object must have to be one."""
+    """Return the members that an object needs to satisfy a protocol."""
     bases = [item for item in protocol.__mro__ if _is_protocol(item) and item is not Protocol]
     names = {name for base in bases for name in (*vars(base), *base.__annotations__)}
     return frozenset(name for name in names if name == "__call__" or not name.startswith("_"))
@@ -231,7 +230,7 @@ def _require(value: Any, fits: bool) -> Any:
 
 
 def _describe_type(kind: Any) -> list[str]:
-    """What can be said, in words."""
+    """Return descriptions of the accepted values."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return list(dict.fromkeys(word for item in inner for word in _describe_type(item)))
@@ -251,4 +250,5 @@ def _describe_type(kind: Any) -> list[str]:
 
 
 def _plural(word: str) -> str:
-    return f"{word[2:]}s" if word.startswith("a ") else word
+    article, _, noun = word.partition(" ")
+    return f"{noun}s" if article in ("a", "an") else word

@@ -68,8 +68,8 @@ def _limited_match(
         raise PatternError(str(error)) from error
     except _TimeoutError:
         raise PatternError(
-            f"after {_SECONDS:g} seconds it cannot be told whether it matches {text[:80]!r}: "
-            "repeats within or beside others, such as (a*)*, have too many ways to"
+            f"matching it against {text[:80]!r} took longer than {_SECONDS:g} seconds: "
+            "nested or adjacent repeats, such as (a*)*, can match in too many ways"
         ) from None
 
 

@@ -34,15 +34,15 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 @dataclass
 class _MemoryLimit:
-    """The limit of a command, the minimum need of what it has opened, and the most arrays opened at once."""
+    """Memory limit of a command, memory that its open checkpoints need, and most arrays opened at once."""
 
     memory: int
     needed: int = 0
     arrays: int = 0
 
 
-_BUDGET: ContextVar[_MemoryLimit | None] = ContextVar("allowed", default=None)
-_EXTRA_BYTES: ContextVar[int] = ContextVar("beside", default=0)
+_BUDGET: ContextVar[_MemoryLimit | None] = ContextVar("memory_limit", default=None)
+_EXTRA_BYTES: ContextVar[int] = ContextVar("extra_bytes", default=0)
 
 
 def baseline_bytes() -> int:
@@ -80,12 +80,12 @@ def check_memory(arrays: int, nbytes: int, location: object) -> None:
     """Check that a checkpoint's metadata fits, before it is read.
 
     Args:
-        arrays: how many it has, about.
-        nbytes: that reading their description takes beside what any array takes.
-        location: what is opened.
+        arrays: approximate number of arrays.
+        nbytes: memory for reading their metadata, in addition to the base cost of each array.
+        location: location of the checkpoint.
 
     Raises:
-        MemoryBudgetError: what was allowed cannot be enough for any command.
+        MemoryBudgetError: the limit cannot be enough for any command.
     """
     allowed = _BUDGET.get()
     if allowed is None:

@@ -33,7 +33,7 @@ def _build_class(
     built: type = dataclasses.dataclass(
         cls, init=False, eq=False, repr=False, slots=slots, frozen=frozen and inherits
     )
-    # What classes that inherit from this one are asked to be.
+    # `dataclasses` requires subclasses to be frozen or not as this says.
     vars(built)["__dataclass_params__"].frozen = frozen
     for name, value in _methods(built, frozen, eq, repr, slots).items():
         if name not in own:
@@ -74,7 +74,11 @@ class _Method:
 
 
 def _init(home: type, frozen: bool, slots: bool) -> Callable[..., None]:
-    """What the standard library makes of a frozen class in 0.6 ms, with three functions more, in 0.2."""
+    """Return an `__init__` like that of `dataclasses`.
+
+    For a frozen class this takes 0.2 ms instead of the 0.6 ms of the standard library, which also compiles
+    three other functions.
+    """
     fields = dataclasses.fields(home)
     passed = sorted((field for field in fields if field.init), key=lambda field: bool(field.kw_only))
     names: dict[str, Any] = {"_set": object.__setattr__, "_unmade": _MISSING}
@@ -93,7 +97,7 @@ def _init(home: type, frozen: bool, slots: bool) -> Callable[..., None]:
     lines = [f"def __make__({', '.join(names)}):", f" def __init__({', '.join(head)}):"]
     lines += [f"  {line}" for line in body or ["pass"]]
     local: dict[str, Any] = {}
-    # What is asked for late may be of a module that is gone.
+    # The method may be compiled after its module is gone.
     around = getattr(sys.modules.get(home.__module__), "__dict__", {})
     exec("\n".join([*lines, " return __init__"]), around, local)
     init: Callable[..., None] = local["__make__"](**names)
@@ -112,7 +116,7 @@ def _default(each: dataclasses.Field[Any], names: dict[str, Any]) -> str:
 
 
 def _value(each: dataclasses.Field[Any], names: dict[str, Any], slots: bool) -> str:
-    """What a field is set to; "" for one that the class has already, or that nothing is said of."""
+    """Return the value of a field as source text; "" if the class attribute serves or no default exists."""
     default = _default(each, names)
     if each.default_factory is not dataclasses.MISSING:
         built = f"_factory_{each.name}()"
@@ -123,7 +127,7 @@ def _value(each: dataclasses.Field[Any], names: dict[str, Any], slots: bool) -> 
 
 
 class _Missing:
-    """In the place of an argument that is made anew for each object."""
+    """Placeholder for an argument whose default is created for each object."""
 
     def __repr__(self) -> str:
         return "<factory>"
@@ -133,7 +137,7 @@ _MISSING = _Missing()
 
 
 def _add_standard_fields(home: type, name: str) -> Callable[..., Any]:
-    """The method that the standard library makes for a class with the same fields."""
+    """Return the method that the standard library generates for a class with the same fields."""
     fields = dataclasses.fields(home)
     members = {"__annotations__": {field.name: object for field in fields}, **dict(map(_find_member, fields))}
     twin: type = dataclasses.dataclass(

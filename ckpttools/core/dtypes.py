@@ -45,7 +45,7 @@ class DType:
         safetensors: code in a safetensors header, or None where the format lacks the type.
         zarr3: `data_type` in zarr.json as tensorstore writes it, or None where it lacks the type.
         layout: of a floating-point type; of a complex one that of its parts; None for others.
-        value_bits: bits of which values are made; None for `bits`.
+        value_bits: bits that encode the value; None for `bits`.
     """
 
     name: str

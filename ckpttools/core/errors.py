@@ -1,6 +1,6 @@
-"""What can go wrong, said so that the reader knows where, what, what instead and what to do next.
+"""Exceptions of the package, whose messages state the location, the expectation, the finding and a hint.
 
-One base class; each leaf names a cause and carries the process exit code of that cause, one of `EXIT_CODES`.
+There is one base class. Each leaf names a cause and has its process exit code, one of `EXIT_CODES`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CheckpointError(Exception):
 
     @property
     def line(self) -> str:
-        """The message without line breaks, for where it is one fact of several: `are missing: a; b`."""
+        """The message without line breaks, for use inside another sentence: `are missing: a; b`."""
         return "; ".join(map(str.strip, self.message.splitlines())).replace(":; ", ": ")
 
     def details(self) -> list[tuple[str, str]]:
@@ -90,26 +90,26 @@ class CheckpointError(Exception):
 
 
 def _group_details(text: str | None) -> str | None:
-    """Numbers of bytes as they are read: `12,345 bytes`, whoever raised the error."""
+    """Group the digits of numbers of bytes: `12,345 bytes`."""
     return text and re.sub(r"(?<![\w.,-])\d{4,}(?= bytes)", lambda number: f"{int(number[0]):,}", text)
 
 
 class UsageError(CheckpointError):
-    """The call itself makes no sense: an option, a name or a path that cannot be meant."""
+    """The call itself is invalid: an option, a name or a path."""
 
     exit_code = 2
 
 
 class DestinationExistsError(UsageError):
-    """The destination is already there, and nothing is overwritten without being asked."""
+    """The destination already exists, and the caller did not ask to overwrite it."""
 
 
 class FormatError(CheckpointError):
-    """A file is not what its name or its neighbors say it is."""
+    """A file does not have the content that its name or its neighbors declare."""
 
 
 class SourceChangedError(FormatError):
-    """A source is not what it was when it was planned, so what was read of it may be of two states."""
+    """A source changed after it was planned, so the data read from it may mix two states."""
 
 
 class DamagedScalesError(FormatError):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from shlex import quote
 
-# Switches of which one side has a name of its own, and a value that another command's option has.
+# Switches whose negative form has its own name, and values that are flags of another command.
 _FLAGS: Mapping[tuple[str, object], str] = {
     ("zarr3", False): "--zarr2",
     ("reference", False): "--copy",
@@ -32,10 +32,10 @@ _LOCATIONS = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "again
 _NUMBER_PLACEHOLDERS = ("N", "X")
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z_]*)\}")
 _as_flags = False
-# What only whoever makes a plan can say, and whether somebody carries one out.
+# Options that only the command that makes a plan accepts, and whether a plan is being run.
 _PLAN_ONLY_OPTIONS = ("overwrite",)
-_is_plan_running: ContextVar[bool] = ContextVar("carries out a plan", default=False)
-_plan_path: ContextVar[str] = ContextVar("path of the plan", default="PLAN")
+_is_plan_running: ContextVar[bool] = ContextVar("is_plan_running", default=False)
+_plan_path: ContextVar[str] = ContextVar("plan_path", default="PLAN")
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def as_flags() -> Iterator[None]:
 
 @contextmanager
 def as_planned(plan: object = None) -> Iterator[None]:
-    """Within it messages say of options that a plan has settled that another plan can have them.
+    """Suggest a new plan in messages about options that a plan has fixed, inside the `with`.
 
     Args:
         plan: path of the plan, which `plan_step` inserts; None if it is not in a file.
@@ -100,7 +100,7 @@ def location(name: str) -> str:
 
 def quoted_option(name: str, value: str) -> str:
     """Format an option whose value a shell would expand: keep="*.bias", or --keep '*.bias'."""
-    # As `shlex.quote`, and with quotes also where a shell needs none: names of tensors are anybody's.
+    # Like `shlex.quote`, but always quoted: names of tensors may contain anything.
     return option(name, "'" + value.replace("'", "'\"'\"'") + "'" if _as_flags else value)
 
 

@@ -17,14 +17,14 @@ class Option:
     """One option: an argument `max_shard_size`, a flag `--max-shard-size`.
 
     Attributes:
-        name: of the argument.
-        type: bool for a switch, int for a whole number, str for text, a tuple for one of these texts;
-            else what makes a value of whatever is said, which on the command line is text, or raises a
-            UsageError, as `ckpttools.core.budget.parse_size`.
-        default: what it is if nothing is said, as the user would say it; None for nothing.
+        name: name of the argument.
+        type: bool for a switch, int for an integer, str for text, a tuple for a choice of texts; otherwise a
+            function that converts the given value, text on the command line, or raises UsageError, like
+            `ckpttools.core.budget.parse_size`.
+        default: default value, as the user would write it; None for none.
         help: a sentence or two.
-        metavar: what stands for the value in the help of the command; None for what the type is called.
-        least: the smallest number that an int may be.
+        metavar: placeholder for the value in the help of the command; None for the name of the type.
+        least: smallest valid int.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Option:
         """Parse and validate a value.
 
         Raises:
-            UsageError: this cannot be meant.
+            UsageError: the value is invalid.
         """
         if value is None:
             return None
@@ -49,7 +49,7 @@ class Option:
             return self._checked(value, isinstance(value, bool), "True or False")
         if self.type is int:
             is_number = isinstance(value, int) and not isinstance(value, bool) and value >= self.least
-            return self._checked(value, is_number, f"a whole number from {self.least} on")
+            return self._checked(value, is_number, f"an integer of at least {self.least}")
         if self.type is str:
             return self._checked(value, isinstance(value, str) and value, "text that is not empty")
         return parse_size_option(self.name, value) if self.type is parse_size else self.type(value)
@@ -71,12 +71,12 @@ def parse_size_option(name: str, size: int | str) -> int:
     """Parse the bytes of an option, like `ckpttools.core.budget.parse_size`.
 
     Raises:
-        UsageError: it is no size; names the option.
+        UsageError: the value is not a size; the message names the option.
     """
     try:
         return parse_size(size)
     except UsageError:
-        refuse(name, size, "512MiB, 2GB or a number of bytes from 1 on")
+        refuse(name, size, "a size of at least 1 byte, such as 512MiB or 2GB")
 
 
 def to_python_number(value: Any) -> Any:
@@ -91,14 +91,14 @@ def parse_options(
     """Return the values of all options by name, with defaults for missing ones.
 
     Args:
-        options: those that there are.
+        options: the available options.
         declared: name -> value.
-        others: options of others, asked only where a name is unknown: they may be said as long as that asks
-            for nothing.
-        what: what is not so, for the message.
+        others: returns options of other formats, called only for unknown names; these are accepted with their
+            default values.
+        what: beginning of the error message, such as "zarr3 is not stored".
 
     Raises:
-        UsageError: one that there is not, or a value that cannot be meant.
+        UsageError: an option is unknown, or a value is invalid.
     """
     known = {option.name: option for option in options}
     if unknown := declared.keys() - known.keys():

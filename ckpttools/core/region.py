@@ -125,22 +125,22 @@ def grid_indices(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Shape]:
 
 
 def grid_cells(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Region]:
-    """Every cell of the grid, in C order of their indices: they tile the array."""
+    """Yield the cells of the grid, which tile the array, in C order of their indices."""
     return (grid_cell(shape, chunk, index) for index in grid_indices(shape, chunk))
 
 
 def grid_ranges(chunk: Sequence[int], region: Region) -> list[range]:
-    """Along each axis the cells of size `chunk` that a box meets."""
+    """Return the range of cells of size `chunk` that a region intersects, for each axis."""
     return [range(a // c, -(-b // c)) for a, b, c in zip(region.start, region.stop, chunk, strict=True)]
 
 
 def intersecting_cells(chunk: Sequence[int], region: Region) -> Iterator[Shape]:
-    """The index of every cell of size `chunk` that a box meets, in C order."""
+    """Yield the index of each cell of size `chunk` that a region intersects, in C order."""
     return itertools.product(*grid_ranges(chunk, region))
 
 
 def grid_index(grid: Sequence[int], position: int) -> Shape:
-    """The cell index at a position in C order, of a grid of so many cells along each axis."""
+    """Return the cell index at a position in C order, for a grid with these numbers of cells."""
     index: Shape = ()
     for length in reversed(grid):
         position, location = divmod(position, length)

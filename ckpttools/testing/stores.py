@@ -168,7 +168,7 @@ class StoreTests(ABC):
             assert linked.read_bytes() == bytes(range(100)), "a link outlives what it was made of"
 
     def test_a_checkpoint_is_published_whole_or_not_at_all(self) -> None:
-        with self.filled({"beside": b"x"}) as location:
+        with self.filled({"other": b"x"}) as location:
             target = location / "out"
             for stopped_in in ("data", "small", "end"):
                 with pytest.raises(_StoppedError), self._staging(target).opened(JobInfo("plan")) as work:
@@ -186,7 +186,7 @@ class StoreTests(ABC):
             more = f"d/more-{2 if target.store.streams else 0:05d}"
             assert {name for name, _ in target.walk()} == {"d/data", more, "chunk/0", "meta.json"}
             assert (target / more).read_bytes() == b"onetwo"
-            assert [entry.name for entry in location.entries()] == ["beside", "out"]
+            assert [entry.name for entry in location.entries()] == ["other", "out"]
 
     def test_a_checkpoint_that_is_there_is_replaced_only_where_that_is_asked_for(self) -> None:
         with self.filled({"out/old": b"x"}) as location:
@@ -201,7 +201,7 @@ class StoreTests(ABC):
             assert not (target / "old").exists() and (target / "meta.json").is_file()
 
     def test_a_destination_is_one_process_s(self) -> None:
-        with self.filled({"beside": b"x"}) as location:
+        with self.filled({"other": b"x"}) as location:
             target = location / "out"
             with self._staging(target).opened(JobInfo("plan")) as work:
                 with pytest.raises(LockedError), self._staging(target).opened(JobInfo("plan")):

@@ -175,7 +175,7 @@ def test_invalid_arguments_are_refused_before_writing(tmp_path):
         "nothing to cast to": lambda: ckpttools.cast(HF, out),
         "unknown dtype": lambda: ckpttools.hf_to_maxtext(HF, out, dtype="bfloat17"),
         "`memory` cannot be this": lambda: ckpttools.hf_to_maxtext(HF, out, memory="lots"),
-        "bytes from 1 on": lambda: ckpttools.hf_to_maxtext(HF, out, memory=0),
+        "at least 1 byte": lambda: ckpttools.hf_to_maxtext(HF, out, memory=0),
         "unknown compression": lambda: ckpttools.convert(HF, out, format="orbax", compression="zip"),
         "is not stored with these options": lambda: ckpttools.convert(HF, out, format="zarr3", item="x"),
         "npz cannot be written": lambda: ckpttools.convert(HF, out, format="npz"),

@@ -83,7 +83,7 @@ class TestMaxText:
     def test_fields_that_nothing_reads(self, tmp_path):
         write_llama(tmp_path / "hf", clip_qkv=8.0)
         ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "it", dtype="float32")
-        assert next_steps(tmp_path / "it").surprises == ("MaxText is told nothing of clip_qkv 8.0",)
+        assert next_steps(tmp_path / "it").surprises == ("no MaxText setting represents clip_qkv 8.0",)
 
     def test_a_head_that_is_promised(self, converted, tmp_path):
         ckpttools.select(converted, tmp_path / "new", drop=["*logits_dense*"])
@@ -103,7 +103,7 @@ class TestMaxText:
     def test_run_directory_resumes_in_maxtext(self, tmp_path):
         run = tmp_path / "out" / "mine" / "checkpoints"
         ckpttools.cast(TRAINED, run, dtype="float32")
-        expected = f"the run goes on: base_output_directory={tmp_path}/out run_name=mine"
+        expected = f"resume the run: base_output_directory={tmp_path}/out run_name=mine"
         assert expected in next_steps(run).uses
         assert ckpttools.resolve(base_output_directory=tmp_path / "out", run_name="mine").loads
 

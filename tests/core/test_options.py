@@ -54,7 +54,7 @@ def test_values_are_what_is_meant_or_refused():
     assert POSITIVE.parsed(1) == 1
     with pytest.raises(UsageError) as caught:
         POSITIVE.parsed(0)
-    assert caught.value.expected == "a whole number from 1 on"
+    assert caught.value.expected == "an integer of at least 1"
 
 
 CALLS = [
@@ -117,11 +117,11 @@ def test_natural_python_values_are_accepted():
         ("dtype", float, "a dtype or text or None"),
         ("kind", "c", '"a" or "b" or None'),
         ("paths", b"a", "a list of text or paths"),
-        ("steps", "12", "a list of whole numbers"),
+        ("steps", "12", "a list of integers"),
         ("named", ["float32"], "a dictionary {text: a dtype or text} or None"),
         ("named", {"*": 4}, "a dictionary {text: a dtype or text} or None"),
-        ("chunks", {"*": "4x4"}, "text or a dictionary {text: a list of whole numbers or None} or None"),
-        ("jobs", 0, "a whole number from 1 on or None"),
+        ("chunks", {"*": "4x4"}, "text or a dictionary {text: a list of integers or None} or None"),
+        ("jobs", 0, "an integer of at least 1 or None"),
     ],
 )
 def test_ambiguous_values_are_refused(name, value, expected):
@@ -137,13 +137,13 @@ def test_ambiguous_values_are_refused(name, value, expected):
         (ckpttools.ToHuggingFace, {"maxtext_config": (1,)}, "a list of text"),
         (ckpttools.ModelOptions, {"tied": False}, "text or None"),
         (ckpttools.StripOptimizer, {"drop": 3}, "a list of text"),
-        (ckpttools.StackLayers, {"axis": True}, "a whole number"),
-        (ckpttools.UnstackLayers, {"axis": "1"}, "a whole number or None"),
+        (ckpttools.StackLayers, {"axis": True}, "an integer"),
+        (ckpttools.UnstackLayers, {"axis": "1"}, "an integer or None"),
         (ckpttools.ForceUnroll, {"flavour": "jax"}, '"same" or "linen" or "nnx"'),
         (ckpttools.Select, {"prefix": None}, "text"),
         (ckpttools.CastTo, {"dtype": float}, "a dtype or text"),
         (ckpttools.CastMap, {"dtypes": ["bfloat16"]}, "a dictionary {text: a dtype or text}"),
-        (ckpttools.Resources, {"jobs": 0}, "a whole number from 1 on or None"),
+        (ckpttools.Resources, {"jobs": 0}, "an integer of at least 1 or None"),
     ],
 )
 def test_options_that_are_an_object_are_checked_as_those_of_calls(make, declared, expected):

@@ -49,7 +49,7 @@ def test_endless_match_ends_and_timers_keep_running(monkeypatch: pytest.MonkeyPa
     before = signal.signal(signal.SIGALRM, lambda number, _: rung.append(number))
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.3)
-        with pytest.raises(PatternError, match="have too many ways to"):
+        with pytest.raises(PatternError, match="can match in too many ways"):
             is_match(ENDLESS, "a" * 60)
         end = time.monotonic() + 5
         while not rung and time.monotonic() < end:

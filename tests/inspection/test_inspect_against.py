@@ -284,7 +284,7 @@ class TestCommand:
     def test_family_uses_the_existing_config(self):
         result = ckpt("inspect", "tree", LLAMA / "hf", "--against", "llama")
         assert result.exit_code == 0
-        assert "with the config.json beside it" in result.stdout
+        assert "with the config.json next to it" in result.stdout
 
     def test_json(self):
         outcome = ckpt("inspect", "tree", LLAMA / "hf", "--against", "qwen3", "--json")

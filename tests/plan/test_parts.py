@@ -85,7 +85,10 @@ class TestProcesses:
         assert "tasks are missing" in refused(plan, "--publish")
         status = run("run", plan, "--status").split("\n")
         assert "stopped" in status[0] and any(line.startswith("0/4      gone, 1 of") for line in status)
-        assert any(line.startswith("nobody   is at work on") for line in status)
+        assert any(
+            line.startswith("missing  ") and line.endswith("; no process is working on them")
+            for line in status
+        )
         for number in range(3):
             run("run", plan, "--part", f"{number}/3")
         assert "13 of 13 tasks were done before" in run("run", plan, "--publish")

@@ -41,7 +41,7 @@ def test_each_process_has_a_line_and_stragglers_are_named():
         "0/3      at work, 50 of 100 tasks, 50 %, 1.00 GB/s, 0:00:10 left, process 7 on a",
         "1/3      at work, 50 of 100 tasks, 10 %, 200 MB/s, 0:01:30 left, process 7 on b",
         "2/3      gone, 4 of 100 tasks, 50 %, 1.00 GB/s, process 7 on c, last seen 0:02:10 ago",
-        "nobody   is at work on 96 tasks: 204 to 299",
+        "missing  96 tasks: 204 to 299; no process is working on them",
     ]
 
 
@@ -84,16 +84,16 @@ def test_many_that_are_done_are_only_counted():
     done = [replace(PART, part=f"{number}/40", state="done") for number in range(39)]
     lines = list(status_lines(replace(ALL, count=40, parts=(*done, replace(SLOW, part="39/40"))), "x.plan"))
     assert lines[2] == "parts    of 40: 39 done, 1 at work"
-    assert [line.split()[0] for line in lines[3:]] == ["39/40", "nobody"]
+    assert [line.split()[0] for line in lines[3:]] == ["39/40", "missing"]
 
 
 def test_waiting_parts_are_listed_in_one_line():
     assert waiting_line(ALL) == (
         "196 of 300 tasks missing; waiting for 2 parts, longest for 1/3 (process 7 on b, 0:01:30 left); "
-        "nobody is at work on 96 tasks"
+        "no process is working on 96 tasks"
     )
     assert waiting_line(replace(ALL, parts=(), missing=((0, 300),), tasks_done=0)) == (
-        "300 of 300 tasks missing; nobody is at work on 300 tasks"
+        "300 of 300 tasks missing; no process is working on 300 tasks"
     )
 
 
