@@ -80,7 +80,7 @@ def _backbone(model: ModelDirectory, error: NotCoveredError, hint: str) -> Model
 
 
 def _is_only_tied_head(error: CheckpointError, model: ModelDirectory) -> bool:
-    """Whether the only defect is a stored output head, which the check `tied-head` reports."""
+    """Return whether the only defect is a stored output head, which the check `tied-head` reports."""
     if not isinstance(error, NotCoveredError) or error.coverage.missing or error.coverage.misshapen:
         return False
     head = stored_tied_head(model)

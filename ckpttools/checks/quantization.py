@@ -158,7 +158,7 @@ def _sound(
 
 
 def _can_stay_quantized(result: list[Quantized], declared: Mapping[str, Any]) -> bool:
-    """Whether the weights are in FP8 with a scale for each block, a form that MaxText has as well."""
+    """Return whether the weights are in FP8 with a scale for each block, a form that MaxText has as well."""
     is_fp8 = all(item.dtype.name.startswith("float8_") for item in result)
     return is_fp8 and declared.get("quant_method") == "fp8" and bool(declared.get("weight_block_size"))
 

@@ -59,7 +59,7 @@ class AlignOptions:
 
 
 def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[LazyArray]:
-    """Both trees under one set of names. Reads no array.
+    """Return both trees under one set of names. Reads no array.
 
     Raises:
         UsageError: a RoPE layout is given, and nothing is mapped.
@@ -97,7 +97,7 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
 def as_maxtext(
     tree: Tree, options: AlignOptions | None = None, other: Tree | None = None
 ) -> NamedArrays[LazyArray]:
-    """A tree under MaxText's names, layers one by one: a MaxText checkpoint's own, else those of a family.
+    """Return a tree under MaxText's names, layers one by one: a MaxText checkpoint's own, else those of a family.
 
     Args:
         tree: any checkpoint.
@@ -124,7 +124,7 @@ def as_maxtext(
 
 
 def with_keys(tree: Tree) -> Tree:
-    """A tree with names split into keys again, if that makes it a MaxText tree."""
+    """Return a tree with names split into keys again, if that makes it a MaxText tree."""
     split = None if view_of(tree).is_maxtext else tree.once(_split)
     return tree if split is None else split
 
@@ -163,7 +163,7 @@ def _names_in_common(sides: tuple[HubModel, HubModel]) -> int:
 
 
 def _ways_of_names(tree: Tree, other: Tree, options: AlignOptions) -> list[HubModel]:
-    """A tree as it is, and under the names of the hub, where it has others that trainers of PyTorch write."""
+    """Return a tree as it is, and under the names of the hub, where it has others that trainers of PyTorch write."""
     if view_of(tree).is_maxtext:
         return [HubModel(tree)]
     built = as_hub_model(tree, _files(tree, options, other).config or other.metadata.config)
@@ -171,7 +171,7 @@ def _ways_of_names(tree: Tree, other: Tree, options: AlignOptions) -> list[HubMo
 
 
 def _own_names(tree: Tree) -> NamedArrays[LazyArray]:
-    """A tree's own names, without flavour and with layers one by one; cached."""
+    """Return a tree's own names, without flavour and with layers one by one; cached."""
     return tree.once(_named)
 
 
@@ -199,7 +199,7 @@ def _named(tree: Tree) -> NamedArrays[LazyArray]:
 
 
 def _files(tree: Tree, options: AlignOptions, other: Tree | None = None) -> ModelFiles:
-    """The configuration that the user names, the one beside the arrays, or the other side's."""
+    """Return the configuration that the user names, the one beside the arrays, or the other side's."""
     if options.like is None and tree.metadata.config is not None:
         return ModelFiles(tree.metadata.config)
     files = ModelFiles.of(tree if other is None else other, options.like)
@@ -207,7 +207,7 @@ def _files(tree: Tree, options: AlignOptions, other: Tree | None = None) -> Mode
 
 
 def _family(files: ModelFiles, options: AlignOptions) -> Family | None:
-    """The family that the user or the configuration names; None if neither names a known one."""
+    """Return the family that the user or the configuration names; None if neither names a known one."""
     if options.model.family is not None:
         return family_called(options.model.family)
     try:
@@ -218,7 +218,7 @@ def _family(files: ModelFiles, options: AlignOptions) -> Family | None:
 
 
 def _models(trees: tuple[Tree, Tree], options: AlignOptions) -> Iterator[tuple[Family, ModelFiles]]:
-    """The families of the trees, by the user or a configuration."""
+    """Yield the families of the trees, by the user or a configuration."""
     for files in (_files(tree, options) for tree in trees):
         family = _family(files, options)
         if family is not None:
@@ -245,7 +245,7 @@ def _formatted_alike(
 
 
 def _configured_sizes(trees: tuple[Tree, Tree], options: AlignOptions) -> dict[str, int]:
-    """Lengths of a model's axes by its configuration alone, for when no names are mapped."""
+    """Return lengths of a model's axes by its configuration alone, for when no names are mapped."""
     for family, files in _models(trees, options):
         if files.config is not None:
             try:
@@ -258,7 +258,7 @@ def _configured_sizes(trees: tuple[Tree, Tree], options: AlignOptions) -> dict[s
 
 
 def _without_prefixes(named: NamedArrays[LazyArray], spelling: Spelling) -> NamedArrays[LazyArray]:
-    """Names without the prefixes of one spelling, if they stay distinct."""
+    """Return names without the prefixes of one spelling, if they stay distinct."""
     if not spelling.prefixes:
         return named
     arrays = {spelling.plain(name): array for name, array in named.arrays.items()}
@@ -275,7 +275,7 @@ def _with_what_both_have(
     *,
     is_conversion: bool,
 ) -> Pairing[LazyArray]:
-    """Both sides; what only a training checkpoint has counts as a difference, but for a conversion's step."""
+    """Return both sides; what only a training checkpoint has counts as a difference, but for a conversion's step."""
     a, b = dict(first.arrays), with_joints_of(second.arrays, first.arrays)
     remarks = [Remark(text, "A") for text in first.remarks] + [Remark(text, "B") for text in second.remarks]
     naming = [Remark(text, "A") for text in first.naming] + [Remark(text, "B") for text in second.naming]
@@ -310,7 +310,7 @@ def _with_what_both_have(
 
 
 def _listed(names: list[str]) -> str:
-    """The number of arrays and the first names; of a single array its name."""
+    """Return the number of arrays and the first names; of a single array its name."""
     folds = fold_lines(names)
     shown = folds[:_SHOWN] + ([f"{len(folds) - _SHOWN} more"] if len(folds) > _SHOWN else [])
     return names[0] if len(names) == 1 else f"{array_count(names)} ({', '.join(shown)})"

@@ -13,7 +13,7 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 def same_bits(mine: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether two arrays of one dtype and shape, in C order, hold the same bytes."""
+    """Return whether two arrays of one dtype and shape, in C order, hold the same bytes."""
     if not (mine.flags.c_contiguous and expected.flags.c_contiguous and mine.nbytes == expected.nbytes):
         raise ValueError("only arrays of equal size in C order can be compared bit by bit")
     return bool(_memcmp(mine.ctypes.data, expected.ctypes.data, mine.nbytes) == 0)

@@ -63,7 +63,7 @@ def without_computed_buffers(both: Pairing[LazyArray], memory: int) -> Pairing[L
 
 
 def _is_computed(name: str, array: LazyArray, config: Mapping[str, Any]) -> bool:
-    """Whether a buffer has the values that a model with this configuration computes."""
+    """Return whether a buffer has the values that a model with this configuration computes."""
     last = name.rpartition(".")[2]
     values = np.asarray(array.read())
     values = values.astype(np.complex128 if array.dtype.kind == "complex" else np.float64)
@@ -87,7 +87,7 @@ def _mantissa_bits(array: LazyArray) -> int:
 
 
 def _is_causal(mask: np.ndarray) -> bool:
-    """Whether a mask has one value up to the diagonal and another one above it, as GPT-2's."""
+    """Return whether a mask has one value up to the diagonal and another one above it, as GPT-2's."""
     count = mask.shape[0]
     before = np.tri(count, dtype=bool)
     allowed, forbidden = mask[before], mask[~before]
@@ -96,7 +96,7 @@ def _is_causal(mask: np.ndarray) -> bool:
 
 
 def _is_table(values: np.ndarray, config: Mapping[str, Any]) -> bool:
-    """Whether a table has exp(i t f) for each position t and frequency f, as torchtitan and Meta store it."""
+    """Return whether a table has exp(i t f) for each position t and frequency f, as torchtitan and Meta store it."""
     if not np.iscomplexobj(values):
         if values.ndim != 3 or values.shape[-1] != 2:
             return False
@@ -109,7 +109,7 @@ def _is_table(values: np.ndarray, config: Mapping[str, Any]) -> bool:
 
 
 def _frequencies(config: Mapping[str, Any], count: int) -> Iterator[np.ndarray]:
-    """The rotary frequencies that a model may have, one set for each kind of layer; none if unknown."""
+    """Yield the rotary frequencies that a model may have, one set for each kind of layer; none if unknown."""
     facts = ModelFacts(config, silent=default_values(config))
     for prefix in ("", "local_"):
         theta, kind = (facts.field(f"rope.{prefix}{name}") for name in ("theta", "type"))

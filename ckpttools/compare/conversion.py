@@ -165,7 +165,7 @@ def _checked(
     declared: ConversionOptions | None,
     padding_rows: str | None,
 ) -> ConversionOptions:
-    """The options of the conversion; UsageError for those that would be ignored."""
+    """Return the options of the conversion; UsageError for those that would be ignored."""
     if view_of(built).is_maxtext == view_of(source).is_maxtext:
         require_none(declared, "both sides spell names alike")
         require_no_padding(padding_rows)
@@ -179,7 +179,7 @@ def _checked(
 
 
 def _less(source: Tree, drop: Sequence[str], model: ModelOptions) -> tuple[Tree, tuple[str, ...]]:
-    """A Hugging Face tree without the arrays that the user dropped by name, and a remark.
+    """Return a Hugging Face tree without the arrays that the user dropped by name, and a remark.
 
     Raises:
         UsageError: A pattern matches no array.
@@ -262,12 +262,12 @@ def _without_dropped(
 
 
 def _towers_of(family: Family, arrays: Mapping[str, LazyArray]) -> tuple[str, ...]:
-    """The towers of which a Hugging Face model has arrays."""
+    """Return the towers of which a Hugging Face model has arrays."""
     return tuple(tower for tower in family.towers if arrays_of(family, tower, arrays))
 
 
 def require_none(declared: ConversionOptions | None, why: str) -> None:
-    """Refuses options that would be ignored.
+    """Refuse options that would be ignored.
 
     Args:
         declared: options of a conversion.
@@ -283,7 +283,7 @@ def require_none(declared: ConversionOptions | None, why: str) -> None:
 
 
 def require_no_padding(padding_rows: str | None) -> None:
-    """Raises UsageError if there is an option about rows beyond a vocabulary and nothing is converted."""
+    """Raise UsageError if there is an option about rows beyond a vocabulary and nothing is converted."""
     if padding_rows is not None:
         what = option("padding_rows")
         raise UsageError(

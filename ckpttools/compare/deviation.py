@@ -80,6 +80,6 @@ class Deviation:
 
 
 def _earlier(one: Deviation, other: Deviation) -> Shape | None:
-    """The first index of both; one within the tolerances only where none is beyond them."""
+    """Return the first index of both; one within the tolerances only where none is beyond them."""
     ranked = [(not item.beyond, item.first) for item in (one, other) if item.first is not None]
     return min(ranked)[1] if ranked else None

@@ -81,7 +81,7 @@ def diff(
     jobs: int | None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[ArrayDiff, ...]:
-    """Every array of both sides, in the order of names.
+    """Return every array of both sides, in the order of names.
 
     Args:
         both: the arrays.

@@ -10,7 +10,7 @@ from ckpttools.core.dtypes import DTYPES, DType
 
 
 def as_doubles(carriers: np.ndarray, dtype: DType) -> np.ndarray:
-    """Elements as float64, or complex128 where they are complex; integers of 64 bits are rounded."""
+    """Return elements as float64, or complex128 where they are complex; integers of 64 bits are rounded."""
     # Some NaN make numpy complain.
     with np.errstate(invalid="ignore"):
         if dtype.kind == "complex":
@@ -21,12 +21,12 @@ def as_doubles(carriers: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def coarser(a: DType, b: DType) -> DType:
-    """The floating-point dtype of the two that rounds more; `a` if both round alike."""
+    """Return the floating-point dtype of the two that rounds more; `a` if both round alike."""
     return b if b.epsilon > a.epsilon else a
 
 
 def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> np.ndarray | None:
-    """Steps of the coarser dtype between the elements; NaN counts as any number.
+    """Return steps of the coarser dtype between the elements; NaN counts as any number.
 
     A number that is out of this dtype's range is farther from all others than any two of them.
     """
@@ -50,7 +50,7 @@ def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> 
 
 
 def steps_into(out: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: DType, scratch: Scratch) -> None:
-    """As `steps_between`, several times as fast: in unsigned integers of the elements' width.
+    """See `steps_between`, several times as fast: in unsigned integers of the elements' width.
 
     Args:
         out: carriers of the dtype, overwritten.
@@ -72,7 +72,7 @@ def steps_into(out: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: DType, scra
 
 
 def _ranks(carriers: np.ndarray, dtype: DType) -> np.ndarray:
-    """The ranks of floating-point numbers in their order, counted from 0, which -0 shares."""
+    """Return the ranks of floating-point numbers in their order, counted from 0, which -0 shares."""
     if dtype.bits == 64:
         signed, lowest = carriers.view(np.int64), np.iinfo(np.int64).min
         return np.asarray(np.where(signed < 0, lowest - signed, signed))

@@ -40,7 +40,7 @@ def explain(
     jobs: int | None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[ArrayDiff, ...]:
-    """The same with causes, for arrays of which all elements agree with one.
+    """Return the same with causes, for arrays of which all elements agree with one.
 
     Args:
         result: what `ckpttools.compare.diff.diff` found.
@@ -70,7 +70,7 @@ def _fitting(
     ranked: Sequence[Detector],
     room: int,
 ) -> Iterator[tuple[str, list[Hypothesis]]]:
-    """Names and the hypotheses that fit a sample of their arrays."""
+    """Yield names and the hypotheses that fit a sample of their arrays."""
     a, b, candidates = both.a, both.b, Candidates(both.a)
     groups: dict[tuple[str, str], list[Case]] = {}
     for item in result:
@@ -86,14 +86,14 @@ def _fitting(
 
 
 def _is_worth_a_look(each: ArrayDiff) -> bool:
-    """Whether enough differs for evidence beyond chance."""
+    """Return whether enough differs for evidence beyond chance."""
     if each.outcome == "shape":
         return True
     return each.outcome == "differs" and each.deviation is not None and each.deviation.differing >= ENOUGH
 
 
 def _is_constant(array: LazyArray) -> bool:
-    """Whether a sample holds only one number, so that the order of elements means nothing."""
+    """Return whether a sample holds only one number, so that the order of elements means nothing."""
     sample = np.concatenate([array.read(box).reshape(-1) for box in boxes(array.shape)] or [np.empty(0)])
     if sample.dtype == np.bool_:
         sample = sample.view(np.uint8) != 0
@@ -105,7 +105,7 @@ def _is_constant(array: LazyArray) -> bool:
 def _of_group(
     cases: list[Case], ranked: Sequence[Detector], room: int
 ) -> Iterator[tuple[str, list[Hypothesis]]]:
-    """Arrays whose names differ only in numbers: what fits no probe is not tried on the others."""
+    """Yield arrays whose names differ only in numbers: what fits no probe is not tried on the others."""
     step = -(-len(cases) // _PROBES)
     known = {item for item in ranked if item.of_single_arrays}
     for case in cases[::step]:
@@ -119,7 +119,7 @@ def _of_group(
 
 
 def _that_fit(case: Case, ranked: Sequence[Detector], room: int) -> dict[Detector, list[Hypothesis]]:
-    """The first detector with hypotheses that fit a sample, and the first few of these."""
+    """Return the first detector with hypotheses that fit a sample, and the first few of these."""
     # Hypotheses tried on copies are identified by number, so that no copy outlives the search.
     near = replace(case, a=in_memory(case.a, room), b=in_memory(case.b, room))
     for detector in ranked:
@@ -141,7 +141,7 @@ def _fits(hypothesis: Hypothesis) -> bool:
 def _failed(
     hypotheses: Sequence[Hypothesis], memory: int, jobs: int | None, observe: Callable[[int], None]
 ) -> set[int]:
-    """The hypotheses, by number, that do not hold for all elements."""
+    """Return the hypotheses, by number, that do not hold for all elements."""
     items: list[Item] = [pair for hypothese in hypotheses for pair in hypothese.pairs]
     numbers = [number for number, item in enumerate(hypotheses) for _ in item.pairs]
 

@@ -105,7 +105,7 @@ def after_manifest(
 def _are_state(
     result: Collection[Difference], mine: Mapping[str, Typed], expected: Mapping[str, Typed]
 ) -> bool:
-    """Whether none of these is a parameter, and parameters were compared."""
+    """Return whether none of these is a parameter, and parameters were compared."""
     if not result:
         return True
     sides = parameters_among(mine), parameters_among(expected)
@@ -153,7 +153,7 @@ def _verify(source: str, built: str) -> str:
 
 
 def _is_rounded(each: ArrayDiff) -> bool:
-    """Whether all numbers are the same in the coarser dtype of the two."""
+    """Return whether all numbers are the same in the coarser dtype of the two."""
     apart = each.deviation
     same = apart is not None and apart.max_ulp == 0 and apart.nan == 0
     return each.outcome == "dtype" or (each.outcome == "differs" and same and _widths(each) != 0)

@@ -57,7 +57,7 @@ def deviation(
 
 
 def block_elements(dtypes: tuple[DType, DType]) -> int:
-    """Elements to pass to `deviation` at once."""
+    """Return elements to pass to `deviation` at once."""
     return _BLOCK_BYTES // max(dtype.itemsize for dtype in dtypes)
 
 

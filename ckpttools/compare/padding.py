@@ -23,7 +23,7 @@ def settled(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[L
 
 
 def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:
-    """Leaves out rows that MaxText has beyond Hugging Face's vocabulary, if they are zeros.
+    """Leave out rows that MaxText has beyond Hugging Face's vocabulary, if they are zeros.
 
     Other rows become an array of their own on that side, as do arrays that MaxText alone has, and learned
     something in. Reads them.

@@ -33,7 +33,7 @@ class Candidates:
     _by_shape: dict[Shape, dict[bytes, list[str]]] = field(default_factory=dict, compare=False)
 
     def like(self, array: LazyArray) -> Iterator[tuple[str, LazyArray]]:
-        """Those whose sample equals that of an array of the other side."""
+        """Yield those whose sample equals that of an array of the other side."""
         mark = sample_key(array)
         if mark is not None:
             yield from ((name, self.arrays[name]) for name in self._marks(array.shape).get(mark, ()))
@@ -50,7 +50,7 @@ class Candidates:
 
 
 def sample_key(array: LazyArray) -> bytes | None:
-    """A sample of an array, coarse enough to be the same in every dtype; None for a constant."""
+    """Return a sample of an array, coarse enough to be the same in every dtype; None for a constant."""
     parts = sampled(array)
     if not parts:
         return None
@@ -86,7 +86,7 @@ def moves(origins: Mapping[str, str]) -> dict[str, Cause]:
 
 
 def _renumbered(group: Mapping[str, tuple[str, int, int]]) -> Cause:
-    """The cause for arrays whose names differ in one number."""
+    """Return the cause for arrays whose names differ in one number."""
     offsets = {theirs - mine for _, mine, theirs in group.values()}
     word = next(iter(group.values()))[0]
     if len(offsets) == 1:
@@ -108,7 +108,7 @@ def _renamed(name: str, origin: str, mutual: bool) -> Cause:
 
 
 def _different(name: str, other: str) -> tuple[str, str]:
-    """The keys in which two names differ, without those that they have in common at both ends."""
+    """Return the keys in which two names differ, without those that they have in common at both ends."""
     joint = "/" if "/" in name + other else "."
     mine, theirs = name.split(joint), other.split(joint)
     while len(mine) > 1 and len(theirs) > 1 and mine[0] == theirs[0]:
@@ -119,18 +119,18 @@ def _different(name: str, other: str) -> tuple[str, str]:
 
 
 def template(name: str) -> str:
-    """A name without the numbers of layers and experts: the same for all of them."""
+    """Return a name without the numbers of layers and experts: the same for all of them."""
     return "".join(word for word, _ in _parts(name))
 
 
 def indices(name: str) -> tuple[tuple[str, int], ...]:
-    """The numbers of layers, experts and the like in a name, each with the word for what it counts."""
+    """Return the numbers of layers, experts and the like in a name, each with the word for what it counts."""
     parts = _parts(name)
     return tuple((_word(parts, k), number) for k, (_, number) in enumerate(parts) if number is not None)
 
 
 def _parts(name: str) -> list[tuple[str, int | None]]:
-    """Keys and separators in turn: the number of a key is split from its word.
+    """Return keys and separators in turn: the number of a key is split from its word.
 
     The 0 in `wi_0` is no number: it tells one array from another, not one layer from the next.
     """
@@ -152,7 +152,7 @@ def _word(parts: list[tuple[str, int | None]], location: int) -> str:
 
 
 def _number(name: str, origin: str) -> tuple[str, int, int] | None:
-    """The word before the only number in which two names differ, and both numbers; otherwise None."""
+    """Return the word before the only number in which two names differ, and both numbers; otherwise None."""
     if template(name) != template(origin):
         return None
     pairs = zip(indices(name), indices(origin), strict=True)

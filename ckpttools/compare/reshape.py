@@ -15,7 +15,7 @@ _MOST_AXES = 4
 
 
 def reshape(array: LazyArray, shape: Shape) -> LazyArray | None:
-    """The elements in C order under another shape; None if the two shapes have no common factors."""
+    """Return the elements in C order under another shape; None if the two shapes have no common factors."""
     if prod(array.shape) != prod(shape) or 0 in shape:
         return None
     cuts = sorted({*_cuts(array.shape), *_cuts(shape)})
@@ -27,12 +27,12 @@ def reshape(array: LazyArray, shape: Shape) -> LazyArray | None:
 
 
 def _cuts(shape: Shape) -> list[int]:
-    """Elements below each boundary between axes, from the last axis on."""
+    """Return elements below each boundary between axes, from the last axis on."""
     return [prod(shape[k:]) for k in range(len(shape) + 1)]
 
 
 def _parts(shape: Shape, cuts: Sequence[int]) -> list[Shape]:
-    """Each axis as the lengths between the cuts within it."""
+    """Return each axis as the lengths between the cuts within it."""
     parts: list[Shape] = []
     for axis, length in enumerate(shape):
         inner = prod(shape[axis + 1 :])

@@ -25,7 +25,7 @@ _DEAR = 1 << 20
 
 
 def boxes(shape: Shape) -> list[Region]:
-    """The regions of a sample: at both ends and at two places between; the same for equal shapes."""
+    """Return the regions of a sample: at both ends and at two places between; the same for equal shapes."""
     if 0 in shape:
         return []
     sides = _sides(shape)
@@ -45,7 +45,7 @@ def boxes(shape: Shape) -> list[Region]:
 
 
 def _sides(shape: Shape) -> Shape:
-    """Lengths of a box: as much of the last axis as allowed, of the others as there is room for."""
+    """Return lengths of a box: as much of the last axis as allowed, of the others as there is room for."""
     sides = [min(shape[-1], _LAST if len(shape) > 1 else _BOX)] if shape else []
     for length in reversed(shape[:-1]):
         sides.append(max(1, min(length, _BOX // prod(sides), _SIDE)))
@@ -53,7 +53,7 @@ def _sides(shape: Shape) -> Shape:
 
 
 def in_memory(array: LazyArray, room: int) -> LazyArray:
-    """A copy of an array if a few of its elements are expensive to read, as from a large chunk; else itself.
+    """Return a copy of an array if a few of its elements are expensive to read, as from a large chunk; else itself.
 
     Args:
         array: any array.
@@ -66,12 +66,12 @@ def in_memory(array: LazyArray, room: int) -> LazyArray:
 
 
 def sampled(array: LazyArray) -> list[np.ndarray]:
-    """The elements of its boxes, as carriers."""
+    """Return the elements of its boxes, as carriers."""
     return [array.read(box).view(array.dtype.carrier) for box in boxes(array.shape)]
 
 
 def same_in(region: Region, left: LazyArray, right: LazyArray, ulps: int) -> bool:
-    """Whether the arrays are the same in a small region, or at most so many units in the last place apart."""
+    """Return whether the arrays are the same in a small region, or at most so many units in the last place apart."""
     values = [item.read(region).view(item.dtype.carrier) for item in (left, right)]
     return close(values[0], values[1], (left.dtype, right.dtype), ulps)
 
@@ -79,7 +79,7 @@ def same_in(region: Region, left: LazyArray, right: LazyArray, ulps: int) -> boo
 def close(
     a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], ulps: int, scratch: Scratch | None = None
 ) -> bool:
-    """Whether elements, carriers of the dtypes, are at most so many units in the last place apart.
+    """Return whether elements, carriers of the dtypes, are at most so many units in the last place apart.
 
     `scratch` is that of `ckpttools.compare.measure.deviation`.
     """
@@ -93,7 +93,7 @@ def close(
 
 
 def in_one_dtype(a: LazyArray, b: LazyArray) -> tuple[LazyArray, LazyArray]:
-    """Both in the coarser dtype, if they are floating-point numbers of different dtypes."""
+    """Return both in the coarser dtype, if they are floating-point numbers of different dtypes."""
     if a.dtype == b.dtype or not (a.dtype.is_float and b.dtype.is_float):
         return a, b
     dtype = coarser(a.dtype, b.dtype)
@@ -106,6 +106,6 @@ def as_dtype(array: LazyArray, dtype: DType) -> LazyArray:
 
 
 def sampled_numbers(array: LazyArray) -> np.ndarray:
-    """The elements of its boxes as float64, one after the other."""
+    """Return the elements of its boxes as float64, one after the other."""
     parts = [as_doubles(item.reshape(-1), array.dtype) for item in sampled(array)]
     return np.concatenate(parts) if parts else np.empty(0)

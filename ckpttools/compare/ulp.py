@@ -35,7 +35,7 @@ Dtypes = tuple[DType, DType]
 def deviation_in_float32(
     sides: Sides, dtypes: Dtypes, tolerances: Tolerances, scratch: Scratch
 ) -> Deviation | None:
-    """The deviation of elements in a row; None if float32 is not enough.
+    """Return the deviation of elements in a row; None if float32 is not enough.
 
     Args:
         sides: carriers of both, 1-d, at least one.
@@ -80,7 +80,7 @@ def deviation_in_float32(
 
 
 def _can_be_rounded(dtypes: Dtypes, *sides: np.ndarray) -> bool:
-    """Whether all numbers have some of the coarser dtype near them."""
+    """Return whether all numbers have some of the coarser dtype near them."""
     room = coarser(*dtypes).beyond_range
     return dtypes[0] == dtypes[1] or all(max(-float(side.min()), float(side.max())) < room for side in sides)
 
@@ -121,7 +121,7 @@ def _to_bfloat16(values: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
 def _largest(
     mask: np.ndarray, gap: np.ndarray, limit: float, relative: np.ndarray, sides: Sides, dtypes: Dtypes
 ) -> tuple[float, float] | None:
-    """The largest difference, absolute and relative; None if there are too many candidates.
+    """Return the largest difference, absolute and relative; None if there are too many candidates.
 
     Args:
         mask: overwritten.

@@ -44,7 +44,7 @@ class UnnamedSide:
         return by_name(self.tree.arrays)
 
     def likely_families(self) -> list[Family]:
-        """The families whose rows produce most of the other side's names, whatever the configured sizes."""
+        """Return the families whose rows produce most of the other side's names, whatever the configured sizes."""
         counts = {family.name: self._common_names(family) for family in families().values()}
         limit = max(counts.values(), default=0)
         return [families()[name] for name, count in counts.items() if count == limit > 0]
@@ -107,7 +107,7 @@ class UnnamedSide:
 
 
 def layers_of(family: Family, spelling: Spelling, arrays: Arrays) -> dict[str, Size]:
-    """The number of layers, by the highest number in names."""
+    """Return the number of layers, by the highest number in names."""
     starts = {str(spelling.key(parse_key(group.right)).parts[0]) for group in family.text_layers}
     rests = (name.removeprefix(start) for start in starts for name in arrays if name.startswith(start))
     numbers = [int(rest.partition(".")[0]) for rest in rests if rest.partition(".")[0].isdecimal()]

@@ -33,7 +33,7 @@ def compare(
     jobs: int | None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[Difference, ...]:
-    """All arrays of A that are not bit-identical to those of B, in the order of names.
+    """Return all arrays of A that are not bit-identical to those of B, in the order of names.
 
     Args:
         both: the arrays, and those that they should equal.
@@ -76,7 +76,7 @@ def side_by_side(
 
 
 def _as_one(whole: WholeArray, expected: Mapping[str, LazyArray]) -> LazyArray:
-    """The array that `whole` should equal."""
+    """Return the array that `whole` should equal."""
     first, *others = wholes({part.name: expected[part.name] for part in whole.parts})
     if not others and first.parts == whole.parts:
         return first.array
@@ -86,7 +86,7 @@ def _as_one(whole: WholeArray, expected: Mapping[str, LazyArray]) -> LazyArray:
 def _differing(
     pairs: list[tuple[WholeArray, LazyArray]], memory: int, jobs: int | None, observe: Callable[[int], None]
 ) -> _Unequal:
-    """All arrays that differ."""
+    """Return all arrays that differ."""
 
     def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> _Unequal:
         return {} if same_bits(*values) else _found(pairs[index][0], region, *values)
@@ -114,7 +114,7 @@ def _merge(result: _Unequal, more: _Unequal) -> None:
 
 
 def _found(whole: WholeArray, region: Region, here: np.ndarray, there: np.ndarray) -> _Unequal:
-    """The parts of a piece that differ."""
+    """Return the parts of a piece that differ."""
     fixed = whole.parts[0].fixed
     shape = tuple(length for axis, length in enumerate(whole.array.shape) if axis not in fixed)
     result: _Unequal = {}

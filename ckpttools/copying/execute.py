@@ -39,7 +39,7 @@ def room_of(part: FileGroup, location: Location, memory: int, jobs: int) -> Copy
 def check_part(
     part: FileGroup, location: Location, overwrite: bool, check_replaced: Callable[[], None]
 ) -> None:
-    """Raises what stops `copy_part` before it writes anything; arguments as there."""
+    """Raise what stops `copy_part` before it writes anything; arguments as there."""
     _checked(part, location, staging_of(location, overwrite, check_replaced))
 
 
@@ -53,7 +53,7 @@ def _checked(part: FileGroup, location: Location, staging: Staging) -> str:
 
 
 def _check_names(part: FileGroup, location: Location) -> None:
-    """Raises UsageError where a file has a name that nothing can have at the destination."""
+    """Raise UsageError where a file has a name that nothing can have at the destination."""
     name = next((name for name in part.files if not location.store.takes((location / name).key)), None)
     if name is not None:
         raise UsageError(
@@ -76,7 +76,7 @@ def copy_part(
     command: str,
     observe: Callable[[int], None],
 ) -> Transferred:
-    """Copies a part.
+    """Copy a part.
 
     Args:
         part: what.
@@ -215,7 +215,7 @@ def _made(
     add_commits: bool,
     observe: Callable[[int], None],
 ) -> Transferred:
-    """Makes the content, all but its name."""
+    """Make the content, all but its name."""
     try:
         done = transfer(part, work, location.store, room, verify=verify, observe=observe)
         pieces, stamps = [*done.pieces], dict(done.stamps)

@@ -112,7 +112,7 @@ class FileGroup:
         return [name for _, _, name in sorted(ranked)]
 
     def fingerprint(self) -> str:
-        """The same for two copies of the same files: it names their sizes and versions, and of local files
+        """Return the same for two copies of the same files: it names their sizes and versions, and of local files
         some of their bytes, too; errors as of `ckpttools.stores.samples.compute_sample_digests`."""
         files = [[name, result.size, result.version] for name, result in self.files.items()]
         is_local = self.source.store.scheme == "file"
@@ -122,7 +122,7 @@ class FileGroup:
 
 
 def commits_of(names: Sequence[str]) -> tuple[str, ...]:
-    """The commit files of items, by their names in the step ("" for the step itself), and of the step."""
+    """Return the commit files of items, by their names in the step ("" for the step itself), and of the step."""
     inner = tuple(f"{name}/{COMMIT_FILE}" for name in names if name)
     return (*inner, COMMIT_FILE)
 

@@ -38,7 +38,7 @@ class FileRange:
 
 
 def split_files(sizes: Mapping[str, int], limit: int | None) -> Sequence[FileRange]:
-    """The pieces of files, those of large files first.
+    """Return the pieces of files, those of large files first.
 
     Args:
         sizes: by name.
@@ -59,7 +59,7 @@ class PieceDigester:
         self._digests = bytearray()
 
     def add(self, data: memoryview) -> None:
-        """Takes the bytes that come next: whole blocks, but for the last."""
+        """Take the bytes that come next: whole blocks, but for the last."""
         for start in range(0, len(data), BLOCK_BYTES):
             self._digests += _hash(data[start : start + BLOCK_BYTES])
 
@@ -69,7 +69,7 @@ class PieceDigester:
 
 
 def digest_of(piece: FileRange, read_into: Callable[[int, memoryview], None], buffer: memoryview) -> str:
-    """The digest of a piece as it is read again.
+    """Return the digest of a piece as it is read again.
 
     Args:
         piece: which.
@@ -84,6 +84,6 @@ def digest_of(piece: FileRange, read_into: Callable[[int, memoryview], None], bu
 
 
 def parts_of(piece: FileRange, buffer: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """The offsets of a piece at which its parts begin, and memory for each, one after the other."""
+    """Yield the offsets of a piece at which its parts begin, and memory for each, one after the other."""
     for offset in range(piece.start, piece.stop, len(buffer)):
         yield offset, buffer[: min(len(buffer), piece.stop - offset)]

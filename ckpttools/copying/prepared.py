@@ -101,7 +101,7 @@ class PreparedCopy:
         return self.destination.store.streams is not None
 
     def run(self, observe: Observe | None = None) -> CopyReport:
-        """Copies.
+        """Copy.
 
         Args:
             observe: called with the bytes copied so far and those to copy in all, in place of `self.observe`;
@@ -143,7 +143,7 @@ class PreparedCopy:
         return replace(self._report(tuple(done), time.monotonic() - started), published=published)
 
     def check(self) -> None:
-        """Raises what would stop `run` before it writes anything."""
+        """Raise what would stop `run` before it writes anything."""
         for part in self.todo:
             self._room(part)
             check_replaced = partial(self.target.check_replaced, part)

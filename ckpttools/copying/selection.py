@@ -120,7 +120,7 @@ def _chosen_states(
 
 
 def _part_of(step: Step, name: str) -> FileGroup:
-    """A step as it is copied to a name."""
+    """Return a step as it is copied to a name."""
     below = {item.directory.relative_to(step.path) for item in step.items}
     handlers = step.declared.handlers
     if isinstance(handlers, dict):
@@ -207,7 +207,7 @@ class _RunRoot:
         return [entry.name for entry in self.path.entries()]
 
     def _check(self, steps: Sequence[int], reasons: Mapping[int, str | None]) -> None:
-        """Raises where a step that is expected is not there or not whole, or any has lost something."""
+        """Raise where a step that is expected is not there or not whole, or any has lost something."""
         for number in steps or reasons:
             if number not in reasons:
                 got = f"step {format_ranges(reasons)}"
@@ -229,7 +229,7 @@ class _RunRoot:
                 )
 
     def _is_damaged(self, number: int) -> bool:
-        """Whether an unfinished step was saved completely."""
+        """Return whether an unfinished step was saved completely."""
         if self.legacy is not None and number not in self.orbax_steps:
             return not self.legacy.is_skippable(number)
         return self.orbax_steps[number].is_damaged

@@ -48,7 +48,7 @@ def check_source(part: FileGroup, copied: Iterable[tuple[FileRange, str]], *, ve
 
 
 def _is_doubtful(part: FileGroup, name: str, text: str, *, verify: bool) -> bool:
-    """Whether the stamp does not show that a file is unchanged."""
+    """Return whether the stamp does not show that a file is unchanged."""
     stamp = part.stamps[name]
     return stamp.text != text or (verify and not stamp.is_evidence)
 

@@ -43,7 +43,7 @@ class CopyTarget:
         return self.location / part.name if part.name else self.location
 
     def check_replaced(self, part: FileGroup) -> None:
-        """Refuses to replace what holds something that would be lost.
+        """Refuse to replace what holds something that would be lost.
 
         Raises:
             DestinationExistsError: it is a checkpoint of another kind, such as a run; or there is a file that
@@ -112,7 +112,7 @@ class CopyTarget:
 
 
 def _check_run(destination: Location, selection: CopySelection) -> None:
-    """Refuses to put steps into a directory that is something else."""
+    """Refuse to put steps into a directory that is something else."""
     below = selection.steps_at
     if below is None:
         return
@@ -137,7 +137,7 @@ def _check_run(destination: Location, selection: CopySelection) -> None:
 
 
 def _refuse_begun(location: Location) -> None:
-    """Raises DestinationExistsError where another copy to a place was interrupted."""
+    """Raise DestinationExistsError where another copy to a place was interrupted."""
     left = find_unfinished(location) or begun_in(location)
     if left is not None:
         raise DestinationExistsError(
@@ -158,7 +158,7 @@ def _other_content(location: Location, difference: str) -> DestinationExistsErro
 
 
 def _check_files(part: FileGroup, location: Location) -> bool:
-    """Whether a part replaces files; refuses to replace those that would be lost."""
+    """Return whether a part replaces files; refuses to replace those that would be lost."""
     there = files_below(location) if location.is_dir() else {}
     known = {*part.files, *part.commits}
     lost = [name for name in there if name not in known and not is_of_repository(location, name)]
@@ -177,7 +177,7 @@ def _check_files(part: FileGroup, location: Location) -> bool:
 
 
 def _check_kinds(source: Location, location: Location, lost: Sequence[str]) -> None:
-    """Refuses to replace a run, or a checkpoint of another kind, or one with others in it."""
+    """Refuse to replace a run, or a checkpoint of another kind, or one with others in it."""
     old, new = kind_of(location), kind_of(source)
     others = (
         [name for name in find_unowned_entries(location) if not (source / name).exists()]

@@ -73,7 +73,7 @@ def transfer(
     verify: bool,
     observe: Callable[[int], None],
 ) -> Transferred:
-    """Copies all files of a part but those that come last.
+    """Copy all files of a part but those that come last.
 
     Args:
         part: what.
@@ -117,7 +117,7 @@ class _TransferState:
     run: str = field(default_factory=new_run_id)
 
     def done(self, pieces: Sequence[FileRange], verify: bool) -> Transferred:
-        """Copies what earlier runs did not, and reads all of it back if that is asked for."""
+        """Copy what earlier runs did not, and reads all of it back if that is asked for."""
         self._keep_recorded(pieces)
         resumed = sum(piece.stop - piece.start for piece in pieces if piece.number in self.digests)
         self.observe(resumed)
@@ -158,7 +158,7 @@ class _TransferState:
             self._work(kept, check)
 
     def _is_kept(self, piece: FileRange, digest: str, evidence: str, buffer: np.ndarray) -> bool:
-        """Whether the source of a recorded piece is unchanged, and the copy on a disk has its digest.
+        """Return whether the source of a recorded piece is unchanged, and the copy on a disk has its digest.
 
         A disk can lose data in the middle of a file, such as the blocks of a thin volume.
         """
@@ -254,7 +254,7 @@ class _TransferState:
     def _write_range(
         self, piece: FileRange, source: File, sink: Sink, buffer: np.ndarray, digester: PieceDigester
     ) -> bool:
-        """Whether all of a piece was written; False where another worker has met an error."""
+        """Return whether all of a piece was written; False where another worker has met an error."""
         address, is_small = buffer.ctypes.data, piece.size <= _SMALL
         if is_small:
             part = buffer.data[: piece.size]
@@ -273,7 +273,7 @@ class _TransferState:
         return True
 
     def _report_progress(self, piece: FileRange, stop: int) -> None:
-        """Tells that a piece is copied up to an offset; nothing is told twice of what is sent twice."""
+        """Report that a piece is copied up to an offset; nothing is told twice of what is sent twice."""
         with self.threads.lock:
             before = self.told.get(piece.number, piece.start)
             if stop > before:
@@ -289,7 +289,7 @@ class _TransferState:
     # -- once more
 
     def _verify_all(self, pieces: Sequence[FileRange]) -> int:
-        """Bytes that were read where they were written, and are the same."""
+        """Return bytes that were read where they were written, and are the same."""
         self._work(pieces, self._verify)
         return sum(piece.stop - piece.start for piece in pieces)
 

@@ -168,7 +168,7 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def _convert_scalar(value: Any, kinds: Sequence[Any]) -> Any:
-    """The value as one of the first of several kinds that it can be one of."""
+    """Return the value as one of the first of several kinds that it can be one of."""
     for kind in kinds:
         try:
             return _convert(value, kind)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(cls: type | None = None, /, **options: bool) -> Any:
-        """A decorator as `dataclasses.dataclass`, with frozen, eq, repr and slots, without `InitVar`."""
+        """Return a decorator as `dataclasses.dataclass`, with frozen, eq, repr and slots, without `InitVar`."""
         return partial(_build_class, **options) if cls is None else _build_class(cls, **options)
 
 
@@ -152,7 +152,7 @@ def _add_standard_fields(home: type, name: str) -> Callable[..., Any]:
 
 
 def _find_member(each: dataclasses.Field[Any]) -> tuple[str, Any]:
-    """A field for another class: an object of dataclasses belongs to one."""
+    """Return a field for another class: an object of dataclasses belongs to one."""
     options = ("init", "repr", "hash", "compare", "kw_only", "metadata", "default", "default_factory")
     declared = {option: getattr(each, option) for option in options}
     known = {option: value for option, value in declared.items() if value is not dataclasses.MISSING}

@@ -61,7 +61,7 @@ class CheckpointError(Exception):
         self.hint = hint
 
     def at(self, location: object = None, *, hint: str | None = None) -> Self:
-        """The same error, with another place or next step where these are given."""
+        """Return the same error, with another place or next step where these are given."""
         # Not copied: that calls the constructor, and those of some take more than the message.
         built = type(self).__new__(type(self), *self.args)
         built.__dict__.update(self.__dict__)
@@ -75,7 +75,7 @@ class CheckpointError(Exception):
         return "; ".join(map(str.strip, self.message.splitlines())).replace(":; ", ": ")
 
     def details(self) -> list[tuple[str, str]]:
-        """The labeled lines below the message, in reading order."""
+        """Return the labeled lines below the message, in reading order."""
         pairs = (
             ("at", self.location and printable(self.location)),
             ("expected", _group_details(self.expected)),

@@ -31,7 +31,7 @@ def entry_points_of(group: str) -> list[EntryPoint]:
 
 
 def _read_announcements() -> Iterator[bytes | None]:
-    """The entry points of all packages in directories; None for what importlib.metadata must look into.
+    """Yield the entry points of all packages in directories; None for what importlib.metadata must look into.
 
     Directories without access are skipped, as in Python's import.
     """
@@ -51,7 +51,7 @@ def _entry_points_in(location: Path) -> Iterator[bytes]:
 
 
 def load_group(group: str, kind: type[T] | None = None) -> dict[str, T]:
-    """The objects of a group by name. One that cannot be loaded is a warning, not an error.
+    """Return the objects of a group by name. One that cannot be loaded is a warning, not an error.
 
     Args:
         group: entry-point group, such as "ckpttools.families".
@@ -76,5 +76,5 @@ def _warn(point: EntryPoint, what: str) -> None:
 
 
 def package_name(point: EntryPoint) -> str:
-    """The package that announces something."""
+    """Return the package that announces something."""
     return point.dist.name if point.dist else "an unknown package"

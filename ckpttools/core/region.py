@@ -46,7 +46,7 @@ class Region:
         return tuple(map(slice, self.start, self.stop))
 
     def intersect(self, other: Region) -> Region | None:
-        """The common box, or None where the two do not meet."""
+        """Return the common box, or None where the two do not meet."""
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
         return Region(start, stop) if all(map(lt, start, stop)) else None
@@ -116,7 +116,7 @@ def grid_cell(shape: Sequence[int], chunk: Sequence[int], index: Sequence[int]) 
 
 
 def grid_indices(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Shape]:
-    """Every cell index of the grid, in C order."""
+    """Yield every cell index of the grid, in C order."""
     grid = grid_shape(shape, chunk)
     # `product` has all coordinates in memory; a damaged shape may have more than there is.
     if max(grid, default=0) > _MAX_IN_MEMORY:
@@ -149,7 +149,7 @@ def grid_index(grid: Sequence[int], position: int) -> Shape:
 
 
 def contiguous_runs(shape: Sequence[int], region: Region) -> Iterator[tuple[int, int]]:
-    """The region as (offset, length) runs of elements of a C-ordered array of `shape`, in order.
+    """Yield the region as (offset, length) runs of elements of a C-ordered array of `shape`, in order.
 
     Runs are as long as they can be: trailing axes that the region spans whole are merged.
     """

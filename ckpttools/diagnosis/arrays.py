@@ -104,7 +104,7 @@ def _missing(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding
 
 
 def _names(item: ListedItem) -> Iterator[Finding]:
-    """Arrays that the tree names and that are missing; another version of zarr than it says."""
+    """Yield arrays that the tree names and that are missing; another version of zarr than it says."""
     if isinstance(item.metadata, CheckpointError) or item.tables is None:
         return
     try:

@@ -79,22 +79,22 @@ class Check:
 
 
 def mending(inventory: Inventory, fix: str) -> str:
-    """The command that repairs what was found."""
+    """Return the command that repairs what was found."""
     return f"ckpt doctor {pasted(inventory.path)} --fix {fix}"
 
 
 def pasted(path: Location) -> str:
-    """A path quoted for a command line of `ckpt`."""
+    """Return a path quoted for a command line of `ckpt`."""
     return quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
 def on_disk(path: Location) -> str:
-    """A path quoted for a command that works on local files only."""
+    """Return a path quoted for a command that works on local files only."""
     return pasted(path) if path.as_local() == str(path) else "LOCAL_COPY"
 
 
 def set_aside(path: Location) -> str:
-    """The command that renames a file without replacing another."""
+    """Return the command that renames a file without replacing another."""
     names = (path.with_name(f"{path.name}.aside{number or ''}") for number in count())
     free = next(name for name in names if not name.lexists())
     return f"mv -n {on_disk(path)} {on_disk(free)}"
@@ -109,7 +109,7 @@ def as_finding(result: ModelFinding) -> Finding:
 
 
 def finding_of(error: CheckpointError, location: Location, level: str = ERROR, why: str = "") -> Finding:
-    """An error of the package as a finding."""
+    """Return an error of the package as a finding."""
     details = [f"{label} {text}" for label, text in error.details() if label in ("got", "expected")]
     what = "; ".join([error.line, *details])
     # A hint to run ckpt doctor is not useful here.

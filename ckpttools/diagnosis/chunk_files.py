@@ -40,7 +40,7 @@ class BadChunk:
 
 
 def bad_chunks(table: ChunkTable, database: Entries) -> Iterator[BadChunk]:
-    """The chunks of an array with faults that show without decoding."""
+    """Yield the chunks of an array with faults that show without decoding."""
     for index, entry in table.chunks.items():
         fault = None if _fits(table, entry) else _WRONG_LENGTH
         if not database.manifests and isinstance(entry, Extent):
@@ -50,7 +50,7 @@ def bad_chunks(table: ChunkTable, database: Entries) -> Iterator[BadChunk]:
 
 
 def _fits(table: ChunkTable, entry: Entry) -> bool:
-    """Whether the length of a chunk can be right."""
+    """Return whether the length of a chunk can be right."""
     length = length_of(entry)
     if table.array.chunk_bytes is not None:
         return length == table.array.chunk_bytes
@@ -59,7 +59,7 @@ def _fits(table: ChunkTable, entry: Entry) -> bool:
 
 
 def _in_file(table: ChunkTable, database: Entries, entry: Extent, fault: str | None) -> str | None:
-    """The fault of a chunk that is a file; if it is plain, nothing beyond `fault` is checked."""
+    """Return the fault of a chunk that is a file; if it is plain, nothing beyond `fault` is checked."""
     path = database.directory / entry.file
     if not path.may_read():
         return _DENIED

@@ -160,7 +160,7 @@ def _rank(finding: Finding) -> tuple[int, bytes, str]:
 
 
 def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
-    """The findings of a check. Its failure is one, too: a report must not depend on any single check.
+    """Yield the findings of a check. Its failure is one, too: a report must not depend on any single check.
 
     Raises:
         StorageError: behind a network nobody has told what is there, which says nothing of the files.
@@ -197,7 +197,7 @@ def _counted(inventory: Inventory) -> Iterator[str]:
 
 
 def _told_once(result: Iterable[Finding]) -> Iterator[Finding]:
-    """The findings, without those that only say that something cannot be opened if others say why."""
+    """Yield the findings, without those that only say that something cannot be opened if others say why."""
     locations = [item.location for item in result if item.level == ERROR and item.check != LAST_RESORT]
     for item in result:
         if item.check != LAST_RESORT or not any(_is_told(item, location) for location in locations):
@@ -205,21 +205,21 @@ def _told_once(result: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _is_told(last: Finding, location: str) -> bool:
-    """Whether an error at a place is why something cannot be opened; the message may name its directory."""
+    """Return whether an error at a place is why something cannot be opened; the message may name its directory."""
     if _is_at(location, last.location) or _is_at(last.location, location):
         return True
     return location in last.what or f"{parse(location).parent}: " in last.what
 
 
 def _is_at(location: str, top: str) -> bool:
-    """Whether a place is `top` or below it."""
+    """Return whether a place is `top` or below it."""
     return location == top or location.startswith((f"{top}/", f"{top}:"))
 
 
 def mend(
     where: LocationLike, *names: str, read: ReadOptions | None = None, reading: Observe | None = None
 ) -> Diagnosis:
-    """Applies fixes in turn wherever a finding suggests them, then examines again; a refusal stops nothing.
+    """Apply fixes in turn wherever a finding suggests them, then examines again; a refusal stops nothing.
 
     Args:
         where: the path.
@@ -256,7 +256,7 @@ def _mend_all(
     done: list[str],
     refused: dict[str, CheckpointError],
 ) -> None:
-    """Applies a fix in all places, and adds the results to `done` and, by place, to `refused`."""
+    """Apply a fix in all places, and adds the results to `done` and, by place, to `refused`."""
     for location in dict.fromkeys(item.location for item in result if item.fix == fix.name):
         try:
             done.append(_applied(fix, location, result, read))

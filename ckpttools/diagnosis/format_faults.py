@@ -11,7 +11,7 @@ from ckpttools.formats.registry import faults_in, formats
 
 
 def format_checks() -> Iterator[Check]:
-    """The checks of all formats that have one."""
+    """Yield the checks of all formats that have one."""
     for name, format in formats().items():
         if isinstance(format, SupportsFaults):
             yield _check(name, format)

@@ -109,7 +109,7 @@ class ListedItem:
         return json_or_error(self.path / TREE_FILE)
 
     def says(self, field: str) -> object:
-        """A field of `_METADATA`, or None."""
+        """Return a field of `_METADATA`, or None."""
         return None if isinstance(self.metadata, CheckpointError) else self.metadata.get(field)
 
     @property
@@ -201,7 +201,7 @@ class Inventory:
         return (*(_model(item, self.read) for item in result), *self._carried())
 
     def _carried(self) -> Iterator[ModelDirectory]:
-        """The configuration and tokenizer that MaxText checkpoints and zarr hierarchies carry along."""
+        """Yield the configuration and tokenizer that MaxText checkpoints and zarr hierarchies carry along."""
         listed = {item.path for item in self.directories}
         holders = [item for item in self.directories if SIDECARS in item.directories]
         # Over a network each file is a request, and all steps of a run carry the same files.
@@ -214,7 +214,7 @@ class Inventory:
                     yield ModelDirectory(str(path), files, is_examined=True)
 
     def locations(self, format: str) -> Sequence[Location]:
-        """The files or directories that are of a format."""
+        """Return the files or directories that are of a format."""
         own = {
             "orbax": [item.path for item in self.items],
             "safetensors": [weights.folder / name for weights in self.weights for name in weights.files],
@@ -233,7 +233,7 @@ def _model(directory: Directory, read: ReadOptions) -> ModelDirectory:
 
 
 def json_or_error(path: Location) -> Mapping[str, Any] | CheckpointError:
-    """The JSON object in a file, or what is wrong with it."""
+    """Return the JSON object in a file, or what is wrong with it."""
     hint = "fetch the file again, or restore it from another copy"
     try:
         return json_object(path.read_bytes(), str(path), FormatError, hint, make=None)
@@ -242,7 +242,7 @@ def json_or_error(path: Location) -> Mapping[str, Any] | CheckpointError:
 
 
 def inventory_of(path: Location, read: ReadOptions | None = None) -> Inventory:
-    """The inventory of a path, which may be a file, or a directory at any level.
+    """Return the inventory of a path, which may be a file, or a directory at any level.
 
     Args:
         path: where.
@@ -317,7 +317,7 @@ class _Walk:
             self.visit(path, depth + 1)
 
     def _listed(self, path: Location) -> Directory | None:
-        """A directory's content; None if it was seen before or may not be listed."""
+        """Return a directory's content; None if it was seen before or may not be listed."""
         try:
             identity = path.stat().identity or path
             if identity in self._seen:

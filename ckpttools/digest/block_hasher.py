@@ -35,7 +35,7 @@ class Room:
             return True
 
     def give(self, nbytes: int) -> None:
-        """Releases bytes."""
+        """Release bytes."""
         with self._lock:
             self._used -= nbytes
 
@@ -108,16 +108,16 @@ class BlockHasher:
         return len(self._digests)
 
     def digest(self) -> Digest:
-        """The digest, once the array is complete."""
+        """Return the digest, once the array is complete."""
         return Digest.of(self._algorithm, self._dtype.name, self._shape, bytes(self._digests))
 
     def restart(self) -> None:
-        """Forgets what has arrived: all parts will be passed again."""
+        """Forget what has arrived: all parts will be passed again."""
         self._drop()
         self._begin()
 
     def add(self, region: Region, values: np.ndarray) -> None:
-        """Takes a part.
+        """Take a part.
 
         Args:
             region: its place in the array; not passed before, unless the array is complete.
@@ -138,7 +138,7 @@ class BlockHasher:
                 self._give_up()
 
     def _add_run(self, region: Region, values: np.ndarray) -> bool:
-        """Takes a part that is contiguous in C order; whether there was room for what has to wait."""
+        """Take a part that is contiguous in C order; whether there was room for what has to wait."""
         data = values.reshape(-1).view(np.uint8).data
         start = next(contiguous_runs(self._shape, region))[0] * self._dtype.itemsize
         stop = start + len(data)
@@ -155,7 +155,7 @@ class BlockHasher:
         )
 
     def _span(self, number: int) -> tuple[int, int]:
-        """The bytes of a block."""
+        """Return the bytes of a block."""
         return number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, self.nbytes)
 
     def _enter(self, number: int, digests: Sequence[bytes]) -> None:
@@ -194,7 +194,7 @@ class BlockHasher:
         self._room.give(nbytes)
 
     def _add_box(self, region: Region, values: np.ndarray) -> bool:
-        """Takes any other part; whether there is room for the whole array."""
+        """Take any other part; whether there is room for the whole array."""
         with self._lock:
             whole = self._whole if self._whole is not None or self._given_up else self._make_whole()
         if whole is None:
@@ -224,7 +224,7 @@ class BlockHasher:
         self._drop()
 
     def _drop(self) -> None:
-        """Releases everything that was kept."""
+        """Release everything that was kept."""
         self._whole = None
         self._fragments.clear()
         self._give(self._held)
@@ -239,7 +239,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _contiguous(region: Region, values: np.ndarray) -> Iterator[tuple[Region, np.ndarray]]:
-    """The part in contiguous pieces; what is not contiguous is copied, a block at a time."""
+    """Yield the part in contiguous pieces; what is not contiguous is copied, a block at a time."""
     if values.flags.c_contiguous:
         yield region, values
         return

@@ -27,7 +27,7 @@ Naming = Callable[[Tree], Mapping[str, LazyArray]]
 
 
 def parameters_among(arrays: Mapping[str, Typed]) -> frozenset[str]:
-    """The names of the parameters, inferred from all arrays together.
+    """Return the names of the parameters, inferred from all arrays together.
 
     Arrays that a MaxText checkpoint carries for the reverse conversion are not its parameters.
     """
@@ -38,7 +38,7 @@ def parameters_among(arrays: Mapping[str, Typed]) -> frozenset[str]:
 
 
 def per_layer(tree: Tree) -> dict[str, LazyArray]:
-    """All arrays, with a decoder's layers one by one.
+    """Return all arrays, with a decoder's layers one by one.
 
     Optimizer state that mirrors the parameters comes one by one as well; other state stays as it is.
 
@@ -55,14 +55,14 @@ def per_layer(tree: Tree) -> dict[str, LazyArray]:
 
 
 def without_step(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-    """Arrays in MaxText's names without the step that a conversion writes; a training's step stays."""
+    """Return arrays in MaxText's names without the step that a conversion writes; a training's step stays."""
     known = roles_of({(name,): array for name, array in arrays.items()})
     is_training = any(known.of((name,)) == "optimizer" for name in arrays)
     return {name: array for name, array in arrays.items() if is_training or name != STEP}
 
 
 def with_carried(tree: Tree, layers: bool) -> dict[str, LazyArray]:
-    """All arrays under stored names, and those that a MaxText checkpoint carries for the reverse conversion.
+    """Return all arrays under stored names, and those that a MaxText checkpoint carries for the reverse conversion.
 
     Args:
         tree: Any checkpoint.
@@ -74,7 +74,7 @@ def with_carried(tree: Tree, layers: bool) -> dict[str, LazyArray]:
 
 
 def as_stored(tree: Tree) -> dict[str, LazyArray]:
-    """All arrays as they are; otherwise as `per_layer`."""
+    """Return all arrays as they are; otherwise as `per_layer`."""
     known = {home: inner for inner, home in view_of(tree).homes.items()}
     built: dict[str, LazyArray] = {}
     for path, array in tree.arrays.items():
@@ -120,7 +120,7 @@ class Selection:
     naming: Naming | None = None
 
     def arrays(self, tree: Tree) -> dict[str, LazyArray]:
-        """The arrays by name, in the order of names.
+        """Return the arrays by name, in the order of names.
 
         Raises:
             UsageError: no array is selected.
@@ -131,7 +131,7 @@ class Selection:
         return self.chosen(naming(tree), tree.metadata.location)
 
     def chosen(self, named: Mapping[str, LazyArray], location: str) -> dict[str, LazyArray]:
-        """The selected ones of named arrays, in the order of names.
+        """Return the selected ones of named arrays, in the order of names.
 
         Raises:
             UsageError: no array is selected.
@@ -150,7 +150,7 @@ class Selection:
         return chosen
 
     def texts(self, tree: Tree) -> dict[str, str]:
-        """The selected leaves that are strings, by name; none if only parameters are selected."""
+        """Return the selected leaves that are strings, by name; none if only parameters are selected."""
         texts = {keystr(path): leaf.value for path, leaf in tree.items() if isinstance(leaf, Text)}
         return {
             name: text
@@ -159,10 +159,10 @@ class Selection:
         }
 
     def names(self, named: Mapping[str, Typed]) -> Collection[str]:
-        """The names of the selected arrays."""
+        """Return the names of the selected arrays."""
         among = parameters_among(named) if self.parameters else named
         return among if self.pattern == "*" else {name for name in among if matches(name, self.pattern)}
 
     def nbytes(self, tree: Tree) -> int:
-        """Bytes of these arrays; errors as `arrays`."""
+        """Return bytes of these arrays; errors as `arrays`."""
         return sum(array.nbytes for array in self.arrays(tree).values())

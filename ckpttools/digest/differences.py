@@ -43,13 +43,13 @@ class Difference:
 
 
 def sorted_by_name(result: Iterable[Difference]) -> tuple[Difference, ...]:
-    """Differences in the natural order of names."""
+    """Return differences in the natural order of names."""
     by_name = {item.name: item for item in result}
     return tuple(by_name[name] for name in sort_naturally(by_name))
 
 
 def of_kinds(both: Pairing[K]) -> list[Difference]:
-    """Arrays that one side lacks, and those whose dtypes or shapes differ."""
+    """Return arrays that one side lacks, and those whose dtypes or shapes differ."""
     extra = [Difference(name, "extra") for name in both.only_a]
     missing = [Difference(name, "missing") for name in both.only_b]
     other = [
@@ -66,7 +66,7 @@ def _of_leaf(each: LeafDifference) -> Difference:
 
 
 def same_kind(a: Typed, b: Typed) -> bool:
-    """Whether two arrays have one dtype and shape."""
+    """Return whether two arrays have one dtype and shape."""
     return (a.dtype, a.shape) == (b.dtype, b.shape)
 
 

@@ -41,7 +41,7 @@ ALGORITHMS: Mapping[str, Hash] = {DEFAULT_ALGORITHM: _xxh3_128, "sha256": _sha25
 
 
 def algorithm_named(name: str) -> Hash:
-    """The function that makes a digest of bytes.
+    """Return the function that makes a digest of bytes.
 
     Raises:
         UnknownNameError: there is none of that name.
@@ -69,7 +69,7 @@ class Digest:
 
     @classmethod
     def of(cls, algorithm: str, dtype: str, shape: Shape, blocks: bytes) -> Digest:
-        """An array's digest from those of its blocks: the hash of `float32[2,3]`, a newline, and them."""
+        """Return an array's digest from those of its blocks: the hash of `float32[2,3]`, a newline, and them."""
         head = f"{format_type(dtype, shape)}\n".encode()
         return cls(dtype, shape, algorithm_named(algorithm)(head + blocks).hex(), blocks.hex())
 
@@ -92,14 +92,14 @@ def block_count(nbytes: int) -> int:
 
 
 def block_ends(shape: Shape, itemsize: int, block: int) -> tuple[Shape, Shape]:
-    """Coordinates of the first and the last element of a block."""
+    """Return coordinates of the first and the last element of a block."""
     each = BLOCK_BYTES // itemsize
     last = Region.whole(shape).size - 1
     return coordinates(shape, block * each), coordinates(shape, min(last, (block + 1) * each - 1))
 
 
 def coordinates(shape: Shape, position: int) -> Shape:
-    """The coordinates of the element at a position in C order."""
+    """Return the coordinates of the element at a position in C order."""
     result: list[int] = []
     for length in reversed(shape):
         position, here = divmod(position, length)

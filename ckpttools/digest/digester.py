@@ -51,7 +51,7 @@ class Digester:
         return estimate_names_bytes(self._arrays) + len(self._arrays) * _BYTES_PER_NAME + 4 * digests
 
     def add(self, whole: WholeArray, region: Region, values: np.ndarray) -> None:
-        """Takes a region that was not taken before; from any thread.
+        """Take a region that was not taken before; from any thread.
 
         Args:
             whole: an array that arrays of the digester are parts of.
@@ -79,7 +79,7 @@ class Digester:
     def digests(
         self, *, memory: int, jobs: int | None, observe: Callable[[int], None] = lambda nbytes: None
     ) -> dict[str, Digest]:
-        """The digests of all arrays, in order; incomplete ones are read.
+        """Return the digests of all arrays, in order; incomplete ones are read.
 
         Args:
             memory: bytes that may be resident at most.
@@ -100,7 +100,7 @@ class Digester:
         return {name: hasher.digest() for name, hasher in self._hashers.items()}
 
     def _missing(self) -> dict[str, LazyArray]:
-        """The incomplete arrays, reset to be read from the beginning."""
+        """Return the incomplete arrays, reset to be read from the beginning."""
         missing = {
             name: self._arrays[name] for name, hasher in self._hashers.items() if not hasher.is_complete
         }
@@ -111,7 +111,7 @@ class Digester:
     def _read(
         self, reads: list[WholeArray], memory: int, jobs: int | None, observe: Callable[[int], None]
     ) -> None:
-        """Reads arrays once; some may find no room and stay incomplete."""
+        """Read arrays once; some may find no room and stay incomplete."""
         items: list[Item] = [(whole.array,) for whole in reads]
         reserved = ROOM_BYTES + self.nbytes
         fit = fit_pieces(items, memory=memory, jobs=jobs, scratch=0, reserved=reserved)

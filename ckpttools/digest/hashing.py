@@ -23,7 +23,7 @@ def hash_tree(
     jobs: int | None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> Manifest:
-    """The digests of a tree's arrays, which are all read once.
+    """Return the digests of a tree's arrays, which are all read once.
 
     Args:
         tree: any checkpoint.
@@ -44,7 +44,7 @@ def hash_tree(
 
 
 def differences(got: Manifest, expected: Manifest) -> tuple[Difference, ...]:
-    """Differences between a checkpoint, hashed as a manifest was, and the manifest, in the order of names.
+    """Return differences between a checkpoint, hashed as a manifest was, and the manifest, in the order of names.
 
     If the manifest does not record texts, each text of the checkpoint is one.
     """

@@ -59,7 +59,7 @@ class Manifest:
         return self._digest(filter(parameters_among(self.arrays).__contains__, self.arrays))
 
     def of_parameters(self) -> Manifest:
-        """The manifest of the parameters alone."""
+        """Return the manifest of the parameters alone."""
         names = parameters_among(self.arrays)
         arrays = {name: item for name, item in self.arrays.items() if name in names}
         return replace(self, selection=replace(self.selection, parameters=True), arrays=arrays, texts={})
@@ -68,7 +68,7 @@ class Manifest:
         return tree_digest(self.algorithm, ((name, self.arrays[name].digest) for name in names))
 
     def write(self, where: LocationLike, *, overwrite: bool = False) -> None:
-        """Writes the file, which appears only when it is complete; one that says the same is left as it is.
+        """Write the file, which appears only when it is complete; one that says the same is left as it is.
 
         Args:
             where: of the file.
@@ -107,7 +107,7 @@ class Manifest:
 
 
 def check_manifest_name(path: Location, *, overwrite: bool = False) -> None:
-    """Refuses a name that a manifest cannot have, before the work is done.
+    """Refuse a name that a manifest cannot have, before the work is done.
 
     Args:
         path: where it is to be written.
@@ -143,7 +143,7 @@ def _is_manifest(path: Location) -> bool:
 
 
 def read_manifest(where: LocationLike) -> Manifest:
-    """A manifest from its file.
+    """Return a manifest from its file.
 
     Raises:
         StorageError: the file cannot be read.
@@ -181,7 +181,7 @@ def _require(document: Mapping[str, Any], key: str, expected: int, path: Locatio
 
 
 def _require_algorithm(document: Mapping[str, Any], path: Location) -> None:
-    """Refuses an unknown algorithm."""
+    """Refuse an unknown algorithm."""
     try:
         algorithm_named(str(document.get("algorithm")))
     except UnknownNameError as error:
@@ -191,7 +191,7 @@ def _require_algorithm(document: Mapping[str, Any], path: Location) -> None:
 
 
 def _checked(document: Mapping[str, Any], path: Location) -> Manifest:
-    """The manifest in a document, if its digests agree with each other."""
+    """Return the manifest in a document, if its digests agree with each other."""
     try:
         entries = {
             name: _digest(name, item, document["algorithm"]) for name, item in document["arrays"].items()
@@ -242,7 +242,7 @@ def _typed(value: Any, expected: type) -> Any:
 
 
 def first_bad_block(got: Digest, expected: Digest, algorithm: str) -> int:
-    """The first block in which two arrays of one type differ."""
+    """Return the first block in which two arrays of one type differ."""
     size = 2 * len(algorithm_named(algorithm)(b""))
     pairs = zip(_cut(got.blocks, size), _cut(expected.blocks, size), strict=True)
     return next(number for number, (mine, theirs) in enumerate(pairs) if mine != theirs)

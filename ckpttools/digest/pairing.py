@@ -155,7 +155,7 @@ class Pairing(Generic[K]):
         return replace(self, a=a, b=b, remarks=(*self.remarks, *remarks))
 
     def matching(self, pattern: str) -> Pairing[K]:
-        """The arrays whose names match a shell pattern."""
+        """Return the arrays whose names match a shell pattern."""
         a, b = (
             {name: arrays[name] for name in arrays if matches(name, pattern)} for arrays in (self.a, self.b)
         )

@@ -60,7 +60,7 @@ class WholeArray:
         return len(self.parts) == prod(self.array.shape[axis] for axis in self.parts[0].fixed)
 
     def split(self, region: Region, values: np.ndarray) -> Iterator[tuple[str, Region, np.ndarray]]:
-        """The parts of a region: name, region within the part, and elements as a view.
+        """Yield the parts of a region: name, region within the part, and elements as a view.
 
         Args:
             region: of `array`.
@@ -102,12 +102,12 @@ def cheapest_reads(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
 
 
 def alone(name: str, arrays: Mapping[str, LazyArray]) -> WholeArray:
-    """An array that is read by itself."""
+    """Return an array that is read by itself."""
     return WholeArray(arrays[name], (StackedPart(name, {}),))
 
 
 def _cost(array: LazyArray) -> int:
-    """The cost of reading all of it, in bytes."""
+    """Return the cost of reading all of it, in bytes."""
     cost = array.read_cost(Region.whole(array.shape))
     return cost.nbytes + cost.reads * _READ
 
@@ -117,7 +117,7 @@ def _location(fixed: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
 
 
 def _rooted(array: LazyArray) -> tuple[LazyArray, dict[int, int]]:
-    """The array that another was taken from, and the coordinates of the slice."""
+    """Return the array that another was taken from, and the coordinates of the slice."""
     fixed: dict[int, int] = {}
     while isinstance(array, Take):
         fixed = {axis + (axis >= array.axis): index for axis, index in fixed.items()}

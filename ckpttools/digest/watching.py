@@ -23,7 +23,7 @@ class CarriesOut(Protocol):
 
 
 def hashing_bytes(tree: Tree) -> int:
-    """Bytes that `run_hashing` needs in addition to the plan of a tree."""
+    """Return bytes that `run_hashing` needs in addition to the plan of a tree."""
     return Digester(Selection().arrays(tree), DEFAULT_ALGORITHM).nbytes
 
 

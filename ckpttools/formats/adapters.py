@@ -30,7 +30,7 @@ _AS_IT_IS = "ckpt inspect, diff and hash take it as it is"
 
 
 def refuse_adapter(tree: Tree) -> None:
-    """Raises FormatError if a tree is an adapter, such as a LoRA, without its base model."""
+    """Raise FormatError if a tree is an adapter, such as a LoRA, without its base model."""
     location = parse(tree.metadata.location)
     folder = location.folder()
     alone = tree.metadata.config is None and (folder / ADAPTER).is_file()
@@ -44,7 +44,7 @@ def refuse_adapter(tree: Tree) -> None:
 
 
 def is_adapter(tree: Tree) -> bool:
-    """Whether all names are those that PEFT gives to what it adds, whatever lies beside the file.
+    """Return whether all names are those that PEFT gives to what it adds, whatever lies beside the file.
 
     A whole model has them too while PEFT trains it: see `wrapped_weights`.
     """
@@ -54,12 +54,12 @@ def is_adapter(tree: Tree) -> bool:
 
 
 def has_adapter(tree: Tree) -> bool:
-    """Whether a tree is an adapter, or a model with an unmerged PEFT adapter."""
+    """Return whether a tree is an adapter, or a model with an unmerged PEFT adapter."""
     return is_adapter(tree) or bool(wrapped_weights(tree))
 
 
 def wrapped_weights(tree: Tree) -> list[str]:
-    """Names of a model's weights that PEFT has wrapped, with factors of an adapter beside each.
+    """Return names of a model's weights that PEFT has wrapped, with factors of an adapter beside each.
 
     Beside factors of embeddings and of the head PEFT saves their tables with an adapter, too, which makes no
     model of it. Of two parameters of one module the factors of the first are within what wraps those of the
@@ -73,7 +73,7 @@ def wrapped_weights(tree: Tree) -> list[str]:
 
 
 def is_adapter_alone(folder: Location) -> bool:
-    """Whether a directory has an adapter configuration, and no weights other than those of an adapter."""
+    """Return whether a directory has an adapter configuration, and no weights other than those of an adapter."""
     if not (folder / ADAPTER).is_file():
         return False
     weights = (entry.name for entry in folder.entries() if entry.name.endswith((".safetensors", ".bin")))
@@ -89,12 +89,12 @@ def adapter_in(folder: Location) -> str:
 
 
 def _kind(declared: Mapping[str, Any]) -> str:
-    """Which kind of PEFT's adapters a configuration says that it is; LoRA where it says nothing."""
+    """Return which kind of PEFT's adapters a configuration says that it is; LoRA where it says nothing."""
     return str(declared.get("peft_type") or LORA)
 
 
 def is_lora(adapter: Location) -> bool:
-    """Whether an adapter is one that is read, as far as its configuration says."""
+    """Return whether an adapter is one that is read, as far as its configuration says."""
     return _kind(_said(adapter.folder())) == LORA
 
 

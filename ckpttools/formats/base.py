@@ -81,7 +81,7 @@ class Format(Protocol):
         """None if `path` is of this format, else the reason in a few words. Reads a few bytes at most."""
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
-        """The tree at `path`, without reading any array.
+        """Return the tree at `path`, without reading any array.
 
         Raises:
             FormatError, StorageError: what is there cannot be read as this format.
@@ -117,7 +117,7 @@ class SupportsLocation(Protocol):
     """A format whose checkpoints are directories and all below them, which directories above open, too."""
 
     def lies_at(self, path: Location) -> Location:
-        """The directory of the checkpoint that is opened at a place: of a run that of a step."""
+        """Return the directory of the checkpoint that is opened at a place: of a run that of a step."""
 
 
 @runtime_checkable
@@ -137,7 +137,7 @@ class SupportsStorage(Protocol):
     """A format that knows more of how its arrays lie in files than the arrays themselves tell."""
 
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
-        """The files of a tree that this format opened, and what they hold; reads no array.
+        """Return the files of a tree that this format opened, and what they hold; reads no array.
 
         Raises:
             FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
@@ -187,7 +187,7 @@ class SupportsFiles(Protocol):
     """A format that knows which files are its own; without it no checkpoint of it is ever replaced."""
 
     def owns(self, name: str) -> bool:
-        """Whether a path, relative to a checkpoint, is one that its files have, or would be taken for one."""
+        """Return whether a path, relative to a checkpoint, is one that its files have, or would be taken for one."""
 
     def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
         """What lies in a directory and is not part of the one checkpoint that the writer puts there.
@@ -206,7 +206,7 @@ class SupportsSidecarLookup(Protocol):
     """A format in which configuration, tokenizer and so on have a place: see `formats.sidecar`."""
 
     def sidecars(self, tree: Tree) -> Location:
-        """The directory where they lie, or would, of a tree that this format opened."""
+        """Return the directory where they lie, or would, of a tree that this format opened."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Writer(Protocol):
         """The format's name."""
 
     def layout(self, tree: Tree, limit: int) -> Layout:
-        """Places every array of the tree.
+        """Place every array of the tree.
 
         Args:
             tree: what will be written.
@@ -293,7 +293,7 @@ class Writer(Protocol):
         """
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """Writes everything but the data files: index, metadata. What makes readers take it for a checkpoint
+        """Write everything but the data files: index, metadata. What makes readers take it for a checkpoint
         is written last, in one file or two.
 
         Args:
@@ -309,7 +309,7 @@ class SupportsSidecars(Protocol):
     """A writer with a place for configuration, tokenizer and so on; others leave them out, which is said."""
 
     def sidecars_at(self, tree: Tree, is_model: bool) -> str:
-        """The directory where they go, relative to the root; empty for the root itself.
+        """Return the directory where they go, relative to the root; empty for the root itself.
 
         Args:
             tree: what will be written.
@@ -322,7 +322,7 @@ class SupportsUnownedFiles(Protocol):
     """A writer that knows better than its format what lies at a destination and is not what it puts there."""
 
     def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
-        """As `SupportsFiles.unowned_files`."""
+        """See `SupportsFiles.unowned_files`."""
 
 
 @runtime_checkable

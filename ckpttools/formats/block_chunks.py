@@ -56,7 +56,7 @@ class Chunks:
 
 
 def chunks_of(blocks: Blocks, largest: int) -> Chunks | None:
-    """The grid that has these blocks, or even parts of them, as chunks; None where there is none.
+    """Return the grid that has these blocks, or even parts of them, as chunks; None where there is none.
 
     Args:
         blocks: of an array.
@@ -101,7 +101,7 @@ def _by_stride(each: tuple[Atom, int, int]) -> int:
 
 
 def _even_part(length: int, least: int) -> int:
-    """The length divided by the first number from `least` on that divides it, or not at all."""
+    """Return the length divided by the first number from `least` on that divides it, or not at all."""
     counts = range(least, min(length, _MOST_UNEVEN * least) + 1)
     return length // next((count for count in counts if length % count == 0), 1)
 

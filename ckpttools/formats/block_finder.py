@@ -15,7 +15,7 @@ class Finder:
         self._known: dict[int, Blocks | None] = {}
 
     def blocks(self, array: LazyArray) -> Blocks | None:
-        """The array as blocks; None where its elements are not to be found in files as they are."""
+        """Return the array as blocks; None where its elements are not to be found in files as they are."""
         match array:
             case Stored():
                 return blocks_of_stored(array)
@@ -42,7 +42,7 @@ class Finder:
                 return inner.relaid(array.split, array.order, array.merge)
 
     def _shared(self, array: LazyArray) -> Blocks | None:
-        """The blocks of an array that others may be made of, too."""
+        """Return the blocks of an array that others may be made of, too."""
         if isinstance(array, Stored):
             return blocks_of_stored(array)
         if id(array) not in self._known:

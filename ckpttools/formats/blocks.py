@@ -80,7 +80,7 @@ class Blocks:
         return replace(self, axes=self.axes[:axis] + self.axes[axis + 1 :], first=first, start=start)
 
     def windowed(self, begin: Shape, shape: Shape) -> Blocks | None:
-        """A box of the array; None where its edge is inside of blocks that cannot be cut there."""
+        """Return a box of the array; None where its edge is inside of blocks that cannot be cut there."""
         axes: list[Axis] = []
         first, start = self.first, self.start
         for axis, a, length in zip(self.axes, begin, shape, strict=True):
@@ -96,7 +96,7 @@ class Blocks:
         return replace(self, axes=tuple(axes), first=first, start=start)
 
     def _cut(self, axis: Axis, begin: int, length: int) -> Atom | None:
-        """The one atom of an axis with other bounds."""
+        """Return the one atom of an axis with other bounds."""
         if len(axis) != 1:
             return None
         (atom,) = axis
@@ -106,7 +106,7 @@ class Blocks:
         return Atom(length, atom.cell, atom.stride, atom.step) if aligned else None
 
     def relaid(self, split: Sequence[Shape], order: Sequence[int], merge: Sequence[int]) -> Blocks | None:
-        """The axes split, reordered and merged; None where a split goes through cells of a grid."""
+        """Return the axes split, reordered and merged; None where a split goes through cells of a grid."""
         groups: list[Axis] = []
         for axis, lengths in zip(self.axes, split, strict=True):
             parts = _parted(axis, lengths)
@@ -118,7 +118,7 @@ class Blocks:
         return replace(self, axes=tuple(map(tuple, merged)))
 
     def listed(self) -> Blocks:
-        """The same with `locations` in C order of the atoms, and nothing else among them."""
+        """Return the same with `locations` in C order of the atoms, and nothing else among them."""
         locations = self.locations
         if len(locations) > 1 or self.start:
             shifts = sums([shifts_of(atom, atom.cell) for axis in self.axes for atom in axis])
@@ -143,7 +143,7 @@ class Blocks:
 
 
 def blocks_of_stored(array: Stored) -> Blocks | None:
-    """A range of a file; None where elements share bytes, or there are none."""
+    """Return a range of a file; None where elements share bytes, or there are none."""
     if (array.dtype.packed and not array.whole_bytes) or not array.size:
         return None
     location = (array.source, array.offset, array.nbytes)
@@ -154,7 +154,7 @@ def blocks_of_stored(array: Stored) -> Blocks | None:
 
 
 def blocks_of_grid(grid: Grid) -> Blocks | None:
-    """The chunks of a zarr array; None where some are missing, or their codecs know their axes."""
+    """Return the chunks of a zarr array; None where some are missing, or their codecs know their axes."""
     document = grid.document
     if document.chain is None or 0 in document.shape:
         return None
@@ -180,7 +180,7 @@ def _axes(shape: Shape, cells: Shape, order: Shape, steps: Sequence[int]) -> tup
 
 
 def stacked(parts: Sequence[Blocks], axis: int) -> Blocks | None:
-    """Arrays side by side along a new axis; None where their blocks are not alike."""
+    """Return arrays side by side along a new axis; None where their blocks are not alike."""
     listed = [part.listed() for part in parts]
     model = listed[0]
     if any((item.axes, item.chain.kind) != (model.axes, model.chain.kind) for item in listed):
@@ -197,7 +197,7 @@ def stacked(parts: Sequence[Blocks], axis: int) -> Blocks | None:
 
 
 def _parted(axis: Axis, lengths: Shape) -> list[Axis] | None:
-    """The atoms of an axis in groups of these lengths."""
+    """Return the atoms of an axis in groups of these lengths."""
     rest = list(axis)
     groups: list[Axis] = []
     for length in reversed(lengths):
@@ -221,7 +221,7 @@ def _parted(axis: Axis, lengths: Shape) -> list[Axis] | None:
 
 
 def _halved(atom: Atom, inner: int) -> tuple[Atom, Atom] | None:
-    """An atom as two, the inner one of a given length; None where that goes through its cells."""
+    """Return an atom as two, the inner one of a given length; None where that goes through its cells."""
     outer, cell = atom.length // inner, atom.cell
     if cell % inner == 0:
         return (
@@ -240,7 +240,7 @@ def shifts_of(atom: Atom, piece: int) -> list[tuple[int, int]]:
 
 
 def sums(shifts: Sequence[Sequence[tuple[int, int]]]) -> Iterator[tuple[int, int]]:
-    """The sums of one shift from each list, in C order."""
+    """Yield the sums of one shift from each list, in C order."""
     if not shifts:
         yield 0, 0
         return

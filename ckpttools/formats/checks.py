@@ -18,7 +18,7 @@ LONGEST_PATH = 4096
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a file or directory can have this name; Orbax and zarr-python read a backslash as "/"."""
+    """Return whether a file or directory can have this name; Orbax and zarr-python read a backslash as "/"."""
     if name in ("", ".", "..") or not {"/", "\\", "\0"}.isdisjoint(name):
         return False
     try:
@@ -59,7 +59,7 @@ def _shortened(name: str) -> str:
 
 
 def check_plain(tree: Tree, what: str) -> None:
-    """Refuses all that is no array, for a format that holds nothing else.
+    """Refuse all that is no array, for a format that holds nothing else.
 
     Args:
         tree: what is to be written.
@@ -80,7 +80,7 @@ def check_plain(tree: Tree, what: str) -> None:
 def check_dtypes(
     tree: Tree, spelling: Callable[[DType], str | None], what: str, cast: str = "bfloat16"
 ) -> None:
-    """Refuses arrays of a dtype that a format has no name for.
+    """Refuse arrays of a dtype that a format has no name for.
 
     Args:
         tree: what is to be written.

@@ -21,12 +21,12 @@ _WITHOUT = "remove it from the metadata to open the arrays under their names alo
 
 
 def flat_name(path: Path, separator: str) -> str:
-    """The name of the array at `path`."""
+    """Return the name of the array at `path`."""
     return separator.join(map(str, path))
 
 
 def names(tree: Tree, separator: str) -> dict[Path, str]:
-    """The names of all arrays, in order.
+    """Return the names of all arrays, in order.
 
     Raises:
         FormatError: two of them would have the same; names all such pairs.
@@ -49,12 +49,12 @@ def names(tree: Tree, separator: str) -> dict[Path, str]:
 
 
 def _keys(path: Path) -> str:
-    """A path key by key, where joining them is what is in question."""
+    """Return a path key by key, where joining them is what is in question."""
     return json.dumps(path, ensure_ascii=False)
 
 
 def is_flat(tree: Tree) -> bool:
-    """Whether the tree is but arrays with names, so that nothing is lost when only these are kept."""
+    """Return whether the tree is but arrays with names, so that nothing is lost when only these are kept."""
     named = all(len(path) == 1 and isinstance(path[0], str) for path in tree)
     plain = all(_kind(path, leaf, tree) == (_ARRAY,) for path, leaf in tree.items())
     return named and plain and tree.metadata.step is None
@@ -121,7 +121,7 @@ def _kind(path: Path, leaf: Leaf, tree: Tree) -> tuple[str, ...]:
 
 
 def restored(flat: Tree, text: str) -> Tree:
-    """The tree that `described` described.
+    """Return the tree that `described` described.
 
     Args:
         flat: its arrays, each under a path of one key, the name.
@@ -193,7 +193,7 @@ def _parsed(text: str, location: str) -> _Saved:
 
 
 def _saved(document: Mapping[str, Any]) -> _Saved:
-    """The document in our types; raises plain errors where it has others."""
+    """Return the document in our types; raises plain errors where it has others."""
     step, separator, custom = document["step"], document["separator"], document["custom_metadata"]
     if not (step is None or type(step) is int) or type(separator) is not str or type(custom) is not dict:
         raise TypeError("step, separator or custom_metadata is of another type")

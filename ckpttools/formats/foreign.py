@@ -70,7 +70,7 @@ def _from_keras_shards(path: Location, file: Location) -> str:
 
 
 def _shards_of_keras(index: Location) -> list[str]:
-    """Names of the files that an index of Keras lists; none if it is damaged."""
+    """Return names of the files that an index of Keras lists; none if it is damaged."""
     try:
         files = read_json(index).get("weight_map", {}).values()
         names = {name for file in files for name in ([file] if isinstance(file, str) else file)}
@@ -132,7 +132,7 @@ def _found(names: Sequence[str]) -> Iterator[tuple[_ForeignFiles, str]]:
 
 
 def foreign_error(path: Location) -> FormatError | None:
-    """The error that says what a directory or a file is; None where that is not known.
+    """Return the error that says what a directory or a file is; None where that is not known.
 
     Args:
         path: of what no format can open.
@@ -158,7 +158,7 @@ def foreign_error(path: Location) -> FormatError | None:
 
 
 def _names(path: Location) -> tuple[Location, list[str]]:
-    """A directory and the names in it; of a file its own."""
+    """Return a directory and the names in it; of a file its own."""
     if not path.is_dir():
         return path.parent, [path.name]
     try:
@@ -168,7 +168,7 @@ def _names(path: Location) -> tuple[Location, list[str]]:
 
 
 def _pipeline(folder: Location) -> FormatError:
-    """A pipeline's parts are models, each of which can be looked at."""
+    """Return the error of a diffusers pipeline: its parts are models that can be inspected one by one."""
     try:
         declared = read_json(folder / _PIPELINE)
     except CheckpointError:

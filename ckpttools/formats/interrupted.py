@@ -9,7 +9,7 @@ from ckpttools.stores.registry import parse
 
 
 def absent(location: Location) -> CheckpointError:
-    """The error of a place at which there is nothing."""
+    """Return the error of a place at which there is nothing."""
     known = location.store.absence_reason(location.key)
     if known is not None:
         return known
@@ -27,13 +27,13 @@ def _fetched(location: Location) -> str:
 
 
 def refuse_empty(location: Location) -> None:
-    """Raises FormatError if `location` is a directory without anything in it."""
+    """Raise FormatError if `location` is a directory without anything in it."""
     if location.is_dir() and not any(location.iterdir()):
         raise FormatError(f"{location} is an empty directory", hint="name one with a checkpoint in it")
 
 
 def refuse_interrupted(location: Location) -> None:
-    """Raises FormatError if `location` is a directory in which a conversion grows, whatever lies in it."""
+    """Raise FormatError if `location` is a directory in which a conversion grows, whatever lies in it."""
     left = read_unfinished(location)
     if left is not None:
         what = "what is being written" if left.writer else f"an interrupted {left.kind}"

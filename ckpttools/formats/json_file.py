@@ -21,7 +21,7 @@ Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 
 def parse_json(text: str | bytes, pairs: Pairs | None = None, *, is_walked: bool = True) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Args:
         text: in UTF-8, if it is bytes.
@@ -55,7 +55,7 @@ _CONTAINERS = (dict, list)
 
 
 def is_deep(value: object) -> bool:
-    """Whether a value is nested deeper than `DEEPEST` levels."""
+    """Return whether a value is nested deeper than `DEEPEST` levels."""
     level: list[dict[Any, Any] | list[Any]] = [[value]]
     for _ in range(DEEPEST + 1):
         inside = chain.from_iterable(item.values() if isinstance(item, dict) else item for item in level)
@@ -66,7 +66,7 @@ def is_deep(value: object) -> bool:
 
 
 def read_json(path: Location, *, is_walked: bool = True) -> dict[str, Any]:
-    """A JSON object from a file; `is_walked` as of `parse_json`.
+    """Return a JSON object from a file; `is_walked` as of `parse_json`.
 
     Raises:
         StorageError: the file cannot be read.
@@ -103,7 +103,7 @@ def json_object(
     hint: str,
     make: Callable[[list[tuple[str, Any]]], Any] | None = without_duplicates,
 ) -> dict[str, Any]:
-    """The JSON object in `raw`.
+    """Return the JSON object in `raw`.
 
     Args:
         raw: UTF-8 text.
@@ -134,6 +134,6 @@ def json_object(
 
 
 def _line_and_column(raw: bytes | bytearray, position: int) -> str:
-    """A byte's place as ":line:column", both counted from one."""
+    """Return a byte's place as ":line:column", both counted from one."""
     before = raw[:position]
     return f":{before.count(10) + 1}:{position - before.rfind(10)}"

@@ -16,7 +16,7 @@ SOURCE = "ckpttools_source"
 
 
 def with_origin(built: Tree, read: Tree) -> Tree:
-    """A tree that says what it was made of.
+    """Return a tree that says what it was made of.
 
     Args:
         built: what is written.

@@ -26,7 +26,7 @@ class Piece:
 
 
 def pieced(shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> LazyArray:
-    """The array that these boxes make up.
+    """Return the array that these boxes make up.
 
     Args:
         shape, dtype: of the whole.
@@ -71,7 +71,7 @@ def _in_a_row(boxes: Mapping[Region, LazyArray], axis: int) -> LazyArray:
 
 
 def in_shape(pieces: Sequence[Stored], shape: Shape) -> LazyArray:
-    """The array of a shape whose elements are those of these flat pieces in order."""
+    """Return the array of a shape whose elements are those of these flat pieces in order."""
     first = pieces[0]
     if len(pieces) == 1:
         return replace(first, shape=shape)
@@ -79,7 +79,7 @@ def in_shape(pieces: Sequence[Stored], shape: Shape) -> LazyArray:
 
 
 def _cell(length: int, axis: int, boxes: Iterable[Region]) -> int:
-    """Coordinates of an axis between which no box ends."""
+    """Return coordinates of an axis between which no box ends."""
     ends = {at for box in boxes for at in (box.start[axis], box.stop[axis])} - {0, length}
     return gcd(*ends) if ends else length
 
@@ -92,7 +92,7 @@ class _CellGrid:
 
     @classmethod
     def of(cls, shape: Shape, cell: Shape, boxes: dict[Region, LazyArray]) -> _CellGrid:
-        """Raises ValueError where two boxes have a cell in common, or one lies in none."""
+        """Raise ValueError where two boxes have a cell in common, or one lies in none."""
         cells: dict[Shape, LazyArray] = {}
         for box, array in boxes.items():
             for index in intersecting_cells(cell, box):

@@ -70,7 +70,7 @@ class ChunkFiles:
     separator: str
 
     def name(self, index: Shape) -> str:
-        """The name of a chunk's file."""
+        """Return the name of a chunk's file."""
         return self.directory + chunk_key(self.prefix, self.separator, index)
 
 
@@ -116,7 +116,7 @@ class Referenced:
     inline: Mapping[int, bytes]
 
     def location(self, position: int) -> Range | bytes:
-        """A chunk by its place in the C order of the grid."""
+        """Return a chunk by its place in the C order of the grid."""
         number = self.numbers[position]
         if number < 0:
             return self.inline[position]
@@ -221,14 +221,14 @@ class Placement:
         return 0 if self.codec is None else 2 * self.chunk_nbytes + self.codec.working_bytes
 
     def position(self, index: Shape) -> int:
-        """The place of a chunk in the sequence of all chunks."""
+        """Return the place of a chunk in the sequence of all chunks."""
         position = 0
         for axis in self.order:
             position = position * self.grid[axis] + index[axis]
         return position
 
     def chunk_range(self, index: Shape) -> Range:
-        """The bytes of a chunk that is stored as it is."""
+        """Return the bytes of a chunk that is stored as it is."""
         if isinstance(self.home, ChunkFiles):
             return Range(self.home.name(index), 0, self.chunk_nbytes)
         if isinstance(self.home, Referenced):
@@ -248,7 +248,7 @@ class Placement:
             yield tuple(index)
 
     def runs(self, region: Region) -> Iterator[ByteRun]:
-        """The region's bytes, as runs; neighboring runs are joined.
+        """Yield the region's bytes, as runs; neighboring runs are joined.
 
         The buffer holds the region's elements with the axes in `order`.
         """
@@ -305,7 +305,7 @@ class Placement:
 
 
 def _touch(first: ByteRun, second: ByteRun) -> bool:
-    """Whether the second run continues the first in the file and in the buffer."""
+    """Return whether the second run continues the first in the file and in the buffer."""
     return (
         first.file == second.file
         and first.offset + first.nbytes == second.offset

@@ -18,14 +18,14 @@ class ReadOnlyFormat:
 
     @abstractmethod
     def open(self, path: Location, options: ReadOptions) -> Tree:
-        """As `ckpttools.formats.base.Format.open`."""
+        """See `ckpttools.formats.base.Format.open`."""
 
     def sidecars(self, tree: Tree) -> Location:
-        """As `ckpttools.formats.base.SupportsSidecarLookup.sidecars`."""
+        """See `ckpttools.formats.base.SupportsSidecarLookup.sidecars`."""
         return sidecar_directory(tree)
 
     def faults(self, path: Location, options: ReadOptions) -> Iterable[CheckpointError]:
-        """As `ckpttools.formats.base.SupportsFaults.faults`."""
+        """See `ckpttools.formats.base.SupportsFaults.faults`."""
         try:
             self.open(path, replace(options, with_optimizer=True))
         except CheckpointError as error:

@@ -61,7 +61,7 @@ class ReferenceMode(Enum):
 
 
 def reference_mode(asked: bool | None, *, by_default: bool, encodes: bool) -> ReferenceMode:
-    """The mode that a user means: the one place where that is decided.
+    """Return the mode that a user means: the one place where that is decided.
 
     Args:
         asked: True to reference whatever can be, False to copy, None if nothing was said.
@@ -109,7 +109,7 @@ class SharedArrays:
 
 
 def find(tree: Tree, references: References, directory: str) -> SharedArrays:
-    """Finds what of a tree need not be written.
+    """Find what of a tree need not be written.
 
     Args:
         tree: what is to be stored.
@@ -153,7 +153,7 @@ class _ReferenceSearch:
         self.links: dict[str, ByteSource] = {}
 
     def look_at(self, path: Path, leaf: LazyArray) -> None:
-        """References an array if that is possible and expected."""
+        """Reference an array if that is possible and expected."""
         blocks = self._finder.blocks(leaf)
         chunks = None if blocks is None else chunks_of(blocks, LARGEST)
         if chunks is None or not self._is_expected(leaf, chunks):
@@ -204,7 +204,7 @@ class _ReferenceSearch:
         return Referenced(tuple(files), chunks.codecs, numbers, starts, lengths, inline)
 
     def _name(self, source: ByteSource) -> str:
-        """The name that a file gets: its own with a number, so that no two are the same."""
+        """Return the name that a file gets: its own with a number, so that no two are the same."""
         if source.path not in self._names:
             own = _PREFIX.sub("", parse(source.path).name)
             suffix = f"-{own}" if own.isascii() and len(own) <= _LONGEST_NAME else ""
@@ -249,7 +249,7 @@ class _ReferenceSearch:
 
 
 def _used_of(placement: Placement) -> Counter[str]:
-    """Names of files -> how many of their bytes an array has."""
+    """Return names of files -> how many of their bytes an array has."""
     used: Counter[str] = Counter()
     if isinstance(placement.home, Referenced):
         for span in placement.home.ranges:
@@ -258,7 +258,7 @@ def _used_of(placement: Placement) -> Counter[str]:
 
 
 def _is_sharable(location: Stretch, is_grid: bool) -> bool:
-    """Whether a chunk is in a file that can be linked, or inline in an index."""
+    """Return whether a chunk is in a file that can be linked, or inline in an index."""
     source, _, nbytes = location
     if isinstance(source, Bytes):
         return is_grid and nbytes <= MAX_INLINE_VALUE
@@ -266,7 +266,7 @@ def _is_sharable(location: Stretch, is_grid: bool) -> bool:
 
 
 def _size(nbytes: int) -> str:
-    """A number of bytes in decimal units, as disks count them."""
+    """Return a number of bytes in decimal units, as disks count them."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.3g} {name}"

@@ -57,12 +57,12 @@ _BUILT_IN = (
 
 @cache
 def formats() -> Mapping[str, Format]:
-    """All formats by name, built-in ones first."""
+    """Return all formats by name, built-in ones first."""
     return {**{item.name: item for item in _built_in()}, **load_group("ckpttools.formats")}
 
 
 def _built_in() -> Iterator[Format]:
-    """Those of this package; each is imported when it is its turn: 26 modules are of PyTorch's alone."""
+    """Yield those of this package; each is imported when it is its turn: 26 modules are of PyTorch's alone."""
     return map(_loaded, _BUILT_IN)
 
 
@@ -73,7 +73,7 @@ def _loaded(name: str) -> Format:
 
 
 def _in_turn() -> Iterator[Format]:
-    """All formats in the order in which they are tried."""
+    """Yield all formats in the order in which they are tried."""
     yield from _built_in()
     # Looking for plug-ins takes 30 ms, which most checkpoints do not need.
     built_in = {item.name for item in _built_in()}
@@ -81,7 +81,7 @@ def _in_turn() -> Iterator[Format]:
 
 
 def open_tree(where: LocationLike, options: ReadOptions | None = None) -> Tree:
-    """The checkpoint at a place, whatever its format, without reading any array.
+    """Return the checkpoint at a place, whatever its format, without reading any array.
 
     Raises:
         StorageError: nothing is there.
@@ -112,7 +112,7 @@ def open_tree(where: LocationLike, options: ReadOptions | None = None) -> Tree:
 
 
 def require_ranks(options: ReadOptions, *locations: Location) -> None:
-    """Refuses a preferred process where no checkpoint is of a format that has files of processes.
+    """Refuse a preferred process where no checkpoint is of a format that has files of processes.
 
     Args:
         options: how all of them are opened.
@@ -137,7 +137,7 @@ def require_ranks(options: ReadOptions, *locations: Location) -> None:
 
 
 def _format_at(path: Location) -> Format | None:
-    """The format that opens what is at a path."""
+    """Return the format that opens what is at a path."""
     return next((item for item in _in_turn() if item.why_not(path) is None), None) if path.exists() else None
 
 
@@ -148,7 +148,7 @@ def stored_shardings(tree: Tree) -> Mapping[TreePath, Sharding]:
 
 
 def other_steps(tree: Tree) -> OtherSteps:
-    """Steps beside a tree's that cannot be read, as its format tells: see `SupportsSteps`; else none."""
+    """Return steps beside a tree's that cannot be read, as its format tells: see `SupportsSteps`; else none."""
     format = _format_of(tree)
     return format.other_steps(tree) if isinstance(format, SupportsSteps) else OtherSteps({}, {})
 
@@ -215,17 +215,17 @@ def find_unowned_files(directory: Location, tree: Tree, writer: Writer | None = 
 
 
 def is_own_file(name: str) -> bool:
-    """Whether a path within a checkpoint is one that files of some format have."""
+    """Return whether a path within a checkpoint is one that files of some format have."""
     return any(fmt.owns(name) for fmt in formats().values() if isinstance(fmt, SupportsFiles))
 
 
 def writable() -> Mapping[str, Writable]:
-    """The formats that can be written, by name."""
+    """Return the formats that can be written, by name."""
     return {name: item for name, item in formats().items() if isinstance(item, Writable)}
 
 
 def format_named(name: str) -> Format | None:
-    """A format by its name; None where there is none."""
+    """Return a format by its name; None where there is none."""
     return next((item for item in _built_in() if item.name == name), None) or formats().get(name)
 
 
@@ -239,7 +239,7 @@ def writer_for(
     least_share: float = 0.0,
     **options: Any,
 ) -> Writer:
-    """The writer of a format, by name.
+    """Return the writer of a format, by name.
 
     Args:
         tree: what will be written, as it was opened.
@@ -269,18 +269,18 @@ def writer_for(
 
 
 def writer_options() -> list[Option]:
-    """All that any format lets a user say of how it is written."""
+    """Return all that any format lets a user say of how it is written."""
     return [option for item in writable().values() for option in item.options]
 
 
 def _format_of(tree: Tree) -> Format | None:
-    """The format that opened a tree; None for a tree that was made."""
+    """Return the format that opened a tree; None for a tree that was made."""
     name = tree.metadata.format
     return None if name is None or not tree.metadata.location else format_named(name)
 
 
 def is_checkpoint(path: Location) -> bool:
-    """Whether a built-in format takes what is there for its own; StorageError if it cannot be looked at."""
+    """Return whether a built-in format takes what is there for its own; StorageError if it cannot be looked at."""
     return any(item.why_not(path) is None for item in _built_in())
 
 
@@ -332,13 +332,13 @@ def _with_notes(tree: Tree, more: Notes) -> Tree:
 
 
 def _with_step(tree: Tree, options: ReadOptions | None) -> Tree:
-    """The tree, if it is of the step that was asked for."""
+    """Return the tree, if it is of the step that was asked for."""
     require_step(options or ReadOptions(), tree.metadata.step, tree.metadata.location)
     return tree
 
 
 def require_step(options: ReadOptions, step: int | None, location: Location | str) -> None:
-    """Refuses a step that was asked for where another one is opened, or none.
+    """Refuse a step that was asked for where another one is opened, or none.
 
     Raises:
         UsageError: it is not `step`, which is None for what is of no step.

@@ -43,5 +43,5 @@ def other_kinds(path: Location, format: str) -> Notes:
 
 
 def has_weights(path: Location) -> bool:
-    """Whether weights of any kind that is read lie in a directory."""
+    """Return whether weights of any kind that is read lie in a directory."""
     return any(matches_any(entry.name, patterns) for patterns in _NAMES.values() for entry in path.entries())

@@ -117,7 +117,7 @@ class WithSidecars:
         return self.writer.step_said if isinstance(self.writer, WritesSteps) else None
 
     def with_sidecars(self, tree: Tree) -> Tree:
-        """The tree to plan: what the writer writes, and the arrays that go along.
+        """Return the tree to plan: what the writer writes, and the arrays that go along.
 
         Raises:
             FormatError: an array of the tree has the path of one that goes along.
@@ -133,7 +133,7 @@ class WithSidecars:
         return Tree({**tree.leaves, **carried}, tree.metadata)
 
     def layout(self, tree: Tree, limit: int) -> Layout:
-        """As `Writer.layout`, for a tree of `with_sidecars`."""
+        """See `Writer.layout`, for a tree of `with_sidecars`."""
         own, carried = self._apart(tree)
         layout = self.writer.layout(own, limit)
         if not carried:
@@ -152,7 +152,7 @@ class WithSidecars:
         )
 
     def _apart(self, tree: Tree) -> tuple[Tree, Tree]:
-        """The tree itself, and the companions' arrays by their names; others may have paths like theirs."""
+        """Return the tree itself, and the companions' arrays by their names; others may have paths like theirs."""
         carried: dict[Path, Leaf] = {(name,): tree[(*_PREFIX, name)] for name in self.sidecars.arrays}
         own = {path: leaf for path, leaf in tree.items() if not self._is_sidecar(path)}
         return Tree(own, tree.metadata), Tree(carried, Metadata(location=tree.metadata.location))
@@ -169,14 +169,14 @@ class WithSidecars:
         return f"{self.directory}/{name}" if self.directory else name
 
     def _placed(self, placement: Placement) -> Placement:
-        """A place in the carried file, seen from the root."""
+        """Return a place in the carried file, seen from the root."""
         home = placement.home
         if not isinstance(home, DataFile):
             raise TypeError(f"{home} is not a part of a data file")
         return replace(placement, home=replace(home, file=self._location(home.file)))
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """As `Writer.finish`; files are copied before the writer says that all is there.
+        """See `Writer.finish`; files are copied before the writer says that all is there.
 
         Raises:
             FormatError: a file that goes along is not what it was when it was opened.
@@ -238,7 +238,7 @@ _WRITER = SafetensorsWriter(max_shard_bytes=None, stem=CARRIED)
 
 
 def read_file(file: File) -> bytes:
-    """A companion's content, as it was when it was opened.
+    """Return a companion's content, as it was when it was opened.
 
     Raises:
         SourceChangedError: it was changed since then.

@@ -19,7 +19,7 @@ WEIGHTS_FIELD = "transformers_weights"
 
 
 def is_file(path: Location) -> bool:
-    """Whether a file of this name is there."""
+    """Return whether a file of this name is there."""
     try:
         return path.is_file()
     except StorageError:
@@ -32,7 +32,7 @@ def is_file(path: Location) -> bool:
 def sidecar_json(
     path: Location, kind: type[CheckpointError], hint: str, unique: bool = True
 ) -> dict[str, Any]:
-    """The JSON object in a file that a download may have left as something else.
+    """Return the JSON object in a file that a download may have left as something else.
 
     Args:
         path: of the file.
@@ -51,7 +51,7 @@ def sidecar_json(
 
 
 def sidecar_config(folder: Location) -> dict[str, Any] | None:
-    """The model's configuration beside the weights, or None where there is none.
+    """Return the model's configuration beside the weights, or None where there is none.
 
     Raises:
         ConfigError: what is there is not a JSON object, or a link to nothing, as a cache leaves it.
@@ -88,12 +88,12 @@ def weights_in_config(folder: Location) -> object:
 
 
 def is_saved_by_peft(tree: Tree) -> bool:
-    """Whether a tree is an adapter with its configuration, beside it or carried along."""
+    """Return whether a tree is an adapter with its configuration, beside it or carried along."""
     return bool(tree.metadata.location) and is_adapter(tree) and is_file(sidecar_directory(tree) / ADAPTER)
 
 
 def sidecar_directory(tree: Tree) -> Location:
-    """The directory of a model's other files: that of its weights; of other trees one of their own below.
+    """Return the directory of a model's other files: that of its weights; of other trees one of their own below.
 
     Adapters that PEFT saved are such models.
     """

@@ -48,7 +48,7 @@ class _Use:
 
 
 def _covered(ranges: Iterable[tuple[int, int]], size: int | None = None) -> int:
-    """Bytes that are in at least one of the ranges, and in a file of this size."""
+    """Return bytes that are in at least one of the ranges, and in a file of this size."""
     total = reached = 0
     for begin, end in sorted((begin, end if size is None else min(end, size)) for begin, end in ranges):
         total += max(0, end - max(begin, reached))
@@ -95,7 +95,7 @@ def zarr_storage(tree: Tree, max_index_bytes: int = MAX_INDEX_BYTES) -> Storage:
 
 
 def _is_data(name: str) -> bool:
-    """Whether a file lies where an OCDBT database keeps its own."""
+    """Return whether a file lies where an OCDBT database keeps its own."""
     return name.startswith(("d/", "ocdbt.process_", "ocdbt_data/", "ocdbt_meta/"))
 
 
@@ -139,13 +139,13 @@ def plain_storage(tree: Tree) -> Storage:
 
 
 def _below(root: Location, file: str) -> str:
-    """The name of a file from a directory on, or all of it where it lies elsewhere."""
+    """Return the name of a file from a directory on, or all of it where it lies elsewhere."""
     location = parse(file)
     return location.relative_to(root) if root in location.parents else file
 
 
 def _beside(location: Location, uses: Mapping[str, object]) -> Iterator[tuple[str, Status]]:
-    """The files in use, and those beside them if a directory was opened."""
+    """Yield the files in use, and those beside them if a directory was opened."""
     root = location.folder()
     beside = {entry.name for entry in root.entries() if entry.is_file} if location.is_dir() else set()
     for name in sorted({*beside, *uses}):

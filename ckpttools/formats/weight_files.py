@@ -143,7 +143,7 @@ class WeightNames:
         return WeightsLocation(folder, tuple(files))
 
     def read_in(self, folder: Location) -> set[str]:
-        """Names of the one series of weights that is read in a directory, and of its index."""
+        """Return names of the one series of weights that is read in a directory, and of its index."""
         result = self._find_in(folder)
         if result.index is not None:
             return {result.index, *(result.named or {}).values()}
@@ -151,19 +151,19 @@ class WeightNames:
         return {name for name in result.files if self._series(name) == self._series(result.files[0])}
 
     def _series(self, name: str) -> tuple[str, str]:
-        """The stem of a file and how many it says that there are."""
+        """Return the stem of a file and how many it says that there are."""
         match = self.numbered.fullmatch(name)
         return (
             (_stem_of_all(match["stem"]), match["count"]) if match else (name.removesuffix(self.suffix), "")
         )
 
     def is_one_of_several(self, path: Location) -> bool:
-        """Whether a path is one file of a numbered series."""
+        """Return whether a path is one file of a numbered series."""
         match = self.numbered.fullmatch(path.name)
         return match is not None and path.is_file() and int(match["count"]) > 1
 
     def missing(self, files: Iterable[str]) -> list[str]:
-        """The files of numbered series that are not there: without an index only the names tell.
+        """Return the files of numbered series that are not there: without an index only the names tell.
 
         Most count from one; a file with number zero shows that all count from zero.
         """
@@ -180,7 +180,7 @@ class WeightNames:
 
 
 def _stem_of_all(stem: str) -> str:
-    """A stem without the number of a process."""
+    """Return a stem without the number of a process."""
     return _PROCESS.sub("shard-…-", stem)
 
 

@@ -144,7 +144,7 @@ class WeightsLocation:
         return result
 
     def _is_one_series(self) -> bool:
-        """Whether the files of weights here are one complete series, of which an index can be written."""
+        """Return whether the files of weights here are one complete series, of which an index can be written."""
         every = {*self.names, *self.unnamed}
         series = {_series_of(name) for name in every}
         kind = series.pop() if len(series) == 1 else None
@@ -239,7 +239,7 @@ def _set_aside(index: Location) -> str:
 
 
 def visible_files(folder: Location) -> list[str]:
-    """Names of what may be files of ours, sorted; hidden ones are other programs' (`._model.safetensors`)."""
+    """Return names of what may be files of ours, sorted; hidden ones are other programs' (`._model.safetensors`)."""
     return [entry.name for entry in folder.entries() if entry.name[0] != "." and not entry.is_dir]
 
 
@@ -254,7 +254,7 @@ def _other_weights(folder: Location, names: Collection[str]) -> list[str]:
 def refuse_missing(
     missing: Sequence[str], location: Location, expected: str, others: Sequence[str] = ()
 ) -> NoReturn:
-    """Refuses weights of which some files are missing.
+    """Refuse weights of which some files are missing.
 
     Args:
         missing: their names.
@@ -372,7 +372,7 @@ def _check_inside(name: str, index: Location) -> None:
 
 
 def _check_once(tensors: Sequence[tuple[str, str]], folder: Location) -> None:
-    """Checks that no tensor is in two files: (tensor, file) for all.
+    """Check that no tensor is in two files: (tensor, file) for all.
 
     Raises:
         FormatError: some are; lists them with their files.
@@ -414,7 +414,7 @@ def _refuse_ambiguous(
 
 
 def _check_index(named: Mapping[str, str], there: Mapping[str, str], index: Location) -> None:
-    """Checks that an index and its files name the same tensors, in the same files.
+    """Check that an index and its files name the same tensors, in the same files.
 
     Raises:
         FormatError: they do not; lists what differs.

@@ -29,7 +29,7 @@ Rule = Callable[[ChunksReport], Iterator[Advice]]
 
 
 def advice(report: ChunksReport) -> tuple[Advice, ...]:
-    """All advice on a report, the costliest first."""
+    """Return all advice on a report, the costliest first."""
     return tuple(item for rule in RULES for item in rule(report))
 
 
@@ -39,7 +39,7 @@ def _about(subject: str, result: Sequence[ArrayChunks], text: str, command: str 
 
 
 def _cut_so(report: ChunksReport, rule: Callable[[int, int], bool]) -> list[ArrayChunks]:
-    """Arrays fetched in parts whose number and size match a rule."""
+    """Return arrays fetched in parts whose number and size match a rule."""
     return [
         array
         for array in report.arrays

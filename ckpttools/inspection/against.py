@@ -28,7 +28,7 @@ from ckpttools.model_families.family import Family
 
 
 def against_tree(tree: Tree, other: Tree, pattern: str = "*") -> Comparison:
-    """Whether two trees have arrays of the same names, shapes and dtypes.
+    """Return whether two trees have arrays of the same names, shapes and dtypes.
 
     Args:
         tree: any checkpoint.
@@ -65,7 +65,7 @@ def against_family(
     location: str = "",
     pattern: str = "*",
 ) -> Comparison:
-    """Whether a tree has the parameters of a model of a family.
+    """Return whether a tree has the parameters of a model of a family.
 
     MaxText's names are expected of a tree that is one of MaxText's, else Hugging Face's. Optimizer state and
     anything else that is not a parameter is ignored.
@@ -125,7 +125,7 @@ class _FamilyComparison:
         )
 
     def _in_tree(self, name: str) -> str:
-        """The path of a parameter as the tree has it, or would have it."""
+        """Return the path of a parameter as the tree has it, or would have it."""
         return keystr(self.view.flavour.wrapped(tuple(name.split(".")))) if self._is_nested else name
 
     @cached_property
@@ -141,7 +141,7 @@ class _FamilyComparison:
         return Comparison(declared, len(self.arrays))
 
     def without(self) -> Comparison:
-        """Compares shapes, or only names if shapes and numbers in names leave sizes open."""
+        """Compare shapes, or only names if shapes and numbers in names leave sizes open."""
         declared = f"family {self.family.name}"
         fit = min(family_fits(self.tree, [self.family]), key=lambda item: item.penalty)
         others = {name for names in fit.others.values() for name in names}
@@ -209,7 +209,7 @@ class _FamilyComparison:
 
 
 def _layers(names: Iterable[str]) -> dict[str, set[int]]:
-    """The layer numbers in names, by the text before them."""
+    """Return the layer numbers in names, by the text before them."""
     numbers: dict[str, set[int]] = defaultdict(set)
     for name in names:
         if result := numbered_layer(name):
@@ -227,7 +227,7 @@ def _gaps(names: Collection[str], keys: FamilyKeys) -> Iterator[str]:
 
 
 def _without_names(rows: Sequence[Row]) -> dict[str, Flag]:
-    """The flags that change values but no names: whatever they are, the same arrays are there."""
+    """Return the flags that change values but no names: whatever they are, the same arrays are there."""
     names = {name for row in rows for name in row.flags}
     return {
         name: Flag(False, "")

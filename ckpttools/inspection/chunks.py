@@ -157,7 +157,7 @@ def inspect_chunks(
     mesh: MeshShape | None = None,
     spec: Specs | None = None,
 ) -> ChunksReport:
-    """Describes how a tree is stored.
+    """Describe how a tree is stored.
 
     Args:
         tree: the checkpoint.
@@ -189,12 +189,12 @@ def inspect_chunks(
 
 
 def layer_axis(tree: Tree, path: str) -> int | None:
-    """The axis of an array on which its layers are stacked; None where they are not."""
+    """Return the axis of an array on which its layers are stacked; None where they are not."""
     return view_of(tree).scan_axis if _is_stacked(path) else None
 
 
 def _is_stacked(path: str) -> bool:
-    """Whether an array is below a key that stands for all layers of a group: `layers`, not `layers_3`."""
+    """Return whether an array is below a key that stands for all layers of a group: `layers`, not `layers_3`."""
     ends = {key.rpartition("_")[2] for key in path.split("/") if "layers" in key}
     return any(not end.isdigit() and end != "remainder" for end in ends)
 
@@ -342,7 +342,7 @@ def _index_reads(array: StoredArray, piece: Shape, shard: Shape, cut: Shape) -> 
 
 
 def together(parts: Sequence[PredictedReads]) -> PredictedReads:
-    """The same for several arrays; `cut` is empty, since each has its own."""
+    """Return the same for several arrays; `cut` is empty, since each has its own."""
     return PredictedReads(
         (),
         any(part.uneven for part in parts),

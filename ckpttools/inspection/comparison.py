@@ -68,7 +68,7 @@ class Comparison:
 
 
 def arranged(comparison: Comparison, by: str) -> Comparison:
-    """The same with each list sorted by "size", largest first, or by "name", in natural order.
+    """Return the same with each list sorted by "size", largest first, or by "name", in natural order.
 
     Where no dtype is known elements count instead of bytes, and unknown shapes go last. What is of another
     shape is as large as it was found.

@@ -72,7 +72,7 @@ class Counts:
 
 
 def count_patterns(values: np.ndarray, dtype: DType, scratch: Scratch) -> Counts:
-    """Counts the bit patterns of a piece.
+    """Count the bit patterns of a piece.
 
     Args:
         values: carriers of `dtype`, of any shape.
@@ -110,7 +110,7 @@ def _patterns(block: np.ndarray, dtype: DType, out: np.ndarray, scratch: Scratch
 
 
 def summed(counts: Iterable[Counts]) -> Counts | None:
-    """All counts together; None where there are none."""
+    """Return all counts together; None where there are none."""
     rest = iter(counts)
     first = next(rest, None)
     total: np.ndarray | None = None
@@ -159,14 +159,14 @@ def _values(dtype: DType) -> np.ndarray:
 
 @cache
 def _least(dtype: DType) -> int:
-    """The exponent of the smallest magnitude that patterns tell from zero."""
+    """Return the exponent of the smallest magnitude that patterns tell from zero."""
     values = _values(dtype)
     magnitudes = abs(values[np.isfinite(values) & (values != 0)])
     return int(np.frexp(magnitudes.min())[1]) - 1
 
 
 def most_bytes(array: LazyArray) -> int:
-    """Bytes of memory that an array's distribution takes at most."""
+    """Return bytes of memory that an array's distribution takes at most."""
     return _BYTES + _BYTES_PER_BIN * min(array.size, most_bins(array.dtype))
 
 

@@ -14,7 +14,7 @@ _Item = TypeVar("_Item")
 def filtered(
     items: Iterable[_Item], name: Callable[[_Item], str], pattern: str, *, or_none: bool = False
 ) -> tuple[_Item, ...]:
-    """The items whose names match.
+    """Return the items whose names match.
 
     Args:
         items: with names.

@@ -50,7 +50,7 @@ class Branch:
 def fold(
     arrays: Iterable[ArrayReport], *, largest_first: bool = False, depth: int | None = None
 ) -> tuple[Branch, ...]:
-    """The arrays as a tree with repetitions folded.
+    """Return the arrays as a tree with repetitions folded.
 
     Args:
         arrays: with different paths.
@@ -75,7 +75,7 @@ def _cut(branches: tuple[Branch, ...], depth: int | None) -> tuple[Branch, ...]:
 
 
 def sort_arrays(arrays: Iterable[ArrayReport], by: str) -> tuple[ArrayReport, ...]:
-    """The arrays sorted by "size", largest first, or by "name", in natural order."""
+    """Return the arrays sorted by "size", largest first, or by "name", in natural order."""
     return tuple(sorted(arrays, key=lambda array: (-array.nbytes * (by == "size"), natural_key(array.path))))
 
 
@@ -125,7 +125,7 @@ class _Folding:
     largest_first: bool
 
     def branches(self, node: _Node, repeated: int) -> tuple[Branch, ...]:
-        """The folded children of a node which itself stands for `repeated` ones."""
+        """Return the folded children of a node which itself stands for `repeated` ones."""
         built = (
             self._branch(name, node.children[members[0]], repeated * len(members))
             for name, members in _folded(node.children)
@@ -145,7 +145,7 @@ class _Folding:
 
 
 def _folded(children: Mapping[str, _Node]) -> list[tuple[str, list[str]]]:
-    """Each line's name and the children it stands for, in natural order; large groups are formed first."""
+    """Return each line's name and the children it stands for, in natural order; large groups are formed first."""
     left = set(children)
     lines: list[tuple[str, list[str]]] = []
     for (prefix, suffix, _, _), group in sorted(_alike(children).items(), key=_largest_first):
@@ -175,7 +175,7 @@ def _alike(children: Mapping[str, _Node]) -> dict[_Alike, dict[str, str]]:
 
 
 def _padded_widths(names: Iterable[str]) -> dict[tuple[str, str], set[int]]:
-    """Widths in which numbers with leading zeros occur: there 10 beside 09 is padded, too."""
+    """Return widths in which numbers with leading zeros occur: there 10 beside 09 is padded, too."""
     widths: dict[tuple[str, str], set[int]] = defaultdict(set)
     for name in names:
         for match in _NUMBER.finditer(name):

@@ -40,7 +40,7 @@ class LayerRow:
         return _NUMBER.sub("*", self.name)
 
     def parts(self, region: Region, shape: Shape) -> dict[int, Region]:
-        """The region layer by layer: layer -> box within it.
+        """Return the region layer by layer: layer -> box within it.
 
         Args:
             region: of the array.
@@ -57,7 +57,7 @@ class LayerRow:
 
 
 def layer_rows(tree: Tree) -> dict[Path, LayerRow]:
-    """The layers of every array that has some, those of its optimizer's state as well. Reads nothing."""
+    """Return the layers of every array that has some, those of its optimizer's state as well. Reads nothing."""
     view = view_of(tree)
     axis = view.scan_axis or 0
     try:
@@ -87,6 +87,6 @@ def _row(path: Path, shape: Shape, stacks: Mapping[Path, LayerStack], axis: int)
 
 
 def numbered_layer(name: str) -> tuple[str, int] | None:
-    """The text before the layer number in a name, and the number; None if there is none."""
+    """Return the text before the layer number in a name, and the number; None if there is none."""
     match = _NUMBERED.search(name)
     return (name[: match.start("number")], int(match["number"])) if match else None

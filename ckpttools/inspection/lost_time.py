@@ -26,7 +26,7 @@ _TICKS = (
 
 
 def lost_time_svg(tiers: Sequence[Tier]) -> str:
-    """A curve for each tier, with a mark where it loses least.
+    """Return a curve for each tier, with a mark where it loses least.
 
     Args:
         tiers: at least one.

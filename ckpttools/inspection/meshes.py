@@ -48,7 +48,7 @@ class PartitionSpec:
         return self
 
     def entries(self, rank: int, layer_axis: int | None) -> Spec:
-        """The same for an array of so many axes as JAX has it."""
+        """Return the same for an array of so many axes as JAX has it."""
         result: list[tuple[str, ...]] = [()] * rank
         if rank >= self.most_axes:
             for axis, names in self.parts:
@@ -90,7 +90,7 @@ Specs = PartitionSpec | PathSpecs
 
 
 def parse_spec(text: str, mesh: MeshShape) -> PartitionSpec:
-    """A partition spec over the axes of a mesh.
+    """Return a partition spec over the axes of a mesh.
 
     Raises:
         UsageError: the text is not a spec, or names an axis twice or one that the mesh lacks.

@@ -128,7 +128,7 @@ def in_blocks(values: np.ndarray, limit: int) -> Iterator[tuple[int, np.ndarray]
 
 
 def _within(part: Region, start: int, first: Shape | None) -> Shape | None:
-    """The index in the array of an element that is the first of a block."""
+    """Return the index in the array of an element that is the first of a block."""
     if first is None:
         return None
     index = np.unravel_index(start + first[0], part.shape)
@@ -184,7 +184,7 @@ def _finite(xs: sums.Numbers, ends: tuple[float, float], near: tuple[int, int], 
 
 
 def _with_integers(result: Moments, block: np.ndarray, dtype: DType) -> Moments:
-    """Integers have integer extremes, which float64 rounds from 2**53 on."""
+    """Return integers have integer extremes, which float64 rounds from 2**53 on."""
     if not dtype.is_whole or result.min is None or result.max is None:
         return result
     if dtype.bits < 64:
@@ -231,7 +231,7 @@ class Extremes:
 
 
 def extremes(carriers: np.ndarray, dtype: DType) -> Extremes | None:
-    """The extremes of at least one element; None if one is NaN or infinite, or the dtype has another layout.
+    """Return the extremes of at least one element; None if one is NaN or infinite, or the dtype has another layout.
 
     Args:
         carriers: of any shape and strides.
@@ -279,7 +279,7 @@ def near_zero(carriers: np.ndarray, dtype: DType, seen: Extremes, scratch: Scrat
 
 
 def _suspect(carriers: np.ndarray, dtype: DType, room: np.ndarray) -> np.ndarray:
-    """All elements of the rows with one that is near zero, and what is left over after whole rows."""
+    """Return all elements of the rows with one that is near zero, and what is left over after whole rows."""
     if not carriers.flags.c_contiguous:
         room.reshape(carriers.shape)[...] = carriers
         return room

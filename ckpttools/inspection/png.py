@@ -15,7 +15,7 @@ _WORD = (
 
 
 def require_png() -> None:
-    """Raises UsageError where the package that draws PNG images is not installed."""
+    """Raise UsageError where the package that draws PNG images is not installed."""
     if find_spec("resvg_py") is None:
         raise UsageError(
             "PNG images are drawn by the package resvg-py, which is not installed",
@@ -25,7 +25,7 @@ def require_png() -> None:
 
 
 def png_of(svg: str, fonts: str) -> bytes:
-    """The image as PNG.
+    """Return the image as PNG.
 
     Args:
         svg: with a viewBox.

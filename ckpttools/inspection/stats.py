@@ -119,7 +119,7 @@ def inspect_stats(
     most_histograms: int | None = None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> StatsReport:
-    """Reads every element of a tree.
+    """Read every element of a tree.
 
     Args:
         tree: any checkpoint.
@@ -173,13 +173,13 @@ def inspect_stats(
 
 
 def _largest(arrays: Iterable[LazyArray], limit: int | None) -> frozenset[int]:
-    """The indices of so many arrays at most, those of the most bytes."""
+    """Return the indices of so many arrays at most, those of the most bytes."""
     sizes = [array.nbytes for array in arrays]
     return frozenset(sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)[:limit])
 
 
 def matching(tree: Tree, pattern: str) -> dict[Path, LazyArray]:
-    """The arrays whose paths match a shell pattern.
+    """Return the arrays whose paths match a shell pattern.
 
     Raises:
         UsageError: there are arrays, and none matches.
@@ -239,7 +239,7 @@ class _Look:
         return _PieceSummary(layers, counts)
 
     def joined(self, index: int, pieces: Iterable[_PieceSummary]) -> _ArraySummary:
-        """All of one array."""
+        """Return all of one array."""
         layers: dict[int | None, Moments] = {}
 
         def counts() -> Iterator[Counts]:
@@ -279,7 +279,7 @@ def _stats(path: Path, array: LazyArray, role: Role, whole: _ArraySummary) -> Ar
 
 
 def statistics_of(result: Moments) -> Statistics:
-    """Moments as statistics."""
+    """Return moments as statistics."""
     extremes = [abs(item) for item in (result.min, result.max) if item is not None]
     return Statistics(
         elements=result.elements,
@@ -297,6 +297,6 @@ def statistics_of(result: Moments) -> Statistics:
 
 
 def _held(number: float | None) -> float | None:
-    """The number, unless float64 could not hold what led to it."""
+    """Return the number, unless float64 could not hold what led to it."""
     # -0 is a zero: adding one takes its sign.
     return number + 0 if number is not None and isfinite(number) else None

@@ -89,7 +89,7 @@ def _spread(xs: Numbers, scratch: Scratch) -> Spread:
 
 
 def _sums(xs: Numbers) -> tuple[float, float]:
-    """The sum, and that of the squares."""
+    """Return the sum, and that of the squares."""
     total, squares, ones = 0.0, 0.0, _ones(xs[0].dtype)
     for x in xs:
         whole = x.size // _ROW * _ROW

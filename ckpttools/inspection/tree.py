@@ -167,7 +167,7 @@ def inspect_tree(
     or_none: bool = False,
     sidecars: Sequence[str] = (),
 ) -> TreeReport:
-    """Describes a tree without reading any array.
+    """Describe a tree without reading any array.
 
     Args:
         tree: any checkpoint.
@@ -236,7 +236,7 @@ def _adapter(tree: Tree) -> AdapterReport | None:
 
 
 def _logical(tree: Tree) -> DequantizedTree:
-    """The tree with quantized weights as one array each, where all of them are of a scheme that is read."""
+    """Return the tree with quantized weights as one array each, where all of them are of a scheme that is read."""
     result = weights_in(tree)
     if has_doubtful_shapes(result):
         result = shaped_weights_in(tree)
@@ -245,7 +245,7 @@ def _logical(tree: Tree) -> DequantizedTree:
 
 
 def _without_scales(tree: Tree) -> Tree:
-    """A tree whose names tell the family, also where weights are shown as they are stored."""
+    """Return a tree whose names tell the family, also where weights are shown as they are stored."""
     weights = quantized_in(tree).weights.values()
     beside = {name for weight in weights if weight.dtype.is_float for name in weight.sides}
     if not beside:
@@ -309,7 +309,7 @@ class TreeWarning:
 def warnings_of(
     tree: Tree, unfinished: Mapping[str, str], damaged: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[TreeWarning, ...]:
-    """All warnings about a tree, the most serious first.
+    """Return all warnings about a tree, the most serious first.
 
     Args:
         tree: any checkpoint.
@@ -375,12 +375,12 @@ def _fine_chunks(tree: Tree) -> Iterator[TreeWarning]:
 
 
 def _cut_so(tree: Tree, rule: Callable[[int, int], bool]) -> dict[Path, Chunked]:
-    """The arrays stored in a grid of chunks whose number and size a rule is about."""
+    """Return the arrays stored in a grid of chunks whose number and size a rule is about."""
     return {path: array for path, array, chunks, nbytes in tree.once(_grids) if rule(chunks, nbytes)}
 
 
 def _grids(tree: Tree) -> list[tuple[Path, Chunked, int, int]]:
-    """The arrays stored in a grid of chunks: how many each has, and the bytes of one."""
+    """Return the arrays stored in a grid of chunks: how many each has, and the bytes of one."""
     stored = ((path, array) for path, array in tree.arrays.items() if isinstance(array, Chunked))
     return [(path, item, _chunks(item), prod(item.chunk) * item.dtype.itemsize) for path, item in stored]
 
@@ -408,7 +408,7 @@ def _unmerged(tree: Tree) -> Iterator[TreeWarning]:
 
 
 def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
-    """Parameters of several float dtypes; the arrays named are those of all but the commonest.
+    """Yield parameters of several float dtypes; the arrays named are those of all but the commonest.
 
     Codes of quantized weights and their scales are of other dtypes than the rest in any such model.
     """

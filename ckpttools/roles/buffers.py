@@ -19,7 +19,7 @@ _ATTENTION = ("attn", "attention", "self_attn", "self_attention")
 
 
 def is_buffer(name: str, array: LazyArray) -> bool:
-    """Whether an array is a buffer that a model computes from its configuration, not a learned weight.
+    """Return whether an array is a buffer that a model computes from its configuration, not a learned weight.
 
     Args:
         name: the array's dotted name.

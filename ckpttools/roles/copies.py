@@ -31,7 +31,7 @@ class Copies:
 
 
 def copies(mirrors: Mirrors, kept: list[Path], state: list[Path]) -> Copies:
-    """Finds them.
+    """Find them.
 
     Args:
         mirrors: all arrays.
@@ -53,7 +53,7 @@ def copies(mirrors: Mirrors, kept: list[Path], state: list[Path]) -> Copies:
 
 
 def _counted(mirrors: Mirrors) -> set[Path]:
-    """Keys with a number of steps right below: no model's, as far as there is another one."""
+    """Return keys with a number of steps right below: no model's, as far as there is another one."""
     return {path[:-1] for path in mirrors.arrays if mirrors.is_step(path)} - {()}
 
 
@@ -98,7 +98,7 @@ class _CopySearch:
         return None
 
     def trained(self) -> dict[Path, Shape]:
-        """The paths and shapes of parameters, as the state of the optimizer mirrors them."""
+        """Return the paths and shapes of parameters, as the state of the optimizer mirrors them."""
         ends: dict[Path, Shape] = {}
         for path in self.kept if self.state else ():
             shape = self.mirrors.arrays[path].shape
@@ -109,7 +109,7 @@ class _CopySearch:
         return {_bare(location.tail): ends[location.tail] for location in locations if location}
 
     def beside_others(self) -> dict[Path, Shape]:
-        """The paths and shapes of parameters that lie under a name of their own, beside something else."""
+        """Return the paths and shapes of parameters that lie under a name of their own, beside something else."""
         first = next(iter(self._below_weights() or self._numbered()), None)
         if first is None:
             return {}
@@ -127,7 +127,7 @@ class _CopySearch:
         return [path[: k + 1] for path, k in outer if all(map(wraps, path[common:k]))]
 
     def _numbered(self) -> list[Path]:
-        """Places in a tuple; more numbers than a tuple of states has places are those of layers."""
+        """Place in a tuple; more numbers than a tuple of states has places are those of layers."""
         numbered = (path[:1] for path in self.kept if len(path) > 1 and str(path[0]).isdecimal())
         locations = list(dict.fromkeys(numbered))
         return locations if len(locations) <= _LOCATIONS else []
@@ -138,7 +138,7 @@ def _moment_above(path: Path, end: int) -> str | int:
 
 
 def _bare(tail: Path) -> Path:
-    """A parameter's path without the collections around it."""
+    """Return a parameter's path without the collections around it."""
     while len(tail) > 1 and tail[0] == "params":
         tail = tail[1:]
     return tail

@@ -98,20 +98,20 @@ class Mirrors:
             yield from unwrapped(path, self.common + 1)
 
     def is_step(self, path: Path) -> bool:
-        """Whether it is a number of steps, of any dtype, by its name."""
+        """Return whether it is a number of steps, of any dtype, by its name."""
         return self.arrays[path].shape == () and path[-1:] != () and path[-1] in STEPS
 
     def is_count(self, path: Path) -> bool:
-        """Whether it counts anything, or says yes or no."""
+        """Return whether it counts anything, or says yes or no."""
         array = self.arrays[path]
         return array.shape == () and (array.is_whole_number or self.is_step(path))
 
     def is_whole(self, tail: Path, outside: Path) -> bool:
-        """Whether a path is the whole one, below wrappers, of an array outside of a subtree."""
+        """Return whether a path is the whole one, below wrappers, of an array outside of a subtree."""
         return any(of[: len(outside)] != outside for of in self._whole.get(tail, ()))
 
     def mirrors(self, path: Path, start: int) -> bool:
-        """Whether what is below the first `start` keys ends as an array outside does, and has its shape."""
+        """Return whether what is below the first `start` keys ends as an array outside does, and has its shape."""
         for k in range(start, len(path)):
             for of in self._outside(path, path[:start], path[k:], start, self._whole):
                 if self.arrays[path].shape == self.arrays[of].shape:
@@ -119,15 +119,15 @@ class Mirrors:
         return self.moment(path, start) is not None
 
     def moment(self, path: Path, start: int = 0) -> Moment | None:
-        """The moment that an array is of one outside of its first `start` keys; None where it is not one."""
+        """Return the moment that an array is of one outside of its first `start` keys; None where it is not one."""
         return next(self._moments(path, start, self._whole), None)
 
     def moment_below_names(self, path: Path) -> Moment | None:
-        """The same, of a parameter below a key that no framework gives to a model."""
+        """Return the same, of a parameter below a key that no framework gives to a model."""
         return next(self._moments(path, 0, self._named), None)
 
     def odd_moment(self, path: Path) -> Moment | None:
-        """The moment that an array would be if not for its shape, or if it were not a part of one."""
+        """Return the moment that an array would be if not for its shape, or if it were not a part of one."""
         for tails in (path, path[:-1]):
             for index in (self._whole, self._named):
                 for result in self._candidates(tails, 0, index):
@@ -157,7 +157,7 @@ class Mirrors:
             yield Moment(head, name, of, of[: len(of) - len(tail)])
 
     def _outside(self, path: Path, head: Path, tail: Path, start: int, index: _PathIndex) -> Iterator[Path]:
-        """The arrays with a whole path that lie in another subtree, and in another module."""
+        """Yield the arrays with a whole path that lie in another subtree, and in another module."""
         for of in index.get(tail, ()):
             within = bool(start) and of[:start] == path[:start]
             if of != path and not within and not _same_module(of, head, len(of) - len(tail)):
@@ -165,12 +165,12 @@ class Mirrors:
 
 
 def _same_module(of: Path, head: Path, root: int) -> bool:
-    """Whether a head is in the same module of the model as a parameter: modules do not mirror themselves."""
+    """Return whether a head is in the same module of the model as a parameter: modules do not mirror themselves."""
     return of[:root] == head[:root] and of[root : root + 1] == head[root : root + 1] != ()
 
 
 def is_moments_shape(name: str | int, shape: Shape, parameter: Shape) -> bool:
-    """Whether a moment of a parameter may have a shape: the parameter's, several of it, or less an axis."""
+    """Return whether a moment of a parameter may have a shape: the parameter's, several of it, or less an axis."""
     if shape == parameter or (name in FACTORED and shape == (1,)):
         return True
     if name in REMEMBERED and shape[1:] == parameter:
@@ -180,7 +180,7 @@ def is_moments_shape(name: str | int, shape: Shape, parameter: Shape) -> bool:
 
 
 def below_moments(path: Path) -> bool:
-    """Whether a key names a moment."""
+    """Return whether a key names a moment."""
     return not MOMENTS.isdisjoint(path)
 
 

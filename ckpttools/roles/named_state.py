@@ -48,14 +48,14 @@ def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Heads:
 
 
 def _around_enclosed(paths: Collection[Path]) -> set[Path]:
-    """Keys with the state of another optimizer right below: the state of one, whatever they are called."""
+    """Return keys with the state of another optimizer right below: the state of one, whatever they are called."""
     enclosed = (path for path in paths if not ENCLOSED.isdisjoint(path))
     around = {path[:k] for path in enclosed for k, key in enumerate(path) if key in ENCLOSED}
     return (around | {iterate[:-1] for iterate in iterates(paths)}) - {()}
 
 
 def _around_keras(arrays: Mapping[Path, ArrayFacts]) -> set[Path]:
-    """Keys right above the variables of one of Keras' optimizers: its steps, and moments of parameters.
+    """Return keys right above the variables of one of Keras' optimizers: its steps, and moments of parameters.
 
     A block of a model may have an iteration and a norm. An optimizer has a learning rate as well, or moments
     of most of the model and nothing else.
@@ -94,7 +94,7 @@ def _is_rate(array: ArrayFacts | None) -> bool:
 def _containers(
     mirrors: Mirrors, empty: Collection[Path], around: Collection[Path]
 ) -> dict[Path, list[Path]]:
-    """Keys that are named as optimizers' states are, or identified otherwise -> the arrays below them."""
+    """Return keys that are named as optimizers' states are, or identified otherwise -> the arrays below them."""
     result: dict[Path, list[Path]] = {}
     for paths, are_arrays in ((mirrors.arrays, True), (empty, False)):
         for path in paths:
@@ -155,7 +155,7 @@ class _Container:
         return Heads(unclear=here) if self.inner and not self._is_model() else Heads()
 
     def _is_model(self) -> bool:
-        """Whether nothing is left but weights, as of T5X's optimizer/target without its state."""
+        """Return whether nothing is left but weights, as of T5X's optimizer/target without its state."""
         start = len(self.head)
         return len(self.inner) == len(self.mirrors.arrays) and all(
             path[start] in WEIGHTS for path in self.inner if len(path) > start
@@ -165,7 +165,7 @@ class _Container:
         return [path for path in self.inner if self.mirrors.arrays[path].shape]
 
     def _has_state(self) -> bool:
-        """Whether anything below an optimizer's name is what an optimizer has."""
+        """Return whether anything below an optimizer's name is what an optimizer has."""
         start, large = len(self.head), self._large()
         return (
             not large
@@ -179,7 +179,7 @@ class _Container:
         )
 
     def _is_moment(self, path: Path) -> bool:
-        """Whether it is named as what is kept of a parameter, and has the path and a shape of one outside."""
+        """Return whether it is named as what is kept of a parameter, and has the path and a shape of one outside."""
         shapes, shape = self.models.shapes, self.mirrors.arrays[path].shape
         start = len(self.head)
         named = ((k, tail) for k in range(start, len(path) - 1) for tail in unwrapped(path, k + 1))
@@ -190,7 +190,7 @@ class _Container:
         )
 
     def _is_whole_state(self) -> bool:
-        """Whether all below a name that a module may have mirrors something, and steps are counted there."""
+        """Return whether all below a name that a module may have mirrors something, and steps are counted there."""
         large, start = self._large(), len(self.head)
         if not any(map(self.mirrors.is_step, self.inner)):
             # SGD counts no steps. Each of its arrays has the name, path and shape of a parameter's momentum.
@@ -198,7 +198,7 @@ class _Container:
         return bool(large or is_outer(self.head)) and all(self.mirrors.mirrors(path, start) for path in large)
 
     def _is_half_told(self) -> bool:
-        """Whether steps are counted, and all is named as moments, but not by the parameters' paths."""
+        """Return whether steps are counted, and all is named as moments, but not by the parameters' paths."""
         large, start = self._large(), len(self.head)
         named = is_outer(self.head) and all(below_moments(path[start:]) for path in large)
         last = is_outer(self.head[self.mirrors.common :]) and all(path[-1] in MOMENTS for path in large)
@@ -262,7 +262,7 @@ class _Container:
                 yield tail, self.mirrors.arrays[path].shape
 
     def _is_known(self, path: Path) -> bool:
-        """Whether names say that an array is state, with nothing but wrappers of states around it."""
+        """Return whether names say that an array is state, with nothing but wrappers of states around it."""
         if self._is_keras_moment(path):
             return True
         start = len(self.head)
@@ -274,7 +274,7 @@ class _Container:
         return is_part(path[-1]) and PER_PARAMETER in path[:first]
 
     def _is_keras_moment(self, path: Path) -> bool:
-        """Whether it is a moment that Keras names after its parameter."""
+        """Return whether it is a moment that Keras names after its parameter."""
         if (name := keras_parameter(path[-1])) is None or is_keras_iterate(path):
             return False
         return self.head[-1] == KERAS or self.models.joined.get(name) == self.mirrors.arrays[path].shape
@@ -290,7 +290,7 @@ class _Container:
         return {path[: k + 1] for path in named for k, key in enumerate(path) if key in TELLING_BESIDE}
 
     def _is_part_of_parameter(self, path: Path, shapes: Mapping[Path, Shape]) -> bool:
-        """Whether a part of a state is named, and the parameter that it is of, whatever is around them."""
+        """Return whether a part of a state is named, and the parameter that it is of, whatever is around them."""
         start = len(self.head)
         for k in range(start, len(path) - 1):
             if not (is_part(path[k]) or self._is_beside(path, k)):
@@ -302,7 +302,7 @@ class _Container:
         return any(map(is_telling, path[start:]))
 
     def _may_be_weights(self, path: Path, shapes: Mapping[Path, Shape]) -> bool:
-        """Whether it holds fractions, or has the path and the shape of a parameter."""
+        """Return whether it holds fractions, or has the path and the shape of a parameter."""
         array = self.mirrors.arrays[path]
         if not array.is_whole_number:
             return True

@@ -113,7 +113,7 @@ _VALUE = "value"
 
 
 def keys_of(path: Path) -> Path:
-    """A path's keys; of names that were joined, those that were joined.
+    """Return a path's keys; of names that were joined, those that were joined.
 
     Also below a key, as torchtitan's optimizer is one dictionary of names: optimizer/state.norm.exp_avg.
     """
@@ -130,7 +130,7 @@ def keys_of(path: Path) -> Path:
 
 
 def first_keys(path: Path, count: int) -> Path:
-    """The first of `keys_of(path)`, so many at most."""
+    """Return the first of `keys_of(path)`, so many at most."""
     if len(path) == 1 and isinstance(path[0], str):
         return tuple(path[0].split("/" if "/" in path[0] else ".", count)[:count])
     return keys_of(path[:count])[:count]
@@ -145,23 +145,23 @@ def _taken_apart(key: str | int) -> Sequence[str | int]:
 
 
 def core_of(path: Path) -> Path:
-    """The keys without NNX's `value` behind them."""
+    """Return the keys without NNX's `value` behind them."""
     keys = keys_of(path)
     return keys[:-1] if len(keys) > 1 and keys[-1] == _VALUE else keys
 
 
 def wraps(key: str | int) -> bool:
-    """Whether a key may stand around a whole model or state: a place in a tuple, or a name as `target`."""
+    """Return whether a key may stand around a whole model or state: a place in a tuple, or a name as `target`."""
     return key in _WRAPPERS or str(key).isdecimal()
 
 
 def is_wrapper(key: str | int) -> bool:
-    """Whether a key may stand around parameters."""
+    """Return whether a key may stand around parameters."""
     return key == "params" or wraps(key)
 
 
 def unwrapped(path: Path, start: int = 0) -> Iterator[Path]:
-    """The path from `start` on, then without each of the wrappers that it begins with."""
+    """Yield the path from `start` on, then without each of the wrappers that it begins with."""
     yield path[start:]
     while start < len(path) and is_wrapper(path[start]):
         start += 1
@@ -170,7 +170,7 @@ def unwrapped(path: Path, start: int = 0) -> Iterator[Path]:
 
 @lru_cache(maxsize=4096)
 def container(key: str | int) -> str | None:
-    """The name of a key that holds an optimizer's state, without its number; None for any other key."""
+    """Return the name of a key that holds an optimizer's state, without its number; None for any other key."""
     name, _, number = str(key).rpartition("_")
     name = name if number.isdecimal() and name else str(key)
     return name if name in _CONTAINERS | _WEAK_CONTAINERS else None
@@ -186,14 +186,14 @@ def keras_parameter(key: str | int) -> str | None:
 
 
 def is_keras_iterate(path: Path) -> bool:
-    """Whether names say that it is the iterate of one of Keras' schedule-free optimizers."""
+    """Return whether names say that it is the iterate of one of Keras' schedule-free optimizers."""
     return str(path[-1]).endswith(_KERAS_ITERATE) and any(
         str(key).startswith(_KERAS_SCHEDULE_FREE) for key in path[:-1]
     )
 
 
 def may_tell(key: str | int) -> bool:
-    """Whether a key is one that some state has; those of random states are in `KEYS`."""
+    """Return whether a key is one that some state has; those of random states are in `KEYS`."""
     return key in MOMENTS or key in _SIGNS or container(key) is not None
 
 
@@ -203,22 +203,22 @@ def _is_within(key: str | int) -> bool:
 
 
 def wraps_states(path: Path, k: int) -> bool:
-    """Whether the key at `k` is one of those around the states within an optimizer's, or a label of one."""
+    """Return whether the key at `k` is one of those around the states within an optimizer's, or a label of one."""
     return _is_within(path[k]) or (k > 0 and path[k - 1] == _LABELED)
 
 
 def is_telling(key: str | int) -> bool:
-    """Whether what is below a key, or is called so, is state wherever in an optimizer it lies."""
+    """Return whether what is below a key, or is called so, is state wherever in an optimizer it lies."""
     return key in _TELLING
 
 
 def is_part(key: str | int) -> bool:
-    """Whether a key names what optimizers keep of each parameter, or of all; modules may be called so."""
+    """Return whether a key names what optimizers keep of each parameter, or of all; modules may be called so."""
     return key in _ALL_PARTS
 
 
 def told_beside(key: str | int) -> str | None:
-    """The name that stands beside a key if that is a part of a state."""
+    """Return the name that stands beside a key if that is a part of a state."""
     return _TOLD_BESIDE.get(key)
 
 
@@ -233,19 +233,19 @@ def is_outer(head: Path) -> bool:
 
 
 def is_container(head: Path) -> bool:
-    """Whether a container's name is no module's, for what it is or for where it lies."""
+    """Return whether a container's name is no module's, for what it is or for where it lies."""
     return is_strong(head[-1]) or (is_outer(head) and container(head[-1]) not in _WEAK_CONTAINERS)
 
 
 @lru_cache(maxsize=4096)
 def is_average(key: str | int) -> bool:
-    """Whether a key is that of an average of parameters."""
+    """Return whether a key is that of an average of parameters."""
     words = str(key).lower().split("_")
     return key not in MOMENTS and not _AVERAGES.isdisjoint(words)
 
 
 def is_hyperparameter(path: Path) -> bool:
-    """Whether a key says that it is a number which the user chose for the optimizer."""
+    """Return whether a key says that it is a number which the user chose for the optimizer."""
     return not _HYPERPARAMETERS.isdisjoint(path)
 
 
@@ -258,13 +258,13 @@ def iterates(paths: Collection[Path]) -> set[Path]:
 
 
 def is_random(path: Path) -> bool:
-    """Whether a key says that it is a state of a random number generator."""
+    """Return whether a key says that it is a state of a random number generator."""
     first, *below = _named_as(path)
     return RANDOM in path or (first in _GENERATORS and not below)
 
 
 def is_bookkeeping(keys: Path) -> bool:
-    """Whether names say that it is a random state, a number of steps, a schedule, or a scale of the loss."""
+    """Return whether names say that it is a random state, a number of steps, a schedule, or a scale of the loss."""
     if not may_be_bookkeeping(keys):
         return False
     first, *below = _named_as(keys)
@@ -277,12 +277,12 @@ def is_bookkeeping(keys: Path) -> bool:
 
 
 def may_be_bookkeeping(keys: Collection[str | int]) -> bool:
-    """Whether any of a tree's keys is one that bookkeeping has."""
+    """Return whether any of a tree's keys is one that bookkeeping has."""
     return not _BOOKKEEPING.isdisjoint(keys)
 
 
 def _named_as(keys: Path) -> Path:
-    """The first keys that are not those of a state around it, as many as are looked at; never none."""
+    """Return the first keys that are not those of a state around it, as many as are looked at; never none."""
     core = keys[:-1] if keys[-1:] == (_VALUE,) else keys
     outer = next((k for k, key in enumerate(core) if not _is_state(key)), len(core))
     return core[outer : outer + 3] or ("",)

@@ -229,7 +229,7 @@ def _may_be_random(arrays: Mapping[Path, Typed], keys: Collection[str | int]) ->
 
 
 def _may_be_twice(arrays: Mapping[Path, Typed]) -> bool:
-    """Whether so much lies beside the largest key that it may be what up to three copies are of."""
+    """Return whether so much lies beside the largest key that it may be what up to three copies are of."""
     heads = Counter([_head(path) for path, item in arrays.items() if item.shape])
     for start in range(2):
         counts: Counter[Path] = Counter()
@@ -243,7 +243,7 @@ def _may_be_twice(arrays: Mapping[Path, Typed]) -> bool:
 
 
 def _head(path: Path) -> Path:
-    """The first keys of a path, of which few are different; all where it may begin with so many wrappers."""
+    """Return the first keys of a path, of which few are different; all where it may begin with so many wrappers."""
     keys = first_keys(path, _HEAD)
     return keys if len(keys) < _HEAD or not all(map(is_wrapper, keys[1:])) else keys_of(path)
 

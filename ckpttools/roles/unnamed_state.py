@@ -19,7 +19,7 @@ _BELOW_A_NAME = 2
 
 
 def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Heads:
-    """Moments that mirror parameters where no name above says so: an optimizer's, and those unclear."""
+    """Return moments that mirror parameters where no name above says so: an optimizer's, and those unclear."""
     if _is_state_alone(mirrors, rest):
         return Heads(state=frozenset([()]))
     named = [path for path in rest if below_moments(path)]
@@ -36,7 +36,7 @@ def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Heads:
 
 
 def _of_few(mirrors: Mirrors, rest: list[Path]) -> Heads:
-    """Moments of one name of a model that has no more than one or two parameters, and lies below any name."""
+    """Return moments of one name of a model that has no more than one or two parameters, and lies below any name."""
     large = [path for path in rest if mirrors.arrays[path].shape]
     if len(large) > 2 * _FEW:
         return Heads()
@@ -63,7 +63,7 @@ def _first_moment(path: Path) -> int | None:
 
 
 def _is_state_alone(mirrors: Mirrors, rest: list[Path]) -> bool:
-    """Whether there is nothing at all but moments and a number of steps."""
+    """Return whether there is nothing at all but moments and a number of steps."""
     if not any(map(mirrors.is_step, rest)):
         return False
     return all(mirrors.is_step(path) or _outermost(path) in MOMENTS for path in rest)
@@ -102,7 +102,7 @@ class _Evidence:
         return known | in_branches(self.mirrors, self.rest, known, branches - self._above_models())
 
     def _above_models(self) -> set[Path]:
-        """Keys that parameters lie below, too."""
+        """Return keys that parameters lie below, too."""
         of = {moment.parameter for moment in (*self.moments.values(), *self.below_names.values())}
         return {path[:length] for path in of for length in range(len(path))}
 
@@ -139,7 +139,7 @@ class _Evidence:
         return group.moments.keys() <= self.moments.keys()
 
     def _is_complete(self, group: _BranchMoments) -> bool:
-        """Whether it mirrors most of the model, and that is most of what lies outside."""
+        """Return whether it mirrors most of the model, and that is most of what lies outside."""
         model = max(self._sizes[root] for root in group.roots)
         if not mostly(len(group.parameters), model):
             return False
@@ -149,7 +149,7 @@ class _Evidence:
         return mostly(model, len(self._others) - len(own))
 
     def _is_counted(self, group: _BranchMoments) -> bool:
-        """Whether a number of steps is in the state, or beside each moment where these lie by parameter."""
+        """Return whether a number of steps is in the state, or beside each moment where these lie by parameter."""
         return any((*location, name) in self._steps for location in group.locations() for name in STEPS)
 
 
@@ -190,7 +190,7 @@ def _grouped(moments: Mapping[Path, Moment]) -> list[_BranchMoments]:
 
 
 def in_branches(mirrors: Mirrors, paths: list[Path], known: Heads, branches: Collection[Path]) -> Heads:
-    """All else in the branches of states: counters are part of them, of others only the user knows."""
+    """Return all else in the branches of states: counters are part of them, of others only the user knows."""
     told = known.state | known.unclear
     held = {key for head in told for length in range(1, len(head) + 1) if (key := head[:length]) in branches}
     left = outside(inside(paths, held), told)

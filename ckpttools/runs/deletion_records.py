@@ -28,7 +28,7 @@ class Deletion:
 
 
 def read_deletion(step: Location) -> Deletion | None:
-    """The deletion that is going on in a step, or was interrupted; None if none is.
+    """Return the deletion that is going on in a step, or was interrupted; None if none is.
 
     Raises:
         FormatError: the record is none.

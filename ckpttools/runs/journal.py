@@ -50,7 +50,7 @@ class PruneJournal:
     version: int = _VERSION
 
     def begin(self, run: Location) -> None:
-        """Writes it down.
+        """Write it down.
 
         Raises:
             UsageError: another one was interrupted.
@@ -61,7 +61,7 @@ class PruneJournal:
 
 
 def removing(run: Location) -> SupportsRemove:
-    """The store of a run, where it can delete.
+    """Return the store of a run, where it can delete.
 
     Raises:
         UsageError: it cannot.
@@ -93,7 +93,7 @@ def locked_run(run: Location) -> Iterator[None]:
 
 
 def at_work(run: Location, *names: str) -> Location:
-    """A place in the directory of the prune of a run."""
+    """Return a place in the directory of the prune of a run."""
     location = run / PRUNE_DIRECTORY
     for name in names:
         location = location / name
@@ -106,7 +106,7 @@ def plan_of(run: Location) -> Location:
 
 
 def begun(run: Location) -> PruneJournal | None:
-    """The prune that was begun; None where none was, or none of it was done.
+    """Return the prune that was begun; None where none was, or none of it was done.
 
     Raises:
         FormatError: what is there is not such a journal, and something was done.
@@ -132,7 +132,7 @@ def begun(run: Location) -> PruneJournal | None:
 
 
 def interrupted(run: Location) -> UsageError:
-    """The error of a run in which a prune was begun, and nobody is at it."""
+    """Return the error of a run in which a prune was begun, and nobody is at it."""
     return UsageError(
         "a prune of this run was interrupted",
         location=at_work(run),

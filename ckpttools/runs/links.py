@@ -44,7 +44,7 @@ def _is_inside(location: Location, directory: Location) -> bool:
 
 
 def _within(directory: Location) -> Iterator[Location]:
-    """All links in a directory and below it."""
+    """Yield all links in a directory and below it."""
     for entry in directory.entries():
         if entry.is_link:
             yield directory / entry.name

@@ -152,7 +152,7 @@ class RunListing:
 
 
 def find_run(path: Location) -> OrbaxRun:
-    """The run at a path, or that a step or an item at the path is of.
+    """Return the run at a path, or that a step or an item at the path is of.
 
     Raises:
         StorageError: nothing is there, or it may not be looked into.
@@ -243,7 +243,7 @@ def listed(run: OrbaxRun) -> RunListing:
 
 
 def _list_flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
-    """The steps next to those of Orbax that `flax.training.checkpoints` wrote as files."""
+    """Yield the steps next to those of Orbax that `flax.training.checkpoints` wrote as files."""
     if run.steps and not any(step.prefix == FLAX_PREFIX for step in run.steps.values()):
         return
     for step, location in numbered_states(run.path).items():
@@ -263,7 +263,7 @@ def _list_flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
 
 
 def _list_legacy_steps(run: OrbaxRun) -> Iterator[StepListing]:
-    """The steps next to those with `_METADATA` that older versions of Orbax wrote."""
+    """Yield the steps next to those with `_METADATA` that older versions of Orbax wrote."""
     legacy = legacy_run(run.path)
     if legacy is None:
         return
@@ -299,7 +299,7 @@ def _list_legacy_item(location: Location, step: Location) -> tuple[ItemListing, 
 
 
 def _resumed_item(step: Step) -> str | None:
-    """The item that MaxText restores: `items`, and of emergency checkpoints the other names."""
+    """Return the item that MaxText restores: `items`, and of emergency checkpoints the other names."""
     names = {item.directory.name for item in step.items} or {item.name for item in legacy_items(step.path)}
     return next((name for name in (ITEM, *EMERGENCY_ITEMS) if name in names), None)
 
@@ -396,7 +396,7 @@ def list_item(item: OrbaxItem, name: str, step_tree: Tree | None = None) -> Item
 
 
 def _is_factor(path: Path) -> bool:
-    """Whether a path has the name of a LoRA factor in JAX trainers."""
+    """Return whether a path has the name of a LoRA factor in JAX trainers."""
     return any("lora_a" in str(key) or "lora_b" in str(key) for key in path[-2:])
 
 

@@ -71,7 +71,7 @@ class PruneDecision:
     frees: int
 
     def named(self, fate: Fate) -> list[str]:
-        """Names of the steps with a fate."""
+        """Return names of the steps with a fate."""
         return [item.name for item in self.fates if item.fate == fate]
 
 
@@ -202,7 +202,7 @@ def _find_unowned(step: Step) -> Iterator[str]:
 
 
 def _known(entry: DirEntry, items: set[str]) -> Collection[str]:
-    """Names that such an entry of a step may have."""
+    """Return names that such an entry of a step may have."""
     return items if entry.is_dir else _OF_A_STEP
 
 

@@ -55,7 +55,7 @@ class Removal:
         return left
 
     def undo(self) -> tuple[str, ...]:
-        """Puts back what is still whole, and deletes what is not.
+        """Put back what is still whole, and deletes what is not.
 
         Returns:
             What cannot be put back, and why.
@@ -85,11 +85,11 @@ class Removal:
         return isinstance(self.run.store, SupportsRename)
 
     def _partly_deleted(self) -> list[str]:
-        """Names of steps of which some is deleted; not of those that were saved again in their place."""
+        """Return names of steps of which some is deleted; not of those that were saved again in their place."""
         return [name for name in self._names(_DELETING) if not self._is_saved_again(name)]
 
     def _is_saved_again(self, name: str) -> bool:
-        """Whether a step of a bucket has its commit file, which is deleted first, or newer files."""
+        """Return whether a step of a bucket has its commit file, which is deleted first, or newer files."""
         location, marker = self.run / name, at_work(self.run, _DELETING, name)
         if self._renames:
             return False
@@ -100,7 +100,7 @@ class Removal:
         return has_new_files(location, marker)
 
     def _deletable_steps(self) -> list[str]:
-        """Names of steps of which nothing is deleted yet, and may be now."""
+        """Return names of steps of which nothing is deleted yet, and may be now."""
         if self._renames:
             return self._names(_REMOVED)
         return [name for name in self.journal.delete if self._is_planned(name)]
@@ -110,12 +110,12 @@ class Removal:
         return [entry.name for entry in location.entries()] if location.is_dir() else []
 
     def _is_planned(self, name: str) -> bool:
-        """Whether a step is the one that was to be deleted, all of it."""
+        """Return whether a step is the one that was to be deleted, all of it."""
         location = self.run / name
         return location.is_dir() and fingerprint(location) == self.journal.delete.get(name)
 
     def _replaced_by_stripped(self) -> list[str]:
-        """Names of steps in the place of which is what has no optimizer."""
+        """Return names of steps in the place of which is what has no optimizer."""
         journal = self.journal.stripped
         return [
             name
@@ -124,7 +124,7 @@ class Removal:
         ]
 
     def check_kept(self) -> None:
-        """Raises FormatError where what was to be kept is not there any more, or not whole."""
+        """Raise FormatError where what was to be kept is not there any more, or not whole."""
         lost = []
         for name in self.journal.keep:
             location = self.run / name
@@ -140,7 +140,7 @@ class Removal:
             )
 
     def _check_stripped(self) -> None:
-        """Refuses to delete a step whose place nothing has taken."""
+        """Refuse to delete a step whose place nothing has taken."""
         for name in self._names(_REMOVED):
             if name in self.journal.strip and not (self.run / name).is_dir():
                 raise FormatError(
@@ -152,7 +152,7 @@ class Removal:
     # -- on a disk
 
     def _rename_steps(self) -> Iterator[str]:
-        """Gives steps the names under which they can be deleted; what has another's name now stays."""
+        """Return steps the names under which they can be deleted; what has another's name now stays."""
         for name, expected in self.journal.strip.items():
             step, stripped = self.run / name, at_work(self.run, _STRIPPED, name)
             if not stripped.is_dir():
@@ -185,7 +185,7 @@ class Removal:
     # -- in a bucket
 
     def _remove_commit_files(self) -> Iterator[str]:
-        """Takes the commit files of steps away, so that nobody takes them for finished."""
+        """Take the commit files of steps away, so that nobody takes them for finished."""
         for name in self.journal.delete:
             location = self.run / name
             if self._is_planned(name):
@@ -243,7 +243,7 @@ def check_can_rename(run: Location, names: Iterable[str]) -> None:
 
 
 def tidy_all(run: Location) -> None:
-    """Removes the traces of a prune that is done, the journal after all others."""
+    """Remove the traces of a prune that is done, the journal after all others."""
     store = removing(run)
     for name in (_STRIPPED, _REMOVED, _DELETING):
         store.remove(at_work(run, name).key)
@@ -254,7 +254,7 @@ def tidy_all(run: Location) -> None:
 
 
 def tidy(run: Location) -> None:
-    """Removes what is left of a prune that has ended, or was killed before it began: nothing of a step."""
+    """Remove what is left of a prune that has ended, or was killed before it began: nothing of a step."""
     location, store = at_work(run), removing(run)
     if plan_of(run).exists():
         return

@@ -26,7 +26,7 @@ _TRACKERS = ("latest_checkpointed_iteration.txt", LATEST)
 
 
 def find_trainer_run(location: Location) -> RunListing | None:
-    """The run of such a trainer at a place, or that a step or a checkpoint in one at the place is of.
+    """Return the run of such a trainer at a place, or that a step or a checkpoint in one at the place is of.
 
     Raises:
         StorageError: the store cannot answer.
@@ -72,7 +72,7 @@ def _find_steps(run: Location) -> tuple[Location, list[str]]:
 
 
 def _read_tracker(run: Location) -> tuple[str, int | None]:
-    """Which file says which step is gone on with, and that step; "" and None where none does."""
+    """Return which file says which step is gone on with, and that step; "" and None where none does."""
     for name in _TRACKERS:
         if (run / name).is_file():
             match = _TRACKED.fullmatch(text_in(run / name))

@@ -73,7 +73,7 @@ class SupportsHoleDetection(Protocol):
     """A file in a file system that knows which bytes were never written."""
 
     def has_hole(self, start: int, stop: int) -> bool:
-        """Whether a range has bytes that are not stored; False if the file system cannot tell.
+        """Return whether a range has bytes that are not stored; False if the file system cannot tell.
 
         Raises:
             FormatError, StorageError: as `File.read_into`.

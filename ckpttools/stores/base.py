@@ -155,7 +155,7 @@ _BLOCK = 1 << 20
 
 
 def is_inside(name: str) -> bool:
-    """Whether a relative name from a file, with "/" between its parts, stays below that file's directory."""
+    """Return whether a relative name from a file, with "/" between its parts, stays below that file's directory."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
 
@@ -273,15 +273,15 @@ class Store(ABC):
         return "rm -r LOCAL_COPY"
 
     def may_read(self, key: str) -> bool:
-        """Whether the user may read a key, as far as that is known without reading it."""
+        """Return whether the user may read a key, as far as that is known without reading it."""
         return True
 
     def lists_all(self, key: str) -> bool:
-        """Whether listings of a directory are complete; errors as `list`."""
+        """Return whether listings of a directory are complete; errors as `list`."""
         return True
 
     def takes(self, key: str) -> bool:
-        """Whether a file with this key can be written."""
+        """Return whether a file with this key can be written."""
         return True
 
     def absence_reason(self, key: str) -> CheckpointError | None:

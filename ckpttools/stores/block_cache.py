@@ -13,7 +13,7 @@ _DOCUMENT, _LARGEST_DOCUMENT = ".json", 16 << 20
 
 
 def is_document(key: str, size: int) -> bool:
-    """Whether a file should be cached completely as soon as any of it is read."""
+    """Return whether a file should be cached completely as soon as any of it is read."""
     return key.endswith(_DOCUMENT) and size <= _LARGEST_DOCUMENT
 
 
@@ -71,7 +71,7 @@ class BlockCache:
         self._under_way: set[_Name] = set()
 
     def takes(self, key: str, size: int, length: int) -> bool:
-        """Whether a read of this length should use blocks."""
+        """Return whether a read of this length should use blocks."""
         return length < SIZE or is_document(key, size)
 
     def read_into(self, name: tuple[str, str], size: int, start: int, out: memoryview, fetch: Fetch) -> None:

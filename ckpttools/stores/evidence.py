@@ -96,7 +96,7 @@ def _format_stamp(status: os.stat_result) -> str:
 
 
 def _has_own_ctime(path: str, descriptor: int) -> bool:
-    """Whether a file's ctime is that of this system's last change, which no program can set.
+    """Return whether a file's ctime is that of this system's last change, which no program can set.
 
     A file system that is mounted read-only can be an image, whose times its maker chose.
     """

@@ -155,16 +155,16 @@ class Location:
         return result
 
     def exists(self) -> bool:
-        """Whether it exists. Raises StorageError if the store cannot be asked."""
+        """Return whether it exists. Raises StorageError if the store cannot be asked."""
         return self.status() is not None
 
     def is_file(self) -> bool:
-        """Whether it is a file. Raises StorageError if the store cannot be asked."""
+        """Return whether it is a file. Raises StorageError if the store cannot be asked."""
         result = self.status()
         return result is not None and result.kind is FileKind.FILE
 
     def is_dir(self) -> bool:
-        """Whether it is a directory. Raises StorageError if the store cannot be asked."""
+        """Return whether it is a directory. Raises StorageError if the store cannot be asked."""
         result = self.status()
         return result is not None and result.kind is FileKind.DIRECTORY
 
@@ -173,11 +173,11 @@ class Location:
         return self if self.is_dir() else self.parent
 
     def lexists(self) -> bool:
-        """Whether it exists, even as a broken link."""
+        """Return whether it exists, even as a broken link."""
         return self.is_link() or self.exists()
 
     def is_link(self) -> bool:
-        """Whether it is a link."""
+        """Return whether it is a link."""
         return self.store.link_target(self.key) is not None
 
     def readlink(self) -> str:
@@ -185,7 +185,7 @@ class Location:
         return self.store.link_target(self.key) or ""
 
     def may_read(self) -> bool:
-        """Whether the user may read it, as far as that is known without reading it."""
+        """Return whether the user may read it, as far as that is known without reading it."""
         return self.store.may_read(self.key)
 
     def entries(self) -> list[DirEntry]:
@@ -331,7 +331,7 @@ def _plain(path: PurePosixPath) -> str:
 
 
 def is_store_failure(error: Exception, location: Location) -> bool:
-    """Whether an error means that a network store does not respond, rather than that the file is bad."""
+    """Return whether an error means that a network store does not respond, rather than that the file is bad."""
     return isinstance(error, StorageError) and location.store.scheme != "file" and location.exists()
 
 

@@ -94,7 +94,7 @@ class JobInfo:
     division: str = ""
 
     def is_same_command(self, other: JobInfo) -> bool:
-        """Whether two plans come from the same command, even if its source differs."""
+        """Return whether two plans come from the same command, even if its source differs."""
         return bool(self.command) and (self.source, self.command, self.directory) == (
             other.source,
             other.command,
@@ -119,7 +119,7 @@ class Series:
         return f"{name}-{number:05d}", end
 
     def extend(self, name: str, end: int) -> None:
-        """As `DataFiles.extend`."""
+        """See `DataFiles.extend`."""
         series, dash, number = name.rpartition("-")
         if dash and number.isdigit():
             with self._lock:
@@ -305,7 +305,7 @@ class SupportsCheckedPublish(Protocol):
     """Work that keeps the replaced checkpoint until the new one has been checked under its name."""
 
     def publish_checked(self, check: Callable[[], None]) -> None:
-        """As `Work.publish`.
+        """See `Work.publish`.
 
         Args:
             check: called after the checkpoint has replaced an older one. If it raises, the older one gets its

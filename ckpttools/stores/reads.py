@@ -170,7 +170,7 @@ class _Lateness:
                 self._taken.setdefault(length.bit_length(), deque(maxlen=_REMEMBERED)).append(seconds)
 
     def allows_another(self, length: int, seconds: float) -> bool:
-        """Whether a read of this duration may be requested again. Counts the new request if so."""
+        """Return whether a read of this duration may be requested again. Counts the new request if so."""
         if seconds < _LATE_SECONDS:
             return False
         with self._lock:

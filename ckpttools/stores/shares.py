@@ -57,7 +57,7 @@ class Share:
     stop: int
 
     def overlaps(self, other: Share) -> bool:
-        """Whether two shares overlap."""
+        """Return whether two shares overlap."""
         return max(self.first, other.first) < min(self.stop, other.stop)
 
 
@@ -134,10 +134,10 @@ class PartWork(Protocol):
         """Return the records of all processes when this one started."""
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> DataFiles:
-        """As `Work.data_files`."""
+        """See `Work.data_files`."""
 
     def record(self, records: Iterable[Record]) -> None:
-        """As `Work.record`."""
+        """See `Work.record`."""
 
     def discard(self) -> None:
         """Discard the finished work of this process."""

@@ -34,7 +34,7 @@ class SupportsSharing(Protocol):
         """Return the same store with these options for new checkpoints."""
 
     def is_of_repository(self, path: str) -> bool:
-        """Whether a path below a checkpoint is a file of the repository and not of the checkpoint.
+        """Return whether a path below a checkpoint is a file of the repository and not of the checkpoint.
 
         Such files are not replaced or deleted with a checkpoint.
         """
@@ -60,5 +60,5 @@ def shared(destination: Location, sharing: RepositoryOptions) -> Location:
 
 
 def is_of_repository(root: Location, path: str) -> bool:
-    """Whether a file below a checkpoint belongs to the repository that contains it."""
+    """Return whether a file below a checkpoint belongs to the repository that contains it."""
     return isinstance(root.store, SupportsSharing) and root.store.is_of_repository(path)

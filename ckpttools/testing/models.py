@@ -31,7 +31,7 @@ class LlamaSizes:
     tied: bool = True
 
     def config(self) -> dict[str, object]:
-        """The model's `config.json`."""
+        """Return the model's `config.json`."""
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",

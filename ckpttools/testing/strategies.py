@@ -259,7 +259,7 @@ def _draw_relayout(
 @cache
 @st.composite
 def relaid_arrays(draw: st.DrawFn) -> Known:
-    """A permutation of the atoms of an array that is stored contiguously."""
+    """Return a permutation of the atoms of an array that is stored contiguously."""
     dtype = draw(dtypes(packed=True))
     return _draw_relayout(draw, draw(shapes(limit=300)), dtype, partial(_leaf, draw))
 
@@ -267,7 +267,7 @@ def relaid_arrays(draw: st.DrawFn) -> Known:
 @cache
 @st.composite
 def factors(draw: st.DrawFn, number: int) -> tuple[int, ...]:
-    """Integers whose product is `number`, sometimes including ones; sometimes empty for one."""
+    """Return integers whose product is `number`, sometimes including ones; sometimes empty for one."""
     return _factors(draw, number)
 
 
@@ -332,7 +332,7 @@ class Statement:
 @cache
 @st.composite
 def statements(draw: st.DrawFn, most_axes: int = 5) -> Statement:
-    """Rows of every kind: each axis in the key or the array of each side, single or merged, in any order."""
+    """Return rows of every kind: each axis in the key or the array of each side, single or merged, in any order."""
     names = draw(_in_any_order(("layer", "heads", "pair", "half", "embed", "expert")))
     axes = names[: draw(st.integers(0, most_axes))]
     sizes = {axis: draw(st.integers(1, 4)) for axis in axes}

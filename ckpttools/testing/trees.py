@@ -56,7 +56,7 @@ def trees(
     structure: bool = True,
     most_leaves: int = 12,
 ) -> Tree:
-    """A tree of small arrays.
+    """Return a tree of small arrays.
 
     Args:
         draw: given by hypothesis.

@@ -44,7 +44,7 @@ def rope_layout(case: Case) -> Iterator[Hypothesis]:
 
 
 def _with_parts_swapped(array: LazyArray, axis: int, parts: tuple[int, int, int]) -> LazyArray:
-    """The last two of three parts of an axis in the other order."""
+    """Return the last two of three parts of an axis in the other order."""
     split: list[Shape] = [(length,) for length in array.shape]
     split[axis] = parts
     numbers = list(range(len(array.shape) + 2))
@@ -54,7 +54,7 @@ def _with_parts_swapped(array: LazyArray, axis: int, parts: tuple[int, int, int]
 
 @detector("transposed", Claim.AXES_MOVED, shapes="any")
 def transposed(case: Case) -> Iterator[Hypothesis]:
-    """The axes are in another order; several axes may count as one."""
+    """Yield the axes are in another order; several axes may count as one."""
     a, b = case.alike
     for built, how in transposes(a, b.shape):
         yield Hypothesis(Cause("transposed", f"B is A transposed ({how})", REMAP), ((built, b),))
@@ -62,7 +62,7 @@ def transposed(case: Case) -> Iterator[Hypothesis]:
 
 @detector("reshaped", Claim.AXES_CHANGED, shapes="unequal")
 def reshaped(case: Case) -> Iterator[Hypothesis]:
-    """The same elements in the same order, under another shape."""
+    """Yield the same elements in the same order, under another shape."""
     a, b = case.alike
     built = reshape(a, b.shape)
     if built is not None:

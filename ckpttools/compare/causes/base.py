@@ -145,7 +145,7 @@ class Detector:
         return self.claim, self.name
 
     def looks_at(self, case: Case) -> bool:
-        """Whether the cause applies to arrays of these shapes."""
+        """Return whether the cause applies to arrays of these shapes."""
         return self.shapes == "any" or (self.shapes == "equal") == (case.a.shape == case.b.shape)
 
 
@@ -156,12 +156,12 @@ def detector(
     shapes: Literal["equal", "unequal", "any"] = "equal",
     of_single_arrays: bool = False,
 ) -> Callable[[Look], Detector]:
-    """Makes a detector from the function that yields its hypotheses."""
+    """Make a detector from the function that yields its hypotheses."""
     return lambda look: Detector(name, claim, look, shapes, of_single_arrays)
 
 
 def head_dims(case: Case, axis: int) -> list[int]:
-    """Widths that heads on an axis may have, the likeliest first."""
+    """Return widths that heads on an axis may have, the likeliest first."""
     length = case.a.shape[axis]
     known = [n for name, n in case.sizes.items() if "head_dim" in name or name in ("query", "rope")]
     last = [length] if axis == len(case.a.shape) - 1 and length <= max(_HEAD_DIMS) else []

@@ -49,7 +49,7 @@ def truncated(case: Case) -> Iterator[Hypothesis]:
 
 
 def _tail(shape: Shape, first: Shape) -> Iterator[Region]:
-    """All elements from one on, in C order, as boxes."""
+    """Yield all elements from one on, in C order, as boxes."""
     for axis in reversed(range(len(shape))):
         start = first[axis] + (axis < len(shape) - 1)
         if start < shape[axis]:
@@ -93,7 +93,7 @@ def _rounded(one: str, other: str, to: DType) -> Cause:
 
 @detector("byte-order", Claim.OTHER_ENCODING)
 def byte_order(case: Case) -> Iterator[Hypothesis]:
-    """The bytes of every element are in the other order."""
+    """Yield the bytes of every element are in the other order."""
     if case.a.dtype == case.b.dtype and case.a.dtype.kind != "complex" and case.a.dtype.itemsize > 1:
         cause = Cause("byte-order", "bytes are swapped: one side is big-endian", "write it little-endian")
         yield Hypothesis(cause, ((elementwise(case.a, _SwapBytes()), case.b),))

@@ -34,7 +34,7 @@ def norm_offset(case: Case) -> Iterator[Hypothesis]:
 
 
 def _one_is_nothing(a: LazyArray, b: LazyArray) -> bool:
-    """Whether numbers are so large, or so near each other, that 1 more cannot be told from rounding."""
+    """Return whether numbers are so large, or so near each other, that 1 more cannot be told from rounding."""
     x, y = sampled_numbers(a), sampled_numbers(b)
     with np.errstate(over="ignore", invalid="ignore"):
         return not np.any(np.abs(x - y) > 4 * a.dtype.epsilon * np.maximum(np.abs(x), np.abs(y)))
@@ -42,7 +42,7 @@ def _one_is_nothing(a: LazyArray, b: LazyArray) -> bool:
 
 @detector("factor", Claim.FITTED_NUMBER)
 def factor(case: Case) -> Iterator[Hypothesis]:
-    """All elements are multiplied by one number."""
+    """Yield all elements are multiplied by one number."""
     if not case.are_floats:
         return
     a, b = case.alike
@@ -59,7 +59,7 @@ def factor(case: Case) -> Iterator[Hypothesis]:
 
 
 def _ratio(x: np.ndarray, y: np.ndarray, dtype: DType) -> float:
-    """The factor from x to y that fits best: coarse numbers tell it together better than each of them."""
+    """Return the factor from x to y that fits best: coarse numbers tell it together better than each of them."""
     if dtype.bits == 64:
         return float(np.median(y / x))
     return float(np.dot(x, y) / np.dot(x, x))

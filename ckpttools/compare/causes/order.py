@@ -20,7 +20,7 @@ _SHOWN = 8
 
 @detector("order", Claim.FITTED_ORDER)
 def entry_order(case: Case) -> Iterator[Hypothesis]:
-    """The entries of an axis, or whole heads on it, are in another order."""
+    """Yield the entries of an axis, or whole heads on it, are in another order."""
     a, b = case.alike
     for axis, length in enumerate(a.shape):
         for width in (1, *head_dims(case, axis)):
@@ -52,7 +52,7 @@ def _order(a: LazyArray, b: LazyArray, axis: int, width: int) -> tuple[int, ...]
 
 
 def _in_order(array: LazyArray, axis: int, width: int, order: Sequence[int]) -> LazyArray:
-    """An array with the entries of an axis, so many together, taken in an order."""
+    """Return an array with the entries of an axis, so many together, taken in an order."""
     split: list[Shape] = [(n,) for n in array.shape]
     split[axis] = (len(order), width)
     loose = relayout(array, split, range(len(array.shape) + 1), [1] * (len(array.shape) + 1))

@@ -32,7 +32,7 @@ def renamed(case: Case) -> Iterator[Hypothesis]:
 
 @detector("moved-and-changed", Claim.TWO_AT_ONCE)
 def moved_and_changed(case: Case) -> Iterator[Hypothesis]:
-    """Elements are both moved and multiplied, as a query is that was converted with other rows."""
+    """Yield elements are both moved and multiplied, as a query is that was converted with other rows."""
     for moves, values in itertools.product((rope_layout, transposed), (norm_offset, factor)):
         for move in moves.hypotheses(case):
             ((built, _),) = move.pairs

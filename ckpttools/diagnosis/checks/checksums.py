@@ -25,7 +25,7 @@ _WHY = (
 
 
 def has_checksums(inventory: Inventory) -> bool:
-    """Whether anything is of a format that keeps some."""
+    """Return whether anything is of a format that keeps some."""
     return any(True for _ in _locations(inventory))
 
 

@@ -65,7 +65,7 @@ def _goes_on_with(step: Location) -> Location | None:
 
 
 def _is_v1(step: Directory, declared: StepMetadata) -> bool:
-    """Whether Orbax v1 wrote the step, which marks steps only."""
+    """Return whether Orbax v1 wrote the step, which marks steps only."""
     return V1_FILE in step.files or ".v1." in str(declared.handlers)
 
 

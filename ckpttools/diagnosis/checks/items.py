@@ -55,7 +55,7 @@ def _adapter(item: ListedItem) -> Iterator[Finding]:
 
 
 def _apart(run: Location, apart: Mapping[tuple[str, ...], Sequence[Step]]) -> Finding:
-    """Steps whose trees have different names: the less frequent ones are to be written anew."""
+    """Return steps whose trees have different names: the less frequent ones are to be written anew."""
     named = {names: steps for names, steps in apart.items() if names}
     kept = max(named, key=lambda names: (len(named[names]), names == ("items",)))
     odd = next(steps[0] for names, steps in apart.items() if names != kept)
@@ -85,7 +85,7 @@ def _numbers(steps: Sequence[Step]) -> str:
 
 
 def _unlisted(beside: Sequence[Location], finished: Sequence[Step]) -> Iterator[Finding]:
-    """Steps with names that a manager of the others passes over."""
+    """Yield steps with names that a manager of the others passes over."""
     known = {item.path for item in finished}
     for location in beside if finished else ():
         others = [item for item in finished if item.path != location]

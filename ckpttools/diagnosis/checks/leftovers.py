@@ -115,7 +115,7 @@ def _left(location: Location, what: str) -> Finding:
 
 
 def _is_orphaned(location: Location) -> bool:
-    """Whether it is what is left of a conversion, in a bucket, without its journal."""
+    """Return whether it is what is left of a conversion, in a bucket, without its journal."""
     name = location.name.removesuffix(SUFFIX)
     is_alongside = name != location.name and location.store.streams is not None
     return (
@@ -126,7 +126,7 @@ def _is_orphaned(location: Location) -> bool:
 
 
 def _removal(location: Location) -> str | None:
-    """The command that discards it; None where that would lose what is nowhere else."""
+    """Return the command that discards it; None where that would lose what is nowhere else."""
     if location.store.streams is None:
         return f"rm -r {on_disk(location)}"
     if not location.name.endswith(SUFFIX):
@@ -145,7 +145,7 @@ def _parts(location: Location) -> list[Location]:
 
 
 def _measured(top: Location) -> tuple[int, str]:
-    """Bytes at and below a directory, and the time since anything in it was changed, in words."""
+    """Return bytes at and below a directory, and the time since anything in it was changed, in words."""
     size, changed = 0, 0.0
     tops = [part for part in _parts(top) if part.exists()]
     for location in (*tops, *(item / name for item in tops for name, _ in item.below())):

@@ -105,7 +105,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _beside_the_model(weights: SafetensorsFiles) -> Finding:
-    """An adapter, or the same weights under other names: some repositories have both."""
+    """Return an adapter, or the same weights under other names: some repositories have both."""
     others = [name for name in weights.files if name != _WHOLE]
     what = f"{_some(others)} beside {_WHOLE}"
     why = f"transformers and ckpttools take {_WHOLE} alone"
@@ -142,13 +142,13 @@ def _contradiction(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -
 
 
 def _stem(name: str) -> str:
-    """The common start of the names of a model's shards: `model` of `model-00001-of-00002.safetensors`."""
+    """Return the common start of the names of a model's shards: `model` of `model-00001-of-00002.safetensors`."""
     match = NAMES.numbered.fullmatch(name)
     return match["stem"] if match else name.removesuffix(SAFETENSORS)
 
 
 def _locations(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -> dict[str, list[str]]:
-    """The files of each tensor."""
+    """Return the files of each tensor."""
     locations: dict[str, list[str]] = defaultdict(list)
     for file, header in headers.items():
         for entry in header.entries if isinstance(header, SafetensorsHeader) else ():
@@ -227,7 +227,7 @@ def _misnamed(
     named: Mapping[str, str],
     files: Mapping[str, Sequence[str]],
 ) -> Iterator[Finding]:
-    """Tensors that are in files which the index names, but not where it says, or that it does not list."""
+    """Yield tensors that are in files which the index names, but not where it says, or that it does not list."""
     moved = [tensor for tensor, file in named.items() if tensor in files and file not in files[tensor]]
     unlisted = [tensor for tensor in files if tensor not in named]
     kinds = (
@@ -252,7 +252,7 @@ def _loose(
     files: Mapping[str, Sequence[str]],
     loose: Sequence[str],
 ) -> Finding:
-    """Files next to those that an index names: another save's, or a part of the model that it forgets."""
+    """Return files next to those that an index names: another save's, or a part of the model that it forgets."""
     what = f"does not name {plural(len(loose), 'file')} beside it: {_some(loose)}"
     series = {_stem(name) for name in {file for item in files.values() for file in item}}
     of_model = [name for name in loose if NAMES.numbered.fullmatch(name) and _stem(name) in series]
@@ -327,7 +327,7 @@ def _repeated(
 
 
 def rebuild(folder: Location, read: ReadOptions) -> str:
-    """Writes an index over all safetensors files of a directory that has none.
+    """Write an index over all safetensors files of a directory that has none.
 
     Raises:
         FormatError: there is one, a shard is missing or damaged, a tensor is in two files, or the files are

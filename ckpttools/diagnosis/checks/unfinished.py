@@ -52,7 +52,7 @@ def _unfinished(step: Directory, inventory: Inventory) -> Finding:
 
 
 def _others(step: Location, inventory: Inventory) -> list[str]:
-    """Names of the other steps of the run that were committed."""
+    """Return names of the other steps of the run that were committed."""
     beside = [item.path for item in inventory.steps if item.path.parent == step.parent and item.path != step]
     names = [item.name for item in beside if IN_PROGRESS not in item.name]
     return sort_naturally(name for name in names if not StepMetadata.at(step.with_name(name)).is_uncommitted)

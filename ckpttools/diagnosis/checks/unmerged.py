@@ -45,7 +45,7 @@ def _unmerged(inventory: Inventory, item: ListedItem) -> Finding:
 
 
 def _left_behind(item: ListedItem) -> Iterator[Finding]:
-    """Keys of a process that the merged index lacks."""
+    """Yield keys of a process that the merged index lacks."""
     if isinstance(item.database, CheckpointError):
         return
     for name in item.processes:
@@ -67,7 +67,7 @@ def _left_behind(item: ListedItem) -> Iterator[Finding]:
 
 
 def merge_indexes(path: Location, read: ReadOptions) -> str:
-    """Writes the index of all processes of a save: a new node file, then the manifest.
+    """Write the index of all processes of a save: a new node file, then the manifest.
 
     Raises:
         FormatError: the processes contradict each other, or the arrays would not be whole.

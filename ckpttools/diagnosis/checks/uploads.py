@@ -46,7 +46,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _uploads(path: Location) -> Sequence[PendingUpload]:
-    """Those below a path, and below where a conversion to it leaves its traces."""
+    """Return those below a path, and below where a conversion to it leaves its traces."""
     assert isinstance(path.store, SupportsUploads)
     whole = path.key.removesuffix(SUFFIX)
     keys = (whole, whole + SUFFIX) if "/" in whole else (whole,)

@@ -66,7 +66,7 @@ class FlaxFormat(ReadOnlyFormat):
         return _build_tree(path, result.folder, list(states.values()))
 
     def checkpoints_in(self, path: Location) -> Sequence[Location]:
-        """As `ckpttools.formats.base.SupportsStepFiles.checkpoints_in`."""
+        """See `ckpttools.formats.base.SupportsStepFiles.checkpoints_in`."""
         if not path.is_dir() or _NAMES.why_not(path) is None:
             return [path]
         return [state for state in _list_states(path) if _may_be_state(state)][::-1] or [path]
@@ -76,7 +76,7 @@ FORMAT = FlaxFormat()
 
 
 def has_state_header(path: Location) -> bool:
-    """Whether a file begins with a dictionary of named values, or with the first pair of a stream."""
+    """Return whether a file begins with a dictionary of named values, or with the first pair of a stream."""
     with path.open() as file:
         head = file.read(0, min(2, file.size))
     if len(head) < 2 or not (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF, 0x92)):
@@ -89,7 +89,7 @@ def has_state_header(path: Location) -> bool:
 
 
 def _starts_with_key(reader: Reader, code: int) -> bool:
-    """Whether a text comes first, as the key of a dictionary or within the path of a pair."""
+    """Return whether a text comes first, as the key of a dictionary or within the path of a pair."""
     reader.at += {0xDE: 3, 0xDF: 5}.get(code, 1)
     first = reader.value()
     if code == 0x92:
@@ -132,7 +132,7 @@ def numbered_states(folder: Location) -> dict[int, Location]:
 
 
 def _may_be_state(location: Location) -> bool:
-    """Whether a file with the name of a state is one, or what a lost write or a short copy left of one."""
+    """Return whether a file with the name of a state is one, or what a lost write or a short copy left of one."""
     with location.open() as file:
         head = bytes(file.read(0, min(64, file.size)))
     # 0x80 begins pickles, too.
@@ -176,7 +176,7 @@ def _number(name: str) -> tuple[float, str]:
 
 
 def _has_states(folder: Location) -> bool:
-    """Whether a directory has states whose arrays are in the state files."""
+    """Return whether a directory has states whose arrays are in the state files."""
     states = _list_states(folder)
     if not any(map(has_state_header, states[:_MAX_PROBED])):
         return False
@@ -213,7 +213,7 @@ def _step_of(path: Location) -> int | None:
 
 
 def _is_named(path: Location) -> bool:
-    """Whether the name tells that it is a file of weights, an index, or a directory of these."""
+    """Return whether the name tells that it is a file of weights, an index, or a directory of these."""
     return path.is_dir() or path.name.endswith((".msgpack", ".json"))
 
 

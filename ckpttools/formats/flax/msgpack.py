@@ -63,7 +63,7 @@ class Reader:
         return Reader(self._file, span.start, span.start + span.nbytes, self._left)
 
     def value(self, depth: int = 0) -> Any:
-        """The next value: dictionaries, lists, numbers, texts, None, and `Span` and `Extension`.
+        """Return the next value: dictionaries, lists, numbers, texts, None, and `Span` and `Extension`.
 
         Raises:
             DamagedError: there is none.

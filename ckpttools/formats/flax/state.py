@@ -43,7 +43,7 @@ class FlaxState:
 
 
 def flax_state(file: File) -> FlaxState:
-    """The leaves in a file that `flax.serialization` wrote, or in a stream of named ones (EasyLM).
+    """Return the leaves in a file that `flax.serialization` wrote, or in a stream of named ones (EasyLM).
 
     Raises:
         FormatError: it is damaged, or holds what no state is made of.
@@ -70,7 +70,7 @@ def flax_state(file: File) -> FlaxState:
 
 
 def _stream(first: list[Any], reader: Reader) -> Iterator[tuple[Path, Span]]:
-    """The pairs of a path and the bytes of a state that a stream is made of."""
+    """Yield the pairs of a path and the bytes of a state that a stream is made of."""
     pair: Any = first
     while True:
         path, span = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
@@ -146,7 +146,7 @@ class _Filling:
         return Stored(lengths, dtype, self.file, data.start)
 
     def _of_chunks(self, value: Mapping[str | int, Any]) -> LazyArray:
-        """An array that is cut in flat pieces, whose numbers are keys as those of a tuple."""
+        """Return an array that is cut in flat pieces, whose numbers are keys as those of a tuple."""
         shape, chunks = _listed(value.get("shape")), _listed(value.get("chunks"))
         pieces = [self._array(chunk.span) for chunk in chunks if isinstance(chunk, Extension)]
         stored = [piece for piece in pieces if isinstance(piece, Stored) and piece.ndim == 1]
@@ -160,7 +160,7 @@ class _Filling:
 
 
 def _listed(value: Any) -> list[Any]:
-    """A tuple as Flax writes it: `{"0": first, "1": second}`."""
+    """Return a tuple as Flax writes it: `{"0": first, "1": second}`."""
     items = value if isinstance(value, dict) else {}
     result = [items.get(str(location)) for location in range(len(items))]
     if not items or any(item is None for item in result):
@@ -175,7 +175,7 @@ def _lengths(value: Any) -> Shape:
 
 
 def _array_named(value: Mapping[str | int, Any]) -> str | None:
-    """The array that T5X's checkpoints name in place of one: what tensorstore takes to open it."""
+    """Return the array that T5X's checkpoints name in place of one: what tensorstore takes to open it."""
     location = value.get("kvstore")
     name = location.get("path") if isinstance(location, dict) else None
     return name.strip("/") if isinstance(name, str) and "driver" in value else None

@@ -49,7 +49,7 @@ class Arrays:
         return where_chunks_may_be(self.directory, self.may_be_old)
 
     def array(self, path: Path) -> LazyArray:
-        """The array at a path of the tree.
+        """Return the array at a path of the tree.
 
         Raises:
             FormatError: its metadata is missing, damaged, or contradicts the chunks that are there.
@@ -130,7 +130,7 @@ class Grid:
         return self.document.shard_filled(self._fill)
 
     def _gaps(self) -> Gaps | None:
-        """The chunks that are missing, None if none are or they may hold the fill value."""
+        """Return the chunks that are missing, None if none are or they may hold the fill value."""
         document = self.document
         present, chunks = self._counted(), document.num_chunks
         taken = list(self._taken())
@@ -146,7 +146,7 @@ class Grid:
         return self.arrays.entries.get(self.prefix + self.document.keys.key(index))
 
     def _taken(self) -> Iterator[tuple[str, FileFault]]:
-        """Keys of the chunks that the index has in a file which is missing or ends before them."""
+        """Yield keys of the chunks that the index has in a file which is missing or ends before them."""
         entries = self.arrays.entries
         for key in entries.below(self.prefix) if entries.faults else ():
             entry = entries.get(self.prefix + key)
@@ -191,7 +191,7 @@ class Grid:
         return count
 
     def __call__(self, index: Shape) -> LazyArray:
-        """The piece of the array at an index of the grid of pieces."""
+        """Return the piece of the array at an index of the grid of pieces."""
         shape, dtype = self.document.coding.shape, self.document.dtype
         if self.document.is_plain:
             return self._plain(index)
@@ -212,7 +212,7 @@ class Grid:
         return chunk_array(EncodedChunk(source, offset, nbytes, coding, name, extent, of_shard, total), shape)
 
     def _plain(self, index: Shape) -> LazyArray:
-        """A chunk that is its elements; asked for at every read, so as little as possible is made for it."""
+        """Return a chunk that is its elements; asked for at every read, so as little as possible is made for it."""
         document = self.document
         located = self._located(index)
         if located is None:
@@ -221,7 +221,7 @@ class Grid:
         return Stored(document.chunk, document.dtype, source, offset, whole_bytes=True)
 
     def _is_one_plain_piece(self, shard: ShardIndex, nbytes: int) -> bool:
-        """Whether a shard has room for its index and one plain piece: then it is known where that is."""
+        """Return whether a shard has room for its index and one plain piece: then it is known where that is."""
         coding = self.document.coding
         return coding.is_plain and shard.pieces == 1 and nbytes == coding.nbytes + shard.index_bytes
 
@@ -253,5 +253,5 @@ class Grid:
         return file, entry.offset, length
 
     def _name(self, index: Shape) -> str:
-        """A chunk in messages."""
+        """Return a chunk in messages."""
         return f"{self.arrays.directory}: {keystr(self.path)}, chunk {self.document.keys.key(index)}"

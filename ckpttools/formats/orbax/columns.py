@@ -36,7 +36,7 @@ class ExpectedHost:
 
 
 def expected_hosts(save: Save) -> tuple[ExpectedHost, ...] | None:
-    """Hosts that together would make a save complete, few of them; None where nothing tells which.
+    """Return hosts that together would make a save complete, few of them; None where nothing tells which.
 
     Chosen one by one, each for what it has most of: where arrays are cut along different axes, fewer may do.
     """
@@ -72,7 +72,7 @@ def _mesh_of(shares: Sequence[HostShare]) -> _Mesh | None:
 
 
 def _holders(save: Save, mesh: _Mesh) -> Iterator[tuple[tuple[Path, Shape], frozenset[int]]]:
-    """Each missing chunk, and the processes that have it."""
+    """Yield each missing chunk, and the processes that have it."""
     for item in save.missing:
         sharding, document = mesh.shardings.get(dotted(item.path)), save.arrays[item.path][1]
         if sharding is None or document is None:
@@ -84,7 +84,7 @@ def _holders(save: Save, mesh: _Mesh) -> Iterator[tuple[tuple[Path, Shape], froz
 
 
 def _cells(sharding: Sharding, processes: Sequence[int], rank: int) -> dict[Shape, set[int]]:
-    """Each cell of an array's grid, and the processes whose devices have it."""
+    """Return each cell of an array's grid, and the processes whose devices have it."""
     lengths = dict(sharding.mesh)
     if len(processes) != prod(lengths.values()):
         raise ValueError("a mesh of another size")
@@ -103,7 +103,7 @@ def _cells(sharding: Sharding, processes: Sequence[int], rank: int) -> dict[Shap
 
 
 def _covering(holders: Mapping[tuple[Path, Shape], frozenset[int]]) -> Iterator[ExpectedHost]:
-    """Hosts that have everything together, those with most first."""
+    """Yield hosts that have everything together, those with most first."""
     left = dict(holders)
     while left:
         held: dict[int, set[tuple[Path, Shape]]] = {}

@@ -48,7 +48,7 @@ class FileFault:
         return f"it was {cause}: fetch the checkpoint again"
 
     def takes(self, extent: Extent) -> bool:
-        """Whether it takes a range of its file away."""
+        """Return whether it takes a range of its file away."""
         return self.nbytes is None or extent.offset + extent.length > self.nbytes
 
 
@@ -85,10 +85,10 @@ class Entries(ABC):
 
     @abstractmethod
     def below(self, prefix: str) -> Iterator[str]:
-        """The rest of each key that starts with a prefix, which is empty or ends in a slash."""
+        """Yield the rest of each key that starts with a prefix, which is empty or ends in a slash."""
 
     def file(self, extent: Extent) -> File:
-        """The file that a range is in.
+        """Return the file that a range is in.
 
         Raises:
             FormatError: it is not there.
@@ -97,7 +97,7 @@ class Entries(ABC):
         return named_file(self.directory, extent.file)
 
     def read(self, entry: Entry) -> bytes:
-        """The value of an entry.
+        """Return the value of an entry.
 
         Raises:
             FormatError, StorageError: the file ends before, is not there or cannot be read.
@@ -230,6 +230,6 @@ def files_below(directory: Location) -> Iterator[tuple[str, Status]]:
 
 
 def _in_order(name: str) -> list[tuple[bool, str]]:
-    """Sorts names by directory: its own files come before those of directories in it."""
+    """Sort names by directory: its own files come before those of directories in it."""
     *above, last = name.split("/")
     return [*((True, part) for part in above), (False, last)]

@@ -124,7 +124,7 @@ class Orbax:
 
 
 def _check_level(level: str, item: str | None, as_step: int | None) -> None:
-    """Refuses a name for what has that of the destination."""
+    """Refuse a name for what has that of the destination."""
     declared = {"as_step": as_step} if level == "step" else {"as_step": as_step, "item": item}
     wrong = [name for name, value in declared.items() if value is not None] if level != "run" else []
     if wrong:
@@ -190,7 +190,7 @@ def _opened_item(item: OrbaxItem, options: ReadOptions) -> Tree:
 
 
 def _tree(item: OrbaxItem, document: Mapping[str, Any], arrays: Arrays, location: Location) -> Tree:
-    """An item as a tree.
+    """Return an item as a tree.
 
     Args:
         item: where its JSON files are.
@@ -218,7 +218,7 @@ def _tree(item: OrbaxItem, document: Mapping[str, Any], arrays: Arrays, location
 
 
 def joined_tree(save: Save, location: Location) -> Tree:
-    """A save of several hosts as a tree; nothing but indexes is read.
+    """Return a save of several hosts as a tree; nothing but indexes is read.
 
     Args:
         save: which; it need not be complete.
@@ -244,7 +244,7 @@ def _require_room(location: Location) -> None:
 
 
 def _config(directory: Location) -> Mapping[str, Any] | None:
-    """The model's configuration, where it was carried along inside the item."""
+    """Return the model's configuration, where it was carried along inside the item."""
     path = directory / SIDECARS / CONFIG
     return read_json(path) if path.is_file() else None
 
@@ -260,7 +260,7 @@ def _arrays(item: OrbaxItem, document: Mapping[str, Any], options: ReadOptions) 
 
 
 def _names(saved: Iterable[SavedLeaf], location: Location) -> dict[str, Path]:
-    """The name of each leaf with data on disk.
+    """Return the name of each leaf with data on disk.
 
     Raises:
         FormatError: two have the same: Orbax joins keys with dots, and one has overwritten the other.

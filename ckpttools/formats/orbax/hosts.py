@@ -18,12 +18,12 @@ _MOST_NAMED = 8
 
 
 def is_part_of_a_host(item: Location) -> bool:
-    """Whether an item is what one host kept for itself, so that some of its chunks are elsewhere."""
+    """Return whether an item is what one host kept for itself, so that some of its chunks are elsewhere."""
     return any((location / _OF_A_HOST).is_dir() for location in (item, item.parent))
 
 
 def other_hosts(item: Location) -> list[Location]:
-    """The same item in directories of other hosts that lie beside this one's: `HOST/STEP/ITEM`."""
+    """Return the same item in directories of other hosts that lie beside this one's: `HOST/STEP/ITEM`."""
     item = item.absolute()
     for host in item.parents[1:3]:
         below = item.relative_to(host)
@@ -61,7 +61,7 @@ def hosts_at(path: Location) -> dict[Location, list[Location]]:
 
 
 def _peers(result: dict[Location, list[Location]]) -> dict[Location, list[Location]]:
-    """Those that have chunks of one process each, where processes are several: runs of one are all of 0."""
+    """Return those that have chunks of one process each, where processes are several: runs of one are all of 0."""
     processes = {
         host: {location.name for item in items for location in item.glob(PROCESSES)}
         for host, items in result.items()
@@ -71,7 +71,7 @@ def _peers(result: dict[Location, list[Location]]) -> dict[Location, list[Locati
 
 
 def not_together(path: Location, hosts: Mapping[Location, list[Location]], lacking: str = "") -> FormatError:
-    """The error of a directory that holds those of hosts, of which no step is complete.
+    """Return the error of a directory that holds those of hosts, of which no step is complete.
 
     Args:
         path: the directory.
@@ -95,12 +95,12 @@ def not_together(path: Location, hosts: Mapping[Location, list[Location]], lacki
 
 
 def _putting_together(hosts: Location) -> str:
-    """The command that makes one checkpoint of what all hosts below `hosts` have."""
+    """Return the command that makes one checkpoint of what all hosts below `hosts` have."""
     return f"ckpt assemble {quote(str(hosts))} DST"
 
 
 def where_chunks_may_be(item: Location, may_be_old: bool) -> str:
-    """The next step for somebody whose item lacks chunks.
+    """Return the next step for somebody whose item lacks chunks.
 
     Args:
         item: its directory.

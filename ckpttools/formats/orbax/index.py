@@ -36,7 +36,7 @@ class Index:
 
 
 def index_of(directory: Location, max_bytes: int) -> Index | None:
-    """The index in use: the merged one if there is one, else that of all processes; None if there is none.
+    """Return the index in use: the merged one if there is one, else that of all processes; None if there is none.
 
     Args:
         directory: the item.
@@ -52,12 +52,12 @@ def index_of(directory: Location, max_bytes: int) -> Index | None:
 
 
 def processes_of(directory: Location) -> list[Location]:
-    """The databases that each process of a save wrote for itself, before they are merged into one."""
+    """Return the databases that each process of a save wrote for itself, before they are merged into one."""
     return sorted(location.parent for location in directory.glob(f"{PROCESSES}/{MANIFEST}"))
 
 
 def read_index(directory: Location, max_bytes: int) -> Index:
-    """The OCDBT database whose manifest is in a directory; arguments and errors as of `index_of`."""
+    """Return the OCDBT database whose manifest is in a directory; arguments and errors as of `index_of`."""
     nodes: list[Extent] = []
 
     def fetch(file: str, offset: int, length: int | None) -> bytes:
@@ -77,7 +77,7 @@ def read_index(directory: Location, max_bytes: int) -> Index:
 
 
 def union_of(directory: Location, max_bytes: int, *, whole: bool = False) -> Index:
-    """The databases of all processes as one; other arguments and errors as of `index_of`.
+    """Return the databases of all processes as one; other arguments and errors as of `index_of`.
 
     Replicated arrays are in several of them. They must be the same bytes there: else the directories are of
     different saves, and whichever was taken could be the wrong one.
@@ -117,7 +117,7 @@ class _Values:
         self._files: dict[str, File] = {}
 
     def agree(self, a: Entry, b: Entry) -> bool:
-        """Whether two entries are the same bytes; a file that cannot be read is a fault of its own."""
+        """Return whether two entries are the same bytes; a file that cannot be read is a fault of its own."""
         if a == b or length_of(a) != length_of(b):
             return a == b
         try:
@@ -142,7 +142,7 @@ class _Values:
 
 
 def named_file(directory: Location, name: str, what: str = "a data file") -> File:
-    """A file that an item names.
+    """Return a file that an item names.
 
     Raises:
         FormatError: it is not there.

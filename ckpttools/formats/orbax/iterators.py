@@ -23,7 +23,7 @@ _ALL = "pygrain_states.json"
 
 
 def iterators_of(save: Save) -> OtherItem | None:
-    """The states that the hosts of a save kept; None where they kept none.
+    """Return the states that the hosts of a save kept; None where they kept none.
 
     Raises:
         FormatError: two of them differ, or a file is damaged.

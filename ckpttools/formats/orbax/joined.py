@@ -55,7 +55,7 @@ class Joined(Indexed):
 
 
 def joined_at(path: Location, options: ReadOptions) -> Save | None:
-    """The newest complete save of the hosts whose directories are at a path; None where none are.
+    """Return the newest complete save of the hosts whose directories are at a path; None where none are.
 
     Raises:
         FormatError: there are some, and no save is complete; or what two of them have differs.
@@ -88,7 +88,7 @@ def _lacking(save: Save) -> str:
 
 
 def refuse_parts(location: Location) -> FormatError:
-    """The error of what is about the files of one item, where hosts have one each."""
+    """Return the error of what is about the files of one item, where hosts have one each."""
     return FormatError(
         "this is put together of what several hosts keep, each in files of its own",
         location=location,

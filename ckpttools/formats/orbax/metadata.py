@@ -54,7 +54,7 @@ _SEQUENCE, _DICT = 1, 2
 def tree_document(
     tree: Tree, use_ocdbt: bool = True, use_zarr3: bool = True, sharded: Collection[Path] = ()
 ) -> dict[str, Any]:
-    """The content of `_METADATA`: every leaf with its keys and the kind of its value.
+    """Return the content of `_METADATA`: every leaf with its keys and the kind of its value.
 
     Args:
         tree: what is written.
@@ -101,7 +101,7 @@ def _value_type(path: Path, leaf: Leaf, tree: Tree, sharded: Collection[Path]) -
 def checkpoint_document(
     item: str | None, custom: Mapping[str, Any], others: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """The content of `_CHECKPOINT_METADATA`.
+    """Return the content of `_CHECKPOINT_METADATA`.
 
     Args:
         item: name of the item below the step directory; None for the copy inside an item, where MaxText
@@ -121,7 +121,7 @@ def checkpoint_document(
 
 
 def strings_document(tree: Tree) -> dict[str, str]:
-    """The content of `_strings.json`: array name -> text."""
+    """Return the content of `_strings.json`: array name -> text."""
     return {dotted(p): leaf.value for p, leaf in tree.items() if isinstance(leaf, Text)}
 
 
@@ -142,7 +142,7 @@ def random_key_documents(tree: Tree, chunks: Mapping[Path, Shape]) -> dict[str, 
 def sharding_document(
     tree: Tree, shardings: Mapping[Path, Sharding], keys: Collection[Path]
 ) -> dict[str, str]:
-    """The content of `_sharding`: name of an array in base64 -> how it lies on devices, as JSON text.
+    """Return the content of `_sharding`: name of an array in base64 -> how it lies on devices, as JSON text.
 
     Args:
         tree: what is written.
@@ -175,7 +175,7 @@ def _named_sharding(sharding: Sharding) -> dict[str, Any]:
 
 
 def _nested_ids(sharding: Sharding) -> Any:
-    """The devices of a mesh as Orbax nests them: a list for each axis."""
+    """Return the devices of a mesh as Orbax nests them: a list for each axis."""
     result: list[Any] = [{"id": device} for device in sharding.devices or ()]
     for _, length in reversed(sharding.mesh[1:]):
         result = [result[at : at + length] for at in range(0, len(result), length)]
@@ -223,7 +223,7 @@ class SavedLeaf:
 
 
 def parse_tree(document: Mapping[str, Any], location: str) -> list[SavedLeaf]:
-    """The leaves that a `_METADATA` lists, in order.
+    """Return the leaves that a `_METADATA` lists, in order.
 
     Raises:
         FormatError: it is not such a document.
@@ -252,7 +252,7 @@ def _saved_leaf(entry: Mapping[str, Any]) -> SavedLeaf:
 
 
 def needs_index(document: Mapping[str, Any]) -> bool:
-    """Whether a `_METADATA` lists arrays or numbers that are in OCDBT.
+    """Return whether a `_METADATA` lists arrays or numbers that are in OCDBT.
 
     Orbax creates an index with the first of them: a tree of strings and empty nodes has none.
 
@@ -263,7 +263,7 @@ def needs_index(document: Mapping[str, Any]) -> bool:
 
 
 def holds_data(document: Mapping[str, Any]) -> bool:
-    """Whether a `_METADATA` lists arrays or numbers, rather than only strings and empty nodes.
+    """Return whether a `_METADATA` lists arrays or numbers, rather than only strings and empty nodes.
 
     Args:
         document: Content of the file. A damaged one counts as a tree with arrays.
@@ -272,7 +272,7 @@ def holds_data(document: Mapping[str, Any]) -> bool:
 
 
 def holds_arrays(document: Mapping[str, Any]) -> bool:
-    """Whether a `_METADATA` lists arrays, rather than only numbers, strings and empty nodes.
+    """Return whether a `_METADATA` lists arrays, rather than only numbers, strings and empty nodes.
 
     Args:
         document: Content of the file. A damaged one counts as a tree with arrays.
@@ -304,7 +304,7 @@ def array_metadata(directory: Location) -> dict[str, Mapping[str, Any]]:
 
 
 def key_impls(directory: Location) -> dict[str, str]:
-    """Names of the arrays that are typed PRNG keys, with the implementation of each; errors as above."""
+    """Return names of the arrays that are typed PRNG keys, with the implementation of each; errors as above."""
     declared = {name: item.get("ext_metadata") for name, item in array_metadata(directory).items()}
     impls = {name: item.get("random_key_impl") for name, item in declared.items() if isinstance(item, dict)}
     return {name: impl for name, impl in impls.items() if impl}

@@ -75,5 +75,5 @@ def check_directories(tree: Tree) -> None:
 
 
 def _is_taken(name: str) -> bool:
-    """Whether a file or directory of Orbax, or of ours, has this name in an item."""
+    """Return whether a file or directory of Orbax, or of ours, has this name in an item."""
     return name in orbax_metadata.OWN_FILES or name == SIDECARS or fnmatchcase(name, PROCESSES)

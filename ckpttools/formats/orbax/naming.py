@@ -43,7 +43,7 @@ class Neighbors:
         ]
 
     def item(self, declared: str | None, as_read: str | None) -> str:
-        """The name of the one item of a step.
+        """Return the name of the one item of a step.
 
         Args:
             declared: by the user.
@@ -72,7 +72,7 @@ class Neighbors:
         return names[0]
 
     def check_bare(self) -> None:
-        """Refuses an item of its own among steps with named ones.
+        """Refuse an item of its own among steps with named ones.
 
         Raises:
             UsageError: a manager that restores those would fail on it.
@@ -116,17 +116,17 @@ class Neighbors:
 
 
 def is_finished(step: Step) -> bool:
-    """Whether a step has a tree, and was saved to the end."""
+    """Return whether a step has a tree, and was saved to the end."""
     return bool(step.items) and step.why_unfinished is None
 
 
 def tree_names(step: Step) -> tuple[str, ...]:
-    """The names of the trees of a step; none where the step is the tree itself."""
+    """Return the names of the trees of a step; none where the step is the tree itself."""
     return tuple(item.name for item in step.items if item.name is not None)
 
 
 def is_alike(name: str, steps: Sequence[Step]) -> bool:
-    """Whether a manager that lists these steps would list one of this name."""
+    """Return whether a manager that lists these steps would list one of this name."""
     own = Step(steps[0].path.with_name(name))
     if own.number is None or own.prefix != steps[0].prefix:
         return False
@@ -142,7 +142,7 @@ def _is_padded(digits: str) -> bool:
 
 
 def named_apart(steps: Sequence[Step]) -> Mapping[tuple[str, ...], Sequence[Step]]:
-    """Steps by the names of their trees, where no name is common to all of them; else empty."""
+    """Return steps by the names of their trees, where no name is common to all of them; else empty."""
     result: dict[tuple[str, ...], list[Step]] = {}
     for step in steps:
         result.setdefault(tree_names(step), []).append(step)

@@ -47,7 +47,7 @@ Entry = bytes | Extent
 
 
 def length_of(entry: Entry) -> int:
-    """Bytes of what an entry stands for."""
+    """Return bytes of what an entry stands for."""
     return entry.length if isinstance(entry, Extent) else len(entry)
 
 
@@ -55,7 +55,7 @@ KeyedEntries = Iterable[tuple[bytes, Entry]]
 
 
 def check_path(path: str, location: str | None = None) -> None:
-    """Refuses what no store below a root can hold: empty or dotted steps, overlong paths."""
+    """Refuse what no store below a root can hold: empty or dotted steps, overlong paths."""
     steps, size = path.split("/"), len(path_bytes(path))
     if {"", ".", ".."}.intersection(steps) or "\0" in path or size > MAX_PATH:
         expected = f"a path below the root, at most {MAX_PATH} bytes"
@@ -65,5 +65,5 @@ def check_path(path: str, location: str | None = None) -> None:
 
 
 def path_bytes(path: str) -> bytes:
-    """A path as an index has it; names of files that are not UTF-8 come back as they were."""
+    """Return a path as an index has it; names of files that are not UTF-8 come back as they were."""
     return path.encode(errors="surrogateescape")

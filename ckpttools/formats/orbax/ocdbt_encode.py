@@ -51,7 +51,7 @@ def encode(
     uuid: bytes | None = None,
     commit_time_ns: int = 0,
 ) -> EncodedIndex:
-    """The index of `entries`, with all tree nodes in one file: leaves first, root last.
+    """Return the index of `entries`, with all tree nodes in one file: leaves first, root last.
 
     Args:
         entries: keys and what they stand for, in any order, each key once.

@@ -37,7 +37,7 @@ Fetch = Callable[[str, int, int | None], bytes]
 
 
 def read(fetch: Fetch, max_bytes: int = MAX_INDEX_BYTES) -> dict[bytes, Entry]:
-    """The whole index of the newest version, keys in order.
+    """Return the whole index of the newest version, keys in order.
 
     Args:
         fetch: `fetch(file, offset, length)` returns bytes of a file, to its end if length is None.
@@ -72,7 +72,7 @@ class _Body:
         self._charge = charge
 
     def charge(self, nbytes: int) -> None:
-        """Says that so much memory is about to be taken; refused if that is too much."""
+        """Report that so much memory is about to be taken; refused if that is too much."""
         if self._charge is not None:
             self._charge(self, nbytes)
 
@@ -121,7 +121,7 @@ class _NodeReader:
         self._visited: dict[str, list[int]] = defaultdict(list)
 
     def open(self, data: bytes, magic: bytes, location: str) -> _Body:
-        """Checks the frame and returns its body, decompressed."""
+        """Check the frame and returns its body, decompressed."""
         self._stored += len(data)
         frame = _Body(data, location, self._charge)
         _check(frame, magic)
@@ -158,7 +158,7 @@ class _NodeReader:
         return chain.from_iterable(walks)
 
     def _visit(self, node: Extent) -> None:
-        """Refuses a node with bytes of one that was read: it is its own ancestor, or has two parents."""
+        """Refuse a node with bytes of one that was read: it is its own ancestor, or has two parents."""
         ranges, start, end = self._visited[node.file], node.offset, node.offset + node.length
         location = bisect(ranges, start)
         if location % 2 or any(following < end for following in ranges[location : location + 1]):
@@ -173,7 +173,7 @@ class _NodeReader:
 
 
 def _decompressed(frame: _Body, data: bytes) -> bytes:
-    """The content of a zstd frame, charged before it is kept."""
+    """Return the content of a zstd frame, charged before it is kept."""
     import zstandard
 
     reader, parts = zstandard.ZstdDecompressor().stream_reader(data), []
@@ -201,7 +201,7 @@ def _check(frame: _Body, magic: bytes) -> None:
 
 
 def _root(body: _Body) -> tuple[_Node | None, int]:
-    """The root of the newest version, None if that is empty, and its height."""
+    """Return the root of the newest version, None if that is empty, and its height."""
     body.take(16)
     if body.known("kind of manifest", body.varint(), ["single", "numbered"]):
         fault = "This kind of manifest is not one that checkpoints use."
@@ -233,7 +233,7 @@ def _read_leaf(body: _Body, files: list[_File], count: int, prefix: bytes) -> Ke
 
 
 def _read_interior(body: _Body, files: list[_File], count: int) -> Iterable[tuple[_Node, bytes]]:
-    """The children in order, each with the prefix that the keys below it omit."""
+    """Return the children in order, each with the prefix that the keys below it omit."""
     keys, shared = _read_strings(body, count, third=True)
     locations = list(zip(*(body.varints(count) for _ in range(3)), strict=True))
     body.varints(3 * count)

@@ -36,7 +36,7 @@ _DIRECTORY = re.compile(r"(ocdbt\.process_[^/]+/)?d|ocdbt\.process_[^/]+|array_m
 
 
 def owns(name: str) -> bool:
-    """Whether a path within a checkpoint is one that its files have."""
+    """Return whether a path within a checkpoint is one that its files have."""
     is_inside = any(matches_any(part, _DIRECTORIES) for part in name.split("/"))
     return is_inside or name.rpartition("/")[2] in (MANIFEST, *OWN_FILES) or zarr.owns(name)
 
@@ -46,7 +46,7 @@ _LOCATIONS = {"run": "<step>/<item>", "step": "<item>", "item": "."}
 
 
 def unowned_files(directory: Location, tree: Tree, level: str = "run") -> Iterator[str]:
-    """All but one item, laid out as `OrbaxWriter` does at this level."""
+    """Yield all but one item, laid out as `OrbaxWriter` does at this level."""
     item = parse(tree.metadata.location)
     name = str(item.relative_to(directory) or ".") if item != directory else "."
     parts = [] if name == "." else name.split("/")
@@ -87,11 +87,11 @@ def find_unowned_in_item(item: Location, tree: Tree) -> Iterator[str]:
 
 
 def _is_written(name: str, entry: DirEntry) -> bool:
-    """Whether Orbax gives names like this one."""
+    """Return whether Orbax gives names like this one."""
     return (_DIRECTORY if entry.is_dir else _FILE).fullmatch(name) is not None
 
 
 def _named(entries: Entries) -> zarr.OwnFiles:
-    """The files that an index starts from, consists of and leads to."""
+    """Return the files that an index starts from, consists of and leads to."""
     values = (item for item in entries.all.values() if isinstance(item, Extent))
     return zarr.OwnFiles({*entries.manifests, *(node.file for node in (*entries.nodes, *values))})

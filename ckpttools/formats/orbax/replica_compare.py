@@ -56,7 +56,7 @@ class TwinComparison:
 
 
 def compared_twins(save: Save, observe: Callable[[int], None] = lambda nbytes: None) -> TwinComparison:
-    """Compares all bytes of whatever several hosts have of a save.
+    """Compare all bytes of whatever several hosts have of a save.
 
     Args:
         save: which.
@@ -74,7 +74,7 @@ def compared_twins(save: Save, observe: Callable[[int], None] = lambda nbytes: N
 
 
 def refuse_unlike(save: Save, keys: Sequence[str]) -> None:
-    """Compares some values at their ends.
+    """Compare some values at their ends.
 
     Raises:
         FormatError: they differ.
@@ -86,7 +86,7 @@ def refuse_unlike(save: Save, keys: Sequence[str]) -> None:
 
 
 def unlike(save: Save, result: Sequence[Disagreement]) -> FormatError:
-    """The error of hosts that differ."""
+    """Return the error of hosts that differ."""
     return FormatError(
         f"hosts differ in {plural(len(result), 'chunk')} of step {save.step} that several have"
         + listing(list(map(str, result))),
@@ -97,7 +97,7 @@ def unlike(save: Save, result: Sequence[Disagreement]) -> FormatError:
 
 
 def losers(save: Save, each: Disagreement) -> set[int]:
-    """Numbers of the shares that have other bytes than those that are taken."""
+    """Return numbers of the shares that have other bytes than those that are taken."""
     taken = save.shares[save.owners[each.key]].name
     right = next(group for group in each.groups if taken in group)
     return {number for number in save.twins[each.key] if save.shares[number].name not in right}
@@ -109,7 +109,7 @@ def keys_alone(save: Save, number: int) -> list[str]:
 
 
 def refuse_mixed(save: Save, result: Sequence[Disagreement]) -> None:
-    """Refuses to take some chunks of a host, and others against it, where it seems to be of another save.
+    """Refuse to take some chunks of a host, and others against it, where it seems to be of another save.
 
     Flipped bits are in few values; of another run nearly all are others.
 
@@ -131,7 +131,7 @@ def refuse_mixed(save: Save, result: Sequence[Disagreement]) -> None:
 
 
 def has_many(save: Save, key: str) -> bool:
-    """As `has_numbers`, of a value of a save."""
+    """See `has_numbers`, of a value of a save."""
     return has_numbers(key, save.shares[save.owners[key]].entries[key])
 
 

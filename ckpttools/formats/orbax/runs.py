@@ -186,7 +186,7 @@ def _in_run(run: OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
 
 
 def _refuse_legacy(steps: Collection[Step]) -> None:
-    """Raises FormatError if a step in a run with `_METADATA` is in the layout of Orbax before it."""
+    """Raise FormatError if a step in a run with `_METADATA` is in the layout of Orbax before it."""
     if not steps:
         return
     from ckpttools.formats.zarr.legacy_runs import is_legacy_step
@@ -202,7 +202,7 @@ def _refuse_legacy(steps: Collection[Step]) -> None:
 
 
 def _warn_of_later_steps(opened: Step, later: Collection[Step]) -> None:
-    """Warns of later steps that are not opened.
+    """Warn of later steps that are not opened.
 
     Raises:
         DamagedStepError: one of them is damaged.
@@ -228,7 +228,7 @@ def _warn_of_later_steps(opened: Step, later: Collection[Step]) -> None:
 
 
 def _warn_if_unlisted(opened: Step) -> None:
-    """Warns where Orbax would not open the same step."""
+    """Warn where Orbax would not open the same step."""
     if commits_by_file(opened.path) and not (opened.path / COMMIT_FILE).is_file():
         text = (
             f"step {opened.number} of {opened.path.parent} is opened, which Orbax does not list on "
@@ -246,7 +246,7 @@ def _items(step: Step) -> tuple[OrbaxItem, ...]:
 
 
 def _finished_step(run: OrbaxRun, number: int) -> Step:
-    """The step asked for."""
+    """Return the step asked for."""
     step = run.steps.get(number)
     if step is None:
         _refuse_legacy(

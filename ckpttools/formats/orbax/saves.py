@@ -152,7 +152,7 @@ class Save:
         return not self.missing
 
     def preferring(self, hosts: Sequence[Location]) -> Save:
-        """The same, where what several have is taken from these hosts, the first of them first."""
+        """Return the same, where what several have is taken from these hosts, the first of them first."""
         order = {host.resolve(): number for number, host in enumerate(hosts)}
         ranked = sorted(self.shares, key=lambda share: order.get(share.host.resolve(), len(order)))
         return replace(self, shares=tuple(ranked))
@@ -163,7 +163,7 @@ def _prefix(path: Path) -> str:
 
 
 def saves_of(shares: Sequence[HostShare]) -> list[Save]:
-    """The saves that shares are of, the newest step first, and of one step the one that began last.
+    """Return the saves that shares are of, the newest step first, and of one step the one that began last.
 
     Shares of which nothing can be used are left out.
     """
@@ -180,7 +180,7 @@ def saves_of(shares: Sequence[HostShare]) -> list[Save]:
 
 
 def _belongs(share: HostShare, group: Sequence[HostShare]) -> bool:
-    """Whether a share is of the save that others are of."""
+    """Return whether a share is of the save that others are of."""
     first = group[0]
     if share.number != first.number or not _are_together(share, group):
         return False
@@ -195,13 +195,13 @@ def _belongs(share: HostShare, group: Sequence[HostShare]) -> bool:
 
 
 def _may_be(declared: T, others: Sequence[T]) -> bool:
-    """Whether what a share says is what others say, as far as each says something."""
+    """Return whether what a share says is what others say, as far as each says something."""
     known = next(filter(None, others), None)
     return not declared or known is None or declared == known
 
 
 def _are_together(share: HostShare, group: Sequence[HostShare]) -> bool:
-    """Whether a share may be of a save by the time at which it was begun; others of it have begun before."""
+    """Return whether a share may be of a save by the time at which it was begun; others of it have begun before."""
     began = [item.began for item in group if item.began is not None]
     apart = 0.0 if share.began is None or not began else share.began - min(began)
     if apart <= TOGETHER_SECONDS:
@@ -214,17 +214,17 @@ def _have_common(share: HostShare, other: HostShare) -> bool:
 
 
 def has_numbers(key: str, entry: Entry) -> bool:
-    """Whether a value is one of numbers that differ between runs: no metadata, no counter."""
+    """Return whether a value is one of numbers that differ between runs: no metadata, no counter."""
     return not key.endswith(DOCUMENTS) and length_of(entry) > _COUNTER
 
 
 def _documents_agree(share: HostShare, other: HostShare) -> bool:
-    """Whether arrays have the same shape, dtype, grid and codecs in both, as far as both have them."""
+    """Return whether arrays have the same shape, dtype, grid and codecs in both, as far as both have them."""
     ours, theirs = share.entries, other.entries
     both = (key for key in ours if key.endswith(DOCUMENTS) and key in theirs and ours[key] != theirs[key])
     return all(share.index.read(ours[key]) == other.index.read(theirs[key]) for key in both)
 
 
 def newest_complete(saves: Sequence[Save], step: int | None = None) -> Save | None:
-    """The newest save that is complete, of a step if one is asked for; None if there is none."""
+    """Return the newest save that is complete, of a step if one is asked for; None if there is none."""
     return next((save for save in saves if step in (None, save.step) and save.is_complete), None)

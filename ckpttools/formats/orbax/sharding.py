@@ -77,7 +77,7 @@ def _parsed(document: Mapping[str, Any]) -> Sharding:
 
 
 def _devices(mesh: Mapping[str, Any] | None) -> tuple[int, ...] | None:
-    """The numbers of devices in another order than theirs."""
+    """Return the numbers of devices in another order than theirs."""
     entries: list[Any] = [mesh.get("mesh")] if mesh else []
     ids: list[int] = []
     while entries:

@@ -152,7 +152,7 @@ class HostShare:
 
 
 def shares_of(location: Location, max_index_bytes: int = MAX_INDEX_BYTES) -> list[HostShare]:
-    """The shares of hosts in a directory: that of a host, of one of its steps, or one above several hosts.
+    """Return the shares of hosts in a directory: that of a host, of one of its steps, or one above several hosts.
 
     Of an emergency manager the hosts of the first slice have none.
 
@@ -177,7 +177,7 @@ def _below(location: Location, deepest: int, limit: int) -> Iterator[HostShare]:
 
 
 def _of_host(host: Location, directory: Location, limit: int) -> Iterator[HostShare]:
-    """The shares directly below a directory, and those that were fetched from peers."""
+    """Yield the shares directly below a directory, and those that were fetched from peers."""
     told = _job_of(directory)
     for location in directories(directory):
         match = _RESTORE.fullmatch(location.name)
@@ -190,7 +190,7 @@ def _of_host(host: Location, directory: Location, limit: int) -> Iterator[HostSh
 
 
 def _job_of(host: Location) -> str:
-    """The job that a host worked for, as its agent was told; "" where nothing says."""
+    """Return the job that a host worked for, as its agent was told; "" where nothing says."""
     file = host / _AGENT
     result = _JOB.search(file.read_bytes(_LARGEST_AGENT)) if file.is_file() else None
     return result[1].decode(errors="replace").strip("\"'") if result else ""

@@ -40,12 +40,12 @@ _TREE_HANDLERS = ("PyTree", "Standard")
 
 
 def commits_by_file(location: Location) -> bool:
-    """Whether Orbax takes a directory here for finished only with a commit file; the scheme alone decides."""
+    """Return whether Orbax takes a directory here for finished only with a commit file; the scheme alone decides."""
     return location.store.scheme == "gs"
 
 
 def is_committed(directory: Location) -> bool:
-    """Whether Orbax takes a directory for finished: by a file or by its name, whatever its metadata say."""
+    """Return whether Orbax takes a directory for finished: by a file or by its name, whatever its metadata say."""
     if commits_by_file(directory):
         return (directory / COMMIT_FILE).is_file()
     return IN_PROGRESS not in directory.name
@@ -261,7 +261,7 @@ def deletion_marker(step: Location) -> bytes:
 
 
 def has_new_files(step: Location, marker: Location) -> bool:
-    """Whether a step has files that were written after its deletion began, so that it was saved again.
+    """Return whether a step has files that were written after its deletion began, so that it was saved again.
 
     Args:
         step: The step.
@@ -325,7 +325,7 @@ def orbax_at(path: Location) -> OrbaxItem | Step | OrbaxRun:
 
 
 def _run(path: Location) -> OrbaxRun:
-    """The run at a path; MaxText keeps its steps one level below."""
+    """Return the run at a path; MaxText keeps its steps one level below."""
     here, below = OrbaxRun(path), OrbaxRun(path / "checkpoints")
     if not below.path.is_dir() or any(not step.prefix for step in here.steps.values()):
         return here
@@ -334,7 +334,7 @@ def _run(path: Location) -> OrbaxRun:
 
 
 def step_of(item: Location) -> Step:
-    """The step of an item, or of what is left of one: the directory above, or its own where it is bare."""
+    """Return the step of an item, or of what is left of one: the directory above, or its own where it is bare."""
     return Step(item if _is_own_step(item) else item.parent)
 
 
@@ -343,13 +343,13 @@ def is_item(path: Location) -> bool:
 
 
 def is_left_of_item(names: Collection[str]) -> bool:
-    """Whether a directory with such names in it is an item, or what is left of one."""
+    """Return whether a directory with such names in it is an item, or what is left of one."""
     kept = {TREE_FILE, SHARDING_FILE, MANIFEST}
     return not kept.isdisjoint(names) or any(fnmatchcase(name, PROCESSES) for name in names)
 
 
 def is_bare(path: Location) -> bool:
-    """Whether an item is a step of its own: `Checkpointer.save` puts both levels into one directory."""
+    """Return whether an item is a step of its own: `Checkpointer.save` puts both levels into one directory."""
     return is_item(path) and _is_own_step(path)
 
 
@@ -359,17 +359,17 @@ def _is_own_step(path: Location) -> bool:
 
 
 def has_metadata(step: Location) -> bool:
-    """Whether a directory has the metadata of a step."""
+    """Return whether a directory has the metadata of a step."""
     return (step / CHECKPOINT_FILE).is_file()
 
 
 def directories(path: Location) -> list[Location]:
-    """Those in a directory, as its list tells: of thousands of files beside them none is looked at."""
+    """Return those in a directory, as its list tells: of thousands of files beside them none is looked at."""
     return path.directories() if path.is_dir() else []
 
 
 def _lacks_index(item: Location) -> bool:
-    """Whether the item has arrays in OCDBT according to its metadata, and no index, merged or not."""
+    """Return whether the item has arrays in OCDBT according to its metadata, and no index, merged or not."""
     if (item / MANIFEST).is_file() or processes_of(item):
         return False
     try:

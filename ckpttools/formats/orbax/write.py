@@ -108,7 +108,7 @@ class OrbaxWriter:
             )
 
     def layout(self, tree: Tree, limit: int) -> Layout:
-        """As `Writer.layout`; raw chunks under OCDBT have their places from the start, others get them."""
+        """See `Writer.layout`; raw chunks under OCDBT have their places from the start, others get them."""
         self._check(tree)
         if self.chunks:
             self.chunks.check(tree.arrays)
@@ -129,13 +129,13 @@ class OrbaxWriter:
         return Layout(placements, sizes, result.links, result.remarks)
 
     def unowned_files(self, directory: Location, tree: Tree) -> Iterator[str]:
-        """As `SupportsUnownedFiles.unowned_files`: a run is not replaced by an item, nor a step by a run."""
+        """See `SupportsUnownedFiles.unowned_files`: a run is not replaced by an item, nor a step by a run."""
         from ckpttools.formats.orbax.owned_files import unowned_files
 
         return unowned_files(directory, tree, self.level)
 
     def sidecars_at(self, tree: Tree, is_model: bool) -> str:
-        """As `SupportsSidecars.sidecars_at`: inside the item, where no loader minds."""
+        """See `SupportsSidecars.sidecars_at`: inside the item, where no loader minds."""
         return f"{self._base(tree)}{SIDECARS}"
 
     def _base(self, tree: Tree) -> str:
@@ -166,7 +166,7 @@ class OrbaxWriter:
         return zarr3.KEYS if self.zarr3 else zarr2.KEYS
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """As `Writer.finish`: index or documents, Orbax's metadata at both levels, then the commit marks."""
+        """See `Writer.finish`: index or documents, Orbax's metadata at both levels, then the commit marks."""
         base = self._base(tree)
         item = directory / base.removesuffix("/") if base else directory
         if self.ocdbt:
@@ -222,7 +222,7 @@ class OrbaxWriter:
                     yield key.encode(), Extent(location.file[below:], location.offset, location.nbytes)
 
     def _metadata(self, tree: Tree, layout: Layout) -> Mapping[str, Mapping[str, Any]]:
-        """The JSON files of the item: name -> content."""
+        """Return the JSON files of the item: name -> content."""
         keys = tree.metadata.key_impls.keys() & layout.placements.keys()
         chunks = {path: layout.placements[path].chunk for path in keys}
         built = {
@@ -278,7 +278,7 @@ class _FileAllocator:
             self.sizes[self.name] = 0
 
     def home(self, shape: Shape, chunk: Shape, itemsize: int) -> DataFile:
-        """The place of the next array."""
+        """Return the place of the next array."""
         array = Placement(shape, itemsize, chunk, DataFile(""))
         if self.target is not None and array.nbytes > self.target:
             return self._striped(array, self.target)
@@ -297,7 +297,7 @@ class _FileAllocator:
         return self._new_name(), 0
 
     def _striped(self, array: Placement, target: int) -> DataFile:
-        """An array over files of its own, as many whole chunks in each as the target allows."""
+        """Return an array over files of its own, as many whole chunks in each as the target allows."""
         per_file = max(1, target // array.chunk_nbytes)
         home = DataFile(self._new_name(), 0, per_file)
         chunks = array.nbytes // array.chunk_nbytes
@@ -312,6 +312,6 @@ class _FileAllocator:
 
 
 def _key(path: Path, below: str) -> str:
-    """A key of an array. Orbax gives an array that is the whole tree no name."""
+    """Return a key of an array. Orbax gives an array that is the whole tree no name."""
     name = dotted(path)
     return f"{name}/{below}" if name else below

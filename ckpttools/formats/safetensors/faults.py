@@ -19,7 +19,7 @@ def faults(path: Location) -> Iterator[CheckpointError]:
 
 
 def header_of(path: Location) -> SafetensorsHeader | CheckpointError:
-    """The header of a file, checked against its size, or the error that it is.
+    """Return the header of a file, checked against its size, or the error that it is.
 
     Raises:
         StorageError: behind a network nobody has told what it is.

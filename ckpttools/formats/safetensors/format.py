@@ -128,7 +128,7 @@ FORMAT = SafetensorsFormat()
 
 
 def _require_room(result: WeightsLocation, options: ReadOptions) -> None:
-    """Refuses more tensors than fit into the memory allowed; an index names all those of its files."""
+    """Refuse more tensors than fit into the memory allowed; an index names all those of its files."""
     if result.index is not None:
         index = (result.folder / result.index).open()
         check_memory(count_occurrences(b".safetensors", index), 2 * index.size, index.path)
@@ -194,7 +194,7 @@ def _note_unread_files(directory: Location, result: WeightsLocation) -> Notes:
 
 
 def _open_distributed(path: Location, folder: Location, files: Sequence[ShardFile]) -> Tree:
-    """The tree of a distributed checkpoint, whose tensors lie in several files each."""
+    """Return the tree of a distributed checkpoint, whose tensors lie in several files each."""
     leaves: dict[TreePath, Leaf] = {(name,): array for name, array in whole_tensors(path, files).items()}
     custom = without_entries(dict(chain.from_iterable(file.header.metadata.items() for file in files)))
     notes, config = Notes(remarks=(said_of_ranks(files),)), sidecar_config(folder)

@@ -67,7 +67,7 @@ class SafetensorsHeader:
 
 
 def parse_header(source: ByteSource, max_header_bytes: int = MAX_HEADER_BYTES) -> SafetensorsHeader:
-    """The header of `source`, checked against the size of the file; reads nothing of the data.
+    """Return the header of `source`, checked against the size of the file; reads nothing of the data.
 
     Raises:
         FormatError: the file is not a safetensors file, is damaged or is incomplete.
@@ -98,7 +98,7 @@ def _refuse(message: str, location: str, got: str, expected: str, hint: str = _R
 
 
 def header_length(source: ByteSource, limit: int) -> int:
-    """The length that the file's first 8 bytes state, if a header of that length can follow."""
+    """Return the length that the file's first 8 bytes state, if a header of that length can follow."""
     head = _read(source, 0, min(source.size, _HEAD_BYTES))
     length = int.from_bytes(head[:_LENGTH_BYTES], "little")
     fits = _LENGTH_BYTES + length <= source.size
@@ -143,7 +143,7 @@ class _Fields(NamedTuple):
 
 
 def _compact(pairs: list[tuple[str, Any]]) -> Any:
-    """A third of the memory of a dictionary; what is not as it should be stays one, for the message."""
+    """Return a third of the memory of a dictionary; what is not as it should be stays one, for the message."""
     if len(pairs) == len(_FIELDS):
         fields = without_duplicates(pairs)
         code, shape, offsets = map(fields.get, _FIELDS)
@@ -240,7 +240,7 @@ def _dtype(code: object, location: str) -> DType:
 
 
 def _resembles(code: str, known: str) -> bool:
-    """Whether a code is a misspelling of a known code, and not of another width."""
+    """Return whether a code is a misspelling of a known code, and not of another width."""
     return SequenceMatcher(None, code, known).ratio() > 0.85
 
 
@@ -271,7 +271,7 @@ def _offsets(value: object, location: str) -> tuple[int, int]:
 
 
 def _nbytes(dtype: DType, shape: Shape, location: str) -> int:
-    """Bytes of a tensor in the file; types of less than a byte must fill their last byte."""
+    """Return bytes of a tensor in the file; types of less than a byte must fill their last byte."""
     if len(shape) > _MOST_AXES:
         _refuse_field("too many axes", location, list(shape), f"at most {_MOST_AXES}, as in numpy")
     # numpy leaves zeros out of this check as well.
@@ -286,7 +286,7 @@ def _nbytes(dtype: DType, shape: Shape, location: str) -> int:
 
 
 def _check_cover(entries: Iterable[TensorEntry], source: ByteSource, data_start: int) -> None:
-    """Checks that sorted entries follow each other without a gap from the data's start to the file's end."""
+    """Check that sorted entries follow each other without a gap from the data's start to the file's end."""
     reached, before = 0, None
     for entry in entries:
         if entry.begin < reached and before:

@@ -15,12 +15,12 @@ _PATTERNS = (*PATTERNS, "*.safetensors", "*.index.json", "*.bin", RECORD)
 
 
 def owns(name: str) -> bool:
-    """Whether a file has a name that weights have, or what goes along with a model."""
+    """Return whether a file has a name that weights have, or what goes along with a model."""
     return matches_any(name.rpartition("/")[2], _PATTERNS)
 
 
 def unowned_files(directory: Location, weights: Collection[str]) -> Iterator[str]:
-    """All but the weights that are read with their index, and what goes along with a model.
+    """Yield all but the weights that are read with their index, and what goes along with a model.
 
     Args:
         directory: where.
@@ -30,7 +30,7 @@ def unowned_files(directory: Location, weights: Collection[str]) -> Iterator[str
 
 
 def files_of_others(directory: Location) -> Iterator[str]:
-    """All but what goes along with a model, in the directory that `sidecar.Beside` writes."""
+    """Yield all but what goes along with a model, in the directory that `sidecar.Beside` writes."""
     return _strangers(directory, f"{CARRIED}.safetensors".__eq__)
 
 
@@ -43,6 +43,6 @@ def _strangers(directory: Location, is_weights: Callable[[str], bool]) -> Iterat
 
 
 def _goes_along(name: str) -> bool:
-    """Whether a file is one that is written beside weights, or would be carried along."""
+    """Return whether a file is one that is written beside weights, or would be carried along."""
     known = matches_any(name, PATTERNS)
     return name == RECORD or (known and name != ADAPTER)

@@ -38,7 +38,7 @@ class ShardFile:
 
 
 def is_sharded(headers: Iterable[SafetensorsHeader]) -> bool:
-    """Whether files say where in the whole their tensors begin."""
+    """Return whether files say where in the whole their tensors begin."""
     return any(ENTRY in header.metadata for header in headers)
 
 
@@ -48,7 +48,7 @@ def without_entries(custom: Mapping[str, str]) -> dict[str, str]:
 
 
 def whole_tensors(path: Location, files: Iterable[ShardFile]) -> dict[str, LazyArray]:
-    """The whole tensors, by name.
+    """Return the whole tensors, by name.
 
     Args:
         path: what was opened: the directory of all files.
@@ -123,7 +123,7 @@ def _check_ranks(path: Location, files: list[ShardFile]) -> None:
 
 
 def _check_groups(path: Location, there: Collection[str], holders: Iterable[Collection[str]]) -> None:
-    """Refuses where a process lacks a file that those have with which it shares tensors of other files.
+    """Refuse where a process lacks a file that those have with which it shares tensors of other files.
 
     Stages of a pipeline share none; a process writes no file of which it has nothing.
 
@@ -153,7 +153,7 @@ def _check_groups(path: Location, there: Collection[str], holders: Iterable[Coll
 
 
 def _numbered(name: str) -> tuple[str, str]:
-    """The number of a process as its file has it, and what comes behind."""
+    """Return the number of a process as its file has it, and what comes behind."""
     match = _RANK.fullmatch(name)
     return (match[1], match[2]) if match else ("", name)
 

@@ -45,7 +45,7 @@ class SafetensorsWriter:
     stem: str = STEM
 
     def layout(self, tree: Tree, limit: int) -> Layout:
-        """As `Writer.layout`; every array in one piece."""
+        """See `Writer.layout`; every array in one piece."""
         shards = self._shards(tree)
         placements: dict[Path, Placement] = {}
         for shard in shards:
@@ -59,11 +59,11 @@ class SafetensorsWriter:
         return Layout(placements, files, heads={shard.file: shard.header for shard in shards})
 
     def sidecars_at(self, tree: Tree, is_model: bool) -> str:
-        """As `SupportsSidecars.sidecars_at`: where transformers looks for them, if it is a model."""
+        """See `SupportsSidecars.sidecars_at`: where transformers looks for them, if it is a model."""
         return "" if is_model else SIDECARS
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """As `Writer.finish`: the index, if there is more than one file."""
+        """See `Writer.finish`: the index, if there is more than one file."""
         shards = self._shards(tree)
         if len(shards) > 1:
             document = _index(shards, flat.names(tree, self.separator), tree)
@@ -164,7 +164,7 @@ def _planned_file(
 
 
 def _in_byte_order(arrays: Mapping[Path, LazyArray]) -> list[Path]:
-    """The order of the data: arrays of whole pages, then others with the largest elements first.
+    """Return the order of the data: arrays of whole pages, then others with the largest elements first.
 
     The format has no gaps. In this order every array starts at a multiple of its element's size, as in
     files of the reference implementation, which sorts by that size alone; with arrays of whole pages in
@@ -199,7 +199,7 @@ def _extra(tree: Tree, separator: str) -> dict[str, str]:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is a string that can be written down as UTF-8: half a surrogate pair cannot."""
+    """Return whether it is a string that can be written down as UTF-8: half a surrogate pair cannot."""
     return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 

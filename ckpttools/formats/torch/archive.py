@@ -66,7 +66,7 @@ class Archive:
         return _location(self.file, entry)
 
     def checksums(self) -> Iterator[ChecksummedRange]:
-        """The storages that have one.
+        """Yield the storages that have one.
 
         Raises:
             FormatError: as `range_of`.
@@ -89,7 +89,7 @@ def _location(file: File, entry: zipfile.ZipInfo) -> tuple[int, int]:
 
 
 def _content(file: File, entry: zipfile.ZipInfo) -> bytes:
-    """The bytes of a member; a checksum of 0 is none (`torch.serialization.set_crc32_options(False)`)."""
+    """Return the bytes of a member; a checksum of 0 is none (`torch.serialization.set_crc32_options(False)`)."""
     content = file.read(*_location(file, entry))
     if entry.CRC and zlib.crc32(content) != entry.CRC:
         raise _damaged(file.path, f"other bytes in {entry.filename} than its checksum is of")
@@ -97,7 +97,7 @@ def _content(file: File, entry: zipfile.ZipInfo) -> bytes:
 
 
 def checksums_in(locations: Iterable[Location], limit: int) -> Iterator[ChecksummedRange]:
-    """The storages that have one in some files; files that are no whole archives have none.
+    """Yield the storages that have one in some files; files that are no whole archives have none.
 
     Args:
         locations: of files.
@@ -123,7 +123,7 @@ def archive_kind(file: File) -> str | None:
 
 
 def refuse_old(file: File) -> None:
-    """Raises FormatError for a file of torch before 1.6, which has no index."""
+    """Raise FormatError for a file of torch before 1.6, which has no index."""
     kind = archive_kind(file)
     if kind not in ("pickles", "tar"):
         return
@@ -140,7 +140,7 @@ def refuse_old(file: File) -> None:
 
 
 def opened(file: File, limit: int) -> Archive:
-    """Reads the directory of an archive and its pickle.
+    """Read the directory of an archive and its pickle.
 
     Args:
         file: of `torch.save`.
@@ -194,7 +194,7 @@ def _archive(file: File, entries: Sequence[zipfile.ZipInfo], limit: int) -> Arch
 
 
 def _raw_name(entry: zipfile.ZipInfo) -> bytes:
-    """The name as it stands in the file."""
+    """Return the name as it stands in the file."""
     return entry.orig_filename.encode("utf-8" if entry.flag_bits & _UTF8 else "cp437")
 
 

@@ -69,7 +69,7 @@ class DistributedFormat(ReadOnlyFormat):
         return _opened(path, options)
 
     def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
-        """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
+        """See `ckpttools.formats.base.SupportsChecksums.checksums`."""
         listed = _listed(path, options)
         files = _files(path, listed)
         for (name, _), entry in listed.entries.items():
@@ -175,7 +175,7 @@ def _spans(listed: _DcpEntries, file: str) -> set[tuple[int, int]]:
 
 
 def _of_many_shapes(listed: _DcpEntries) -> list[str]:
-    """Names of the tensors, the largest first: one of each shape, then the others."""
+    """Return names of the tensors, the largest first: one of each shape, then the others."""
     nth: Counter[Shape] = Counter()
     locations: dict[str, int] = {}
     for name, (shape, _, _) in sorted(listed.arrays.items(), key=lambda array: -prod(array[1][0])):
@@ -269,7 +269,7 @@ def _lacking(listed: _DcpEntries) -> Iterator[str]:
 
 
 def _at_one_location(listed: _DcpEntries) -> Iterator[str]:
-    """Names of which one would be lost, as the metadata put both at one place of the saved tree."""
+    """Yield names of which one would be lost, as the metadata put both at one place of the saved tree."""
     first: dict[TreePath, str] = {}
     for name in (*listed.arrays, *listed.objects):
         other = first.setdefault(listed.paths.get(name, (name,)), name)
@@ -278,7 +278,7 @@ def _at_one_location(listed: _DcpEntries) -> Iterator[str]:
 
 
 def _files(path: Location, listed: _DcpEntries) -> dict[str, File]:
-    """The files that entries lie in, opened; each must have all of its entries."""
+    """Return the files that entries lie in, opened; each must have all of its entries."""
     ends: dict[str, int] = defaultdict(int)
     for entry in listed.entries.values():
         ends[entry.file] = max(ends[entry.file], entry.offset + entry.nbytes)
@@ -302,7 +302,7 @@ def _files(path: Location, listed: _DcpEntries) -> dict[str, File]:
 def _objects(
     path: Location, listed: _DcpEntries, files: Mapping[str, File], leaves: dict[TreePath, Leaf]
 ) -> tuple[frozenset[TreePath], dict[TreePath, str]]:
-    """Puts numbers and texts among the leaves; returns paths of numbers, and what is neither."""
+    """Put numbers and texts among the leaves; returns paths of numbers, and what is neither."""
     scalars: set[TreePath] = set()
     others: dict[TreePath, str] = {}
     for name in listed.objects:

@@ -40,7 +40,7 @@ class LocalPart:
     splits: tuple[tuple[int, int], ...]
 
     def box(self, mesh: Sequence[int]) -> Region:
-        """The box in the whole, on a mesh of these lengths.
+        """Return the box in the whole, on a mesh of these lengths.
 
         Raises:
             NotReadableError: what the process has is not of the box's shape.
@@ -60,7 +60,7 @@ class LocalPart:
 
 
 def is_distributed(value: Any) -> bool:
-    """Whether a record stands for a tensor that is spread over processes."""
+    """Return whether a record stands for a tensor that is spread over processes."""
     if not (isinstance(value, Record) and value.name == "_rebuild_from_type_v2" and len(value.args) == 4):
         return False
     return isinstance(value.args[1], Global) and value.args[1].name == _CLASS
@@ -111,7 +111,7 @@ def _splits(placements: Sequence[Any], order: Any) -> tuple[tuple[int, int], ...
 
 
 def _ordered(order: Any) -> dict[tuple[int, int], int]:
-    """Which split of an axis comes first where the file says so (torch 2.9 and later)."""
+    """Return which split of an axis comes first where the file says so (torch 2.9 and later)."""
     entries = order if isinstance(order, tuple | list) else ()
     return {
         (entry.args[0], mesh_axis): location

@@ -66,7 +66,7 @@ class TorchFormat(ReadOnlyFormat):
                 yield error
 
     def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
-        """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
+        """See `ckpttools.formats.base.SupportsChecksums.checksums`."""
         return archive.checksums_in(_files_below(path), options.max_header_bytes)
 
 

@@ -21,7 +21,7 @@ def text_in(file: Location) -> str:
 
 
 def step_named(path: Location, latest: str) -> Location:
-    """The directory of a step: the one that a file names which is called `latest`, or `path`."""
+    """Return the directory of a step: the one that a file names which is called `latest`, or `path`."""
     file = path / latest
     if not file.is_file():
         return path
@@ -30,7 +30,7 @@ def step_named(path: Location, latest: str) -> Location:
 
 
 def missing_step(path: Location, latest: str, is_step: Callable[[Location], object]) -> FormatError | None:
-    """The error of a file that names a step which is not there, where others are; None if all is well.
+    """Return the error of a file that names a step which is not there, where others are; None if all is well.
 
     Args:
         path: the directory of steps.

@@ -53,7 +53,7 @@ _DTYPE_WORDS = (
 
 @lru_cache(maxsize=4096)
 def is_of_training(name: Global) -> bool:
-    """Whether files of weights and trainers' states have this name in them."""
+    """Return whether files of weights and trainers' states have this name in them."""
     spelled = str(name)
     if name.module == "torch" and name.name.startswith(_DTYPE_WORDS):
         return True

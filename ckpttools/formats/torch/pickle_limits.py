@@ -54,7 +54,7 @@ class Limits:
             raise TooMuchError("its values take far more memory than it has bytes")
 
     def copy(self, count: int) -> None:
-        """Takes note of items that are copied: a small pickle may ask for the same again and again."""
+        """Take note of items that are copied: a small pickle may ask for the same again and again."""
         self.copies -= count
         if self.copies < 0:
             raise TooMuchError("more copies than it has bytes")

@@ -23,7 +23,7 @@ class Machine:
         self.limits = Limits.of(len(data))
 
     def take(self, length: int) -> bytes:
-        """The next bytes of the program."""
+        """Return the next bytes of the program."""
         start, stop = self.at, self.at + length
         if stop > len(self.data):
             raise DamagedPickleError("it is cut")
@@ -40,7 +40,7 @@ class Machine:
         return text
 
     def pop(self) -> Any:
-        """The top of the stack above the last mark."""
+        """Return the top of the stack above the last mark."""
         if self.marks and len(self.stack) <= self.marks[-1]:
             raise DamagedPickleError("nothing between here and the mark")
         return self.stack.pop()
@@ -63,7 +63,7 @@ class Machine:
         return self.globals.setdefault((module, name), Global(module, name))
 
     def key(self, value: Any) -> Any:
-        """A key of a mapping or member of a set: what compares at once, whatever a hostile pickle nests."""
+        """Return a key of a mapping or member of a set: what compares at once, whatever a hostile pickle nests."""
         members = value if isinstance(value, tuple) else (value,)
         if not all(member is None or isinstance(member, _KEYS) for member in members):
             raise DamagedPickleError(f"a {type(value).__name__} as a key")

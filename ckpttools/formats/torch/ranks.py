@@ -59,7 +59,7 @@ class RanksFormat(ReadOnlyFormat):
         return _opened(path, options)
 
     def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
-        """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
+        """See `ckpttools.formats.base.SupportsChecksums.checksums`."""
         return checksums_in(path.glob("*.pt"), options.max_header_bytes)
 
     def sidecars(self, tree: Tree) -> Location:
@@ -93,7 +93,7 @@ class _RankShards:
                 yield known, rank
 
     def whole(self) -> LazyArray:
-        """Raises ValueError or NotReadableError where the parts do not make it up."""
+        """Raise ValueError or NotReadableError where the parts do not make it up."""
         kinds = {(part.shape, part.dtype, len(part.coordinate)) for part in self.parts.values()}
         if len(kinds) > 1:
             raise ValueError("processes do not agree on its shape, dtype or mesh")
@@ -134,7 +134,7 @@ def _opened(path: Location, options: ReadOptions) -> Tree:
 
 
 def _preferred_first(saved: Mapping[int, SavedFile], options: ReadOptions) -> dict[int, SavedFile]:
-    """The files in the order in which they are asked for what several have."""
+    """Return the files in the order in which they are asked for what several have."""
     unknown = sorted({*options.prefer_rank} - {*saved})
     if unknown:
         raise UsageError(
@@ -146,7 +146,7 @@ def _preferred_first(saved: Mapping[int, SavedFile], options: ReadOptions) -> di
 
 
 def _check_step(path: Location, names: Sequence[str], options: ReadOptions) -> None:
-    """Raises FormatError where processes saved after other numbers of steps, as far as files say them."""
+    """Raise FormatError where processes saved after other numbers of steps, as far as files say them."""
     there = [name for name in names if (path / name).is_file()]
     result = map_concurrently(path.store, lambda name: _step(path / name, options), there)
     steps = {name: step for name, step in zip(there, result, strict=True) if step is not None}
@@ -267,7 +267,7 @@ def _merged(plain: Mapping[int, State]) -> tuple[State, list[Twins]]:
 
 
 def _lacking(count: int, missing: Sequence[int]) -> str | None:
-    """Which files are not there, as the names of the others tell."""
+    """Return which files are not there, as the names of the others tell."""
     if not missing:
         return None
     ranks = sample_names(list(map(str, missing)))
@@ -281,7 +281,7 @@ def _incomplete(path: Location, lacking: str, tensors: int) -> FormatError:
 
 
 def _twice(spread: Mapping[TreePath, _RankShards]) -> str:
-    """Which files are there twice, as far as that can be told."""
+    """Return which files are there twice, as far as that can be told."""
     try:
         # Replicas have the same part of some tensors, copies of all.
         twins = [{*item.twins} for item in spread.values()]

@@ -55,7 +55,7 @@ class Twins:
 
 
 def ends_of(array: LazyArray) -> bytes:
-    """The first and the last elements of an array; all of a small one."""
+    """Return the first and the last elements of an array; all of a small one."""
     length = _stretch(array.shape)
     first = Region((0,) * array.ndim, length)
     last = Region(tuple(n - k for n, k in zip(array.shape, length, strict=True)), array.shape)
@@ -63,7 +63,7 @@ def ends_of(array: LazyArray) -> bytes:
 
 
 def _stretch(shape: Shape) -> Shape:
-    """Lengths of a box of few elements, whole along the last axes."""
+    """Return lengths of a box of few elements, whole along the last axes."""
     lengths: list[int] = []
     room = _ENDS
     for length in reversed(shape):
@@ -88,7 +88,7 @@ class ProcessFile:
 
 
 def refuse_copies(files: Mapping[str, ProcessFile], location: Location, hint: str) -> None:
-    """Looks at what different processes have of different numbers.
+    """Look at what different processes have of different numbers.
 
     Parts may be alike where they are right: of one number, as new moments, or experts that began as copies of
     each other. So files are copies where all that is looked at is alike, and it is not of that kind alone.
@@ -127,7 +127,7 @@ def refuse_copies(files: Mapping[str, ProcessFile], location: Location, hint: st
 
 
 def _alike(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[str]]:
-    """Which of some files have the same bytes wherever one of them has anything; only such can be copies."""
+    """Return which of some files have the same bytes wherever one of them has anything; only such can be copies."""
 
     @cache
     def middle(name: str, span: tuple[int, int]) -> bytes:
@@ -157,7 +157,7 @@ def _alike(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[
 
 
 def _are_experts(alike: Sequence[Mapping[str, LazyArray]], looks: Collection[_Looks]) -> bool:
-    """Whether what files have alike are experts that are copies of each other.
+    """Return whether what files have alike are experts that are copies of each other.
 
     Its rows repeat in each file; or it is of the same arrays, and all files with any of these, three or more,
     have matrices of them that are alike.
@@ -178,7 +178,7 @@ def _are_experts(alike: Sequence[Mapping[str, LazyArray]], looks: Collection[_Lo
 
 
 def _is_repeated(array: LazyArray) -> bool:
-    """Whether the first and the last of several rows are alike: of experts that are copies of each other."""
+    """Return whether the first and the last of several rows are alike: of experts that are copies of each other."""
     if array.ndim < 2 or array.shape[0] < 2:
         return False
     row, rest = (1, *array.shape[1:]), (0,) * (array.ndim - 1)

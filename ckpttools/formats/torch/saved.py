@@ -41,12 +41,12 @@ class SavedFile:
     nbytes: int
 
     def tensor(self, record: Record) -> LazyArray:
-        """As `lazy_tensor`, of a record in this file."""
+        """See `lazy_tensor`, of a record in this file."""
         return lazy_tensor(record, self.storages)
 
 
 def saved_file(location: Location, options: ReadOptions) -> SavedFile:
-    """Opens a file of `torch.save`; reads its pickle and no tensor.
+    """Open a file of `torch.save`; reads its pickle and no tensor.
 
     Raises:
         FormatError: it is damaged, or has what no weights are made of.

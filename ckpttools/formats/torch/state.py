@@ -48,7 +48,7 @@ class State:
     unreadable: dict[Path, str] = field(default_factory=dict)
 
     def refuse_unreadable(self, location: str) -> None:
-        """Raises FormatError if there are tensors that cannot be read; lists all of them."""
+        """Raise FormatError if there are tensors that cannot be read; lists all of them."""
         if self.unreadable:
             lines = [f"{'.'.join(map(str, path))}: {why}" for path, why in self.unreadable.items()]
             raise FormatError(
@@ -62,7 +62,7 @@ class State:
 
 
 def state_of(value: Any, nbytes: int, tensor: Tensor, location: str) -> State:
-    """The leaves in a value.
+    """Return the leaves in a value.
 
     Args:
         value: of a pickle.
@@ -82,7 +82,7 @@ def state_of(value: Any, nbytes: int, tensor: Tensor, location: str) -> State:
 
 
 def _walk(value: Any, limit: int, location: str) -> Iterator[tuple[Path, Any]]:
-    """All that holds nothing, in order: at most so many values, whose paths are of no more than some keys."""
+    """Yield all that holds nothing, in order: at most so many values, whose paths are of no more than some keys."""
     rest: list[tuple[Path, Any]] = [((), value)]
     met, keys = 1, 0
     while rest:

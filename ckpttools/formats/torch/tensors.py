@@ -63,7 +63,7 @@ class NotReadableError(Exception):
 
 
 def dtype_named(value: Any) -> DType | None:
-    """The dtype that `torch.bfloat16` or `torch.BFloat16Storage` names; None for others."""
+    """Return the dtype that `torch.bfloat16` or `torch.BFloat16Storage` names; None for others."""
     if not isinstance(value, Global):
         return None
     name = _STORAGES.get(value.name) or _DTYPES.get(value.name)
@@ -71,14 +71,14 @@ def dtype_named(value: Any) -> DType | None:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a record stands for a tensor, readable or not; `ShardedTensor` of FSDP is one that is not."""
+    """Return whether a record stands for a tensor, readable or not; `ShardedTensor` of FSDP is one that is not."""
     if not isinstance(value, Record):
         return False
     return value.name.startswith(("_rebuild_", "_tensor_rebuild")) or value.name.endswith("Tensor")
 
 
 def lazy_tensor(record: Record, storages: Mapping[str, StorageRange]) -> LazyArray:
-    """The array that a record of a tensor describes.
+    """Return the array that a record of a tensor describes.
 
     Args:
         record: of a call that torch makes to have a tensor again.
@@ -114,7 +114,7 @@ def _refuse_lazy(declared: Sequence[Any]) -> None:
 
 
 def _unwrapped(record: Record) -> Record:
-    """The tensor in a parameter or a subclass of tensors that adds nothing."""
+    """Return the tensor in a parameter or a subclass of tensors that adds nothing."""
     for _ in range(8):
         inner: Any = None
         if record.name in ("_rebuild_parameter", "_rebuild_parameter_with_state"):
@@ -152,7 +152,7 @@ def _whole(value: Any) -> Shape:
 
 
 def torch_lengths(value: Any) -> Shape | None:
-    """A `torch.Size`, or a tuple of lengths; None for anything else."""
+    """Return a `torch.Size`, or a tuple of lengths; None for anything else."""
     if isinstance(value, Record) and value.name == "Size":
         value = value.args[0] if value.args else ()
     if not isinstance(value, tuple | list) or not all(type(item) is int and item >= 0 for item in value):
@@ -161,7 +161,7 @@ def torch_lengths(value: Any) -> Shape | None:
 
 
 def strided(storage: StorageRange, dtype: DType, offset: int, shape: Shape, stride: Shape) -> LazyArray:
-    """The view of a storage with these strides.
+    """Return the view of a storage with these strides.
 
     Args:
         storage: the bytes.
@@ -192,7 +192,7 @@ def strided(storage: StorageRange, dtype: DType, offset: int, shape: Shape, stri
 
 
 def _is_contiguous(shape: Shape, stride: Shape) -> bool:
-    """Whether elements lie in C order; strides of axes of length one mean nothing."""
+    """Return whether elements lie in C order; strides of axes of length one mean nothing."""
     step = 1
     for length, expected in zip(reversed(shape), reversed(stride), strict=True):
         if length > 1 and expected != step:
@@ -218,7 +218,7 @@ class _Box:
 
 
 def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box | None:
-    """The box of (length, stride) at falling strides; one more axis of length 1 where the last is not 1.
+    """Return the box of (length, stride) at falling strides; one more axis of length 1 where the last is not 1.
 
     None where elements at such strides are no box of any array in the storage.
     """
@@ -247,7 +247,7 @@ def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box | None
 
 
 def _picked(base: LazyArray, axes: Sequence[tuple[int, int]]) -> LazyArray:
-    """Elements of the last axis of `base` at falling strides: an axis for each, and one of length 1.
+    """Return elements of the last axis of `base` at falling strides: an axis for each, and one of length 1.
 
     Raises:
         NotReadableError: they overlap, or take turns with those of the next.
@@ -267,14 +267,14 @@ def _picked(base: LazyArray, axes: Sequence[tuple[int, int]]) -> LazyArray:
 
 
 def _cut(base: LazyArray, start: int, length: int) -> LazyArray:
-    """A part of the last axis."""
+    """Return a part of the last axis."""
     if isinstance(base, Stored) and base.ndim == 1:
         return replace(base, shape=(length,), offset=base.offset + start * base.dtype.itemsize)
     return window(base, (*(0,) * (base.ndim - 1), start), (*base.shape[:-1], length))
 
 
 def _split(base: LazyArray, count: int) -> LazyArray:
-    """The last axis as two, of which the first has this length."""
+    """Return the last axis as two, of which the first has this length."""
     *outer, room = base.shape
     shape = (*outer, count, room // count)
     if isinstance(base, Stored):
@@ -284,7 +284,7 @@ def _split(base: LazyArray, count: int) -> LazyArray:
 
 
 def _in_order(source: LazyArray, axes: Sequence[int], shape: Shape) -> LazyArray:
-    """The axes in the order of the view; those of length one, which the source lacks, put in."""
+    """Return the axes in the order of the view; those of length one, which the source lacks, put in."""
     merge = [0] * len(shape)
     for axis in axes:
         merge[axis] = 1

@@ -62,14 +62,14 @@ class UniversalFormat(ReadOnlyFormat):
             raise FormatError(message, location=path, got=str(error), hint=_HINT) from error
 
     def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
-        """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
+        """See `ckpttools.formats.base.SupportsChecksums.checksums`."""
         step = step_named(path, UNIVERSAL)
         folders = [step, *(step / _FOLDER).directories()]
         files = (file for folder in folders for file in folder.glob(f"*{_SUFFIX}"))
         return checksums_in(files, options.max_header_bytes)
 
     def lies_at(self, path: Location) -> Location:
-        """As `ckpttools.formats.base.SupportsLocation.lies_at`."""
+        """See `ckpttools.formats.base.SupportsLocation.lies_at`."""
         return path if missing_step(path, UNIVERSAL, _is_step) else step_named(path, UNIVERSAL)
 
 
@@ -90,7 +90,7 @@ class _Parameter:
     files: Mapping[str, SavedFile]
 
     def array(self, file: str, shape: Shape | None) -> LazyArray:
-        """The tensor in a file; those of stage 3 are flat, and what the model says is their shape."""
+        """Return the tensor in a file; those of stage 3 are flat, and what the model says is their shape."""
         saved = self.files[file]
         value = saved.value.get("param") if isinstance(saved.value, dict) else saved.value
         if not isinstance(value, Record) or not is_tensor(value):
@@ -147,7 +147,7 @@ def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
 def _refuse_others(
     saved: Mapping[str, LazyArray], shapes: Mapping[str, Shape], names: Collection[str]
 ) -> None:
-    """Raises ValueError where weights are not those of the model.
+    """Raise ValueError where weights are not those of the model.
 
     Args:
         saved: weights by name.
@@ -166,7 +166,7 @@ def _refuse_others(
 
 
 def _refuse_lacking(folder: Location, trained: Sequence[_Parameter]) -> None:
-    """Refuses parameters that have only some of the moments that others have; optimizers may keep others."""
+    """Refuse parameters that have only some of the moments that others have; optimizers may keep others."""
     kinds = {frozenset(item.moments) for item in trained}
     lacking = [
         f"{item.name}/{file}"

@@ -29,7 +29,7 @@ _FAULTS = (
 
 
 def unpickled(data: bytes, allowed: Callable[[Global], bool], location: str) -> Any:
-    """The values in a pickle: dictionaries, lists, tuples, numbers, texts, and records for all others.
+    """Return the values in a pickle: dictionaries, lists, tuples, numbers, texts, and records for all others.
 
     Nothing is imported, called or looked up, whatever the pickle says. Time and memory are in proportion to
     its length. Values may hold one another, and themselves.

@@ -80,11 +80,11 @@ class ZeroFormat(ReadOnlyFormat):
             raise _damaged(path, str(error)) from error
 
     def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
-        """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
+        """See `ckpttools.formats.base.SupportsChecksums.checksums`."""
         return checksums_in(step_named(path, LATEST).glob("*.pt"), options.max_header_bytes)
 
     def lies_at(self, path: Location) -> Location:
-        """As `ckpttools.formats.base.SupportsLocation.lies_at`."""
+        """See `ckpttools.formats.base.SupportsLocation.lies_at`."""
         return path if missing_step(path, LATEST, _ranks) else step_named(path, LATEST)
 
 
@@ -265,7 +265,7 @@ def _moments(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> tuple[di
 def _cut(
     stage: int, ranks: Sequence[_Rank], model: ModelStates, vectors: Sequence[Sequence[Stored]]
 ) -> dict[str, LazyArray]:
-    """The array of each parameter, out of the vectors of each process by group."""
+    """Return the array of each parameter, out of the vectors of each process by group."""
     if stage == _MOST_STAGE:
         return of_ranks([Vector(tuple(vector)) for vector in vectors], model.shapes)
     if len({*map(len, vectors)}) > 1:
@@ -278,7 +278,7 @@ def _cut(
 
 
 def _refuse_exchanged(ranks: Sequence[_Rank], held: Sequence[set[str]]) -> None:
-    """Raises ValueError where a process noted that it holds what another one must, by the names of files."""
+    """Raise ValueError where a process noted that it holds what another one must, by the names of files."""
     for rank, noted in enumerate(item.names for item in ranks):
         other = next((number for number, names in enumerate(held) if noted == names), rank)
         if noted and noted != held[rank] and other != rank:

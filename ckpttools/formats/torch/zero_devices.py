@@ -17,7 +17,7 @@ _ACCELERATOR = re.compile(r"(?!cpu)[a-z]+:(?P<index>\d{1,4})")
 
 
 def device_of(file: SavedFile) -> str | None:
-    """The one accelerator that tensors in a file were on; None where none or several."""
+    """Return the one accelerator that tensors in a file were on; None where none or several."""
     result = {match[0] for location in _locations(file.value) if (match := _ACCELERATOR.fullmatch(location))}
     return result.pop() if len(result) == 1 else None
 
@@ -37,7 +37,7 @@ def _locations(value: Any) -> Iterator[str]:
 
 
 def refuse_other_devices(pairs: Iterable[tuple[SavedFile, SavedFile]]) -> None:
-    """Raises ValueError where two files that one process saved say that it was on different devices."""
+    """Raise ValueError where two files that one process saved say that it was on different devices."""
     for pair in pairs:
         (one, first), (other, second) = ((file.location.name, device_of(file)) for file in pair)
         if first and second and first != second:

@@ -72,7 +72,7 @@ class ModelStates:
         }
 
     def others(self, result: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-        """Tensors of the model that no process trained, which older releases list nowhere: as they are."""
+        """Return tensors of the model that no process trained, which older releases list nowhere: as they are."""
         module = self._said.get("module")
         kept = module.items() if isinstance(module, dict) else ()
         return {
@@ -82,7 +82,7 @@ class ModelStates:
         }
 
     def check_step(self) -> None:
-        """Raises ValueError where the processes saved after other numbers of steps."""
+        """Raise ValueError where the processes saved after other numbers of steps."""
         steps = {file.location.name: dictionary(file).get("global_steps") for file in self.files}
         check_one_step({name: step if type(step) is int else None for name, step in steps.items()})
 
@@ -127,7 +127,7 @@ class ModelStates:
 
 
 def check_one_step(steps: Mapping[str, int | None]) -> None:
-    """Raises ValueError where files do not have the same number of steps: name of the file -> number."""
+    """Raise ValueError where files do not have the same number of steps: name of the file -> number."""
     (first, expected), *_ = steps.items()
     other = next((name for name, step in steps.items() if step != expected), None)
     if other is not None:
@@ -151,14 +151,14 @@ def dictionary(file: SavedFile, key: str | None = None) -> dict[Any, Any]:
 
 
 def filled_list(value: Any, name: str) -> Sequence[Any]:
-    """A list that has something in it; raises ValueError otherwise."""
+    """Return a list that has something in it; raises ValueError otherwise."""
     if isinstance(value, list | tuple) and value:
         return value
     raise ValueError(f"there is no {name}")
 
 
 def flat_vector(value: Any, file: SavedFile) -> Stored:
-    """The vector that a record in a file stands for; raises ValueError where it is none."""
+    """Return the vector that a record in a file stands for; raises ValueError where it is none."""
     array = file.tensor(value) if isinstance(value, Record) and is_tensor(value) else None
     if isinstance(array, Stored) and array.ndim == 1:
         return array

@@ -37,7 +37,7 @@ def groups_of(state: Mapping[Any, Any], count: int) -> Groups:
 
 
 def moments_of(ranks: Sequence[Groups], weights: Sequence[Sequence[Stored]]) -> tuple[list[str], list[str]]:
-    """Names of what is kept of all parameters, and of what is kept of some alone.
+    """Return names of what is kept of all parameters, and of what is kept of some alone.
 
     Args:
         ranks: of each process what it keeps of each group.
@@ -60,7 +60,7 @@ def _is_kept(value: Any) -> bool:
 
 
 def moment(name: str, group: Mapping[Any, Any], vector: Stored, file: SavedFile) -> Stored:
-    """The vector of a moment, as long as that of the weights: what is behind is padding.
+    """Return the vector of a moment, as long as that of the weights: what is behind is padding.
 
     Raises:
         ValueError: it is shorter.
@@ -76,7 +76,7 @@ def moment(name: str, group: Mapping[Any, Any], vector: Stored, file: SavedFile)
 
 
 def steps_taken(state: Mapping[Any, Any], groups: Groups, file: SavedFile) -> int | None:
-    """The number of steps that an optimizer has taken; None where it says nothing.
+    """Return the number of steps that an optimizer has taken; None where it says nothing.
 
     That of the first group that has one: optimizers keep one of each, and count all alike.
     """
@@ -88,7 +88,7 @@ def steps_taken(state: Mapping[Any, Any], groups: Groups, file: SavedFile) -> in
 
 
 def as_step(value: Any, file: SavedFile) -> int | None:
-    """The number of steps that a value in a file is, a number or a tensor of one; None for others."""
+    """Return the number of steps that a value in a file is, a number or a tensor of one; None for others."""
     if isinstance(value, Record) and is_tensor(value):
         array = file.tensor(value)
         value = array.read().item() if array.size == 1 else None
@@ -96,7 +96,7 @@ def as_step(value: Any, file: SavedFile) -> int | None:
 
 
 def step_array(steps: Mapping[str, int | None]) -> LazyArray | None:
-    """The number of steps as an array; None where nothing is said.
+    """Return the number of steps as an array; None where nothing is said.
 
     Args:
         steps: name of the file of each process or parameter -> what `as_step` says.

@@ -32,7 +32,7 @@ class Vector:
         return sum(part.size for part in self.parts)
 
     def stretch(self, start: int, count: int) -> Iterator[Stored]:
-        """The `count` elements from `start` on, in as many pieces as there are files."""
+        """Yield the `count` elements from `start` on, in as many pieces as there are files."""
         ends = accumulate(part.size for part in self.parts)
         for part, end in zip(self.parts, ends, strict=True):
             a, b = max(start, end - part.size), min(start + count, end)
@@ -44,7 +44,7 @@ class Vector:
 def of_groups(
     groups: Sequence[Vector], shapes: Sequence[Shapes], world: int, gaps: Sequence[Sequence[int]] | None
 ) -> dict[str, LazyArray]:
-    """Parameters of stages 1 and 2: one after the other in the vector of their group.
+    """Return parameters of stages 1 and 2: one after the other in the vector of their group.
 
     Args:
         groups: the whole vector of each group.
@@ -93,7 +93,7 @@ def names_of_ranks(
 
 
 def of_ranks(ranks: Sequence[Vector], shapes: Sequence[Shapes]) -> dict[str, LazyArray]:
-    """Parameters of stage 3: equal parts of each on all processes, the last padded.
+    """Return parameters of stage 3: equal parts of each on all processes, the last padded.
 
     Args:
         ranks: the whole vector of each process.

@@ -36,11 +36,11 @@ class ChunkKeys:
     separator: str
 
     def key(self, index: Shape) -> str:
-        """The key of the chunk at a grid index."""
+        """Return the key of the chunk at a grid index."""
         return chunk_key(self.prefix, self.separator, index)
 
     def index(self, key: str, rank: int) -> Shape | None:
-        """The grid index that a key names; None if it names none."""
+        """Return the grid index that a key names; None if it names none."""
         if rank == 0:
             return () if key == self.key(()) else None
         return _grid_index(self.prefix, self.separator, key, rank)
@@ -142,11 +142,11 @@ class ZarrArray:
         return self.shard and replace(self.shard, fill=fill)
 
     def has_room(self, index: Shape) -> bool:
-        """Whether an index is one of the grid."""
+        """Return whether an index is one of the grid."""
         return all(i < n for i, n in zip(index, self.grid, strict=True))
 
     def first_missing(self, present: int, is_there: Callable[[Shape], bool]) -> Shape:
-        """The first chunk in C order that is not there, of which `present` are; one must be missing.
+        """Return the first chunk in C order that is not there, of which `present` are; one must be missing.
 
         Counted through by hand: a damaged shape may be of more chunks than any iterator of them holds.
         """
@@ -155,7 +155,7 @@ class ZarrArray:
 
 
 def checked_keys(prefix: str, separator: object, location: str) -> ChunkKeys:
-    """The names of chunks with a separator that a document names.
+    """Return the names of chunks with a separator that a document names.
 
     Raises:
         FormatError: zarr has no such separator.
@@ -182,7 +182,7 @@ def checked_grid(shape: object, chunk: object, location: str) -> tuple[Shape, Sh
 
 
 def fill_element(value: Any, dtype: DType, location: str) -> bytes:
-    """The bytes of a fill value as zarr writes it; null is zero.
+    """Return the bytes of a fill value as zarr writes it; null is zero.
 
     Raises:
         FormatError: it is not a value of this dtype.

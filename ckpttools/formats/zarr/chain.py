@@ -47,7 +47,7 @@ class Chain:
         return self.codecs, self.shard, self.pieces
 
     def specs_for(self, chunk: Shape, order: Shape) -> tuple[CodecSpec, ...] | None:
-        """The codecs for chunks of another shape with the same memory; None where there are none.
+        """Return the codecs for chunks of another shape with the same memory; None where there are none.
 
         Args:
             chunk: shape of the chunk.
@@ -67,7 +67,7 @@ class Chain:
 
 
 def parse_chain(codecs: Sequence[CodecSpec], chunk: Shape) -> Chain | None:
-    """The chain that a `zarr.json` lists; None where it cannot be separated from the axes."""
+    """Return the chain that a `zarr.json` lists; None where it cannot be separated from the axes."""
     order, steps = split_order(codec_steps(codecs), len(chunk))
     rest = codecs[len(codecs) - len(steps) :]
     if order is None:

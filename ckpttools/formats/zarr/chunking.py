@@ -23,7 +23,7 @@ MOST_PIECES = 16
 def chunk_shape(
     shape: Sequence[int], itemsize: int, single_axes: Sequence[int], largest: int | None = None
 ) -> Shape:
-    """The grid for an array.
+    """Return the grid for an array.
 
     Args:
         shape: of the array, no axis empty.
@@ -52,7 +52,7 @@ def chunk_shape(
 
 
 def _even_pieces(length: int, limit: int) -> int:
-    """The largest power of two that divides `length`, at most `limit` and `MOST_PIECES`."""
+    """Return the largest power of two that divides `length`, at most `limit` and `MOST_PIECES`."""
     pieces = 1
     while pieces * 2 <= min(limit, MOST_PIECES) and length % (pieces * 2) == 0:
         pieces *= 2

@@ -28,7 +28,7 @@ _MAX_SEARCHED = 100
 
 
 def has_array(path: Location) -> bool:
-    """Whether a directory has an array in it or below; searches depth first, in a limited number of them."""
+    """Return whether a directory has an array in it or below; searches depth first, in a limited number of them."""
     rest, searched = [path], 0
     while rest and searched < _MAX_SEARCHED:
         folder, searched = rest.pop(), searched + 1
@@ -63,16 +63,16 @@ class ChunkTable:
         return prod(self.array.grid) - len(self.chunks)
 
     def first_missing(self) -> Shape:
-        """The first chunk in C order that is not there; one must be missing."""
+        """Return the first chunk in C order that is not there; one must be missing."""
         return self.array.first_missing(len(self.chunks), self.chunks.__contains__)
 
     def key(self, index: Shape) -> str:
-        """The key of a chunk in the database."""
+        """Return the key of a chunk in the database."""
         return key_below(self.name, self.array.keys.key(index))
 
 
 def key_below(name: str, rest: str) -> str:
-    """The key of what belongs to an array; one alone has no name."""
+    """Return the key of what belongs to an array; one alone has no name."""
     return f"{name}/{rest}" if name else rest
 
 
@@ -92,7 +92,7 @@ class ChunkTables:
 
 
 def chunk_tables(database: Entries) -> ChunkTables:
-    """The arrays of a database; what is wrong with one of them is kept beside the others."""
+    """Return the arrays of a database; what is wrong with one of them is kept beside the others."""
     documents: dict[str, list[str]] = defaultdict(list)
     for key in database.all:
         name, _, last = key.rpartition("/")
@@ -140,7 +140,7 @@ _Known = dict[tuple[str, bytes], ZarrArray | None]
 def _table(
     database: Entries, name: str, document: str, keys: Iterable[str], known: _Known
 ) -> ChunkTable | None:
-    """The chunks of one array; None where the document is that of a group."""
+    """Return the chunks of one array; None where the document is that of a group."""
     key = key_below(name, document)
     text, location = database.read(database.all[key]), f"{database.directory}: {key}"
     if (document, text) not in known:

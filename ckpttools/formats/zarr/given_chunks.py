@@ -32,7 +32,7 @@ class GivenChunks:
     exact: Mapping[Path, Shape] = field(default_factory=dict)
 
     def shape(self, path: Path, shape: Shape) -> Shape | None:
-        """The shape of an array's chunks; None where nothing is said of it.
+        """Return the shape of an array's chunks; None where nothing is said of it.
 
         Raises:
             UsageError: the array has another number of axes.
@@ -54,7 +54,7 @@ class GivenChunks:
         return tuple(length if expected is None else min(expected, length) for expected, length in lengths)
 
     def check(self, paths: Mapping[Path, object]) -> None:
-        """Raises UsageError if a pattern names no array."""
+        """Raise UsageError if a pattern names no array."""
         for pattern, _ in self.rules:
             if not any(first_match(path, (pattern,)) for path in paths):
                 raise UsageError(
@@ -65,7 +65,7 @@ class GivenChunks:
 
 
 def parse_chunks(declared: object) -> GivenChunks:
-    """The chunks that are meant.
+    """Return the chunks that are meant.
 
     Args:
         declared: text, such as "*/wo/kernel=512x1x-,*/scale=-"; or shapes by pattern, None for a whole axis:

@@ -86,7 +86,7 @@ class EncodedChunk(ByteRange):
         return block + _STREAMS * self.coding.memory
 
     def fetched(self, region: Region) -> int:
-        """All bytes, or those up to the region's end."""
+        """Return all bytes, or those up to the region's end."""
         if self._is_kept or not region.size:
             return self.nbytes
         last = next(contiguous_runs(self._shape, Region(tuple(b - 1 for b in region.stop), region.stop)))
@@ -117,7 +117,7 @@ class EncodedChunk(ByteRange):
         stream.finish()
 
     def decoded(self) -> np.ndarray:
-        """All elements, in memory of their own."""
+        """Return all elements, in memory of their own."""
         import numpy as np
 
         built = np.empty(self._shape, self.coding.dtype.carrier)
@@ -125,7 +125,7 @@ class EncodedChunk(ByteRange):
         return built
 
     def _read_on(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        """Reads a part of a large piece: read blocks that are contiguous in it, front to back."""
+        """Read a part of a large piece: read blocks that are contiguous in it, front to back."""
         import numpy as np
 
         itemsize = self.coding.dtype.itemsize
@@ -143,7 +143,7 @@ class EncodedChunk(ByteRange):
                 out[expected.relative_to(region).slices] = buffer[expected.relative_to(block).slices]
 
     def open(self) -> ExactReader:
-        """A stream of the elements from the first one on."""
+        """Return a stream of the elements from the first one on."""
         return ExactReader(self._opened(), self.decoded_bytes)
 
     def _opened(self) -> Stream:
@@ -159,7 +159,7 @@ class EncodedChunk(ByteRange):
 
 
 def _rows(shape: Shape, region: Region) -> Region:
-    """The smallest box around the region that is one run of a C-ordered array of `shape`."""
+    """Return the smallest box around the region that is one run of a C-ordered array of `shape`."""
     for axis in range(region.rank):
         if region.shape[axis] > 1:
             tail = axis + 1
@@ -177,7 +177,7 @@ class _Worker:
         self._streams: OrderedDict[tuple[str, ...], ExactReader] = OrderedDict()
 
     def kept(self, piece: EncodedChunk) -> np.ndarray:
-        """The elements of a small piece."""
+        """Return the elements of a small piece."""
         result = self._pieces.pop(piece.key, None)
         if result is None:
             self._make_room(piece.decoded_bytes)
@@ -192,7 +192,7 @@ class _Worker:
             held -= self._pieces.popitem(last=False)[1].nbytes
 
     def stream(self, piece: EncodedChunk, position: int, discard: memoryview) -> ExactReader:
-        """A stream of a large piece that is at a position: the last one if it can go on to there."""
+        """Return a stream of a large piece that is at a position: the last one if it can go on to there."""
         result = self._streams.pop(piece.key, None)
         if result is None or result.position > position:
             self._pieces.clear()
@@ -217,7 +217,7 @@ def _worker(scratch: Scratch) -> _Worker:
 
 
 def chunk_array(piece: EncodedChunk, shape: Shape) -> LazyArray:
-    """A piece as an array of `shape`: stored bytes where they are plain, and axes put in order.
+    """Return a piece as an array of `shape`: stored bytes where they are plain, and axes put in order.
 
     A plain piece alone in its bytes must have as many as its elements take.
     """

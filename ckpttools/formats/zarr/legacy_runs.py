@@ -89,7 +89,7 @@ class LegacyRun:
         return any((location / COMMIT_FILE).is_file() for location in steps)
 
     def is_skippable(self, number: int) -> bool:
-        """Whether an unfinished step may be skipped in favor of an earlier one.
+        """Return whether an unfinished step may be skipped in favor of an earlier one.
 
         It may in a bucket, where an interrupted save leaves a step without its commit file.
         """
@@ -118,7 +118,7 @@ class LegacyRun:
 
 
 def has_state(path: Location) -> bool:
-    """Whether a directory has a file `checkpoint` that Flax wrote."""
+    """Return whether a directory has a file `checkpoint` that Flax wrote."""
     location = path / STATE
     return location.is_file() and has_state_header(location)
 
@@ -129,7 +129,7 @@ def legacy_items(step: Location) -> list[Location]:
 
 
 def is_legacy_step(path: Location) -> bool:
-    """Whether a directory is a step of Orbax before `_METADATA`, or an item in it is."""
+    """Return whether a directory is a step of Orbax before `_METADATA`, or an item in it is."""
     return not has_metadata(path) and bool(legacy_items(path))
 
 

@@ -30,7 +30,7 @@ class FollowedLinks:
     names: Counter[Location] = field(default_factory=Counter)
 
     def into(self, folder: Location, entry: DirEntry, way: Way) -> Way:
-        """The way into a directory in one that was come to on this way.
+        """Return the way into a directory in one that was come to on this way.
 
         Raises:
             FormatError: a link leads to where it lies itself, or links give a directory too many names.

@@ -24,7 +24,7 @@ _OF_CHUNKS = re.compile(r"(c|\d+)(/\d+)*")
 
 
 def owns(name: str) -> bool:
-    """Whether a file has the name of a document or a chunk."""
+    """Return whether a file has the name of a document or a chunk."""
     last = name.rpartition("/")[2]
     return last in _DOCUMENTS or _CHUNK.fullmatch(last) is not None
 
@@ -51,11 +51,11 @@ class OwnFiles:
     arrays: Set[str] = frozenset()
 
     def and_these(self, names: Iterable[str]) -> OwnFiles:
-        """The same and more files."""
+        """Return the same and more files."""
         return OwnFiles(self.names | set(names), self.arrays)
 
     def has(self, name: str, entry: DirEntry) -> bool:
-        """Whether something is one of them, or a directory that they need."""
+        """Return whether something is one of them, or a directory that they need."""
         if not entry.is_dir:
             return name in self.names
         return name in self._directories or self._is_of_chunks(name)
@@ -70,7 +70,7 @@ class OwnFiles:
 
 
 def own_files(entries: Entries, arrays: Iterable[str]) -> OwnFiles:
-    """The documents of arrays with these names, and the chunks for which their grids have room.
+    """Return the documents of arrays with these names, and the chunks for which their grids have room.
 
     Args:
         entries: of a directory in which every key is a file.
@@ -97,7 +97,7 @@ def _keys(table: ChunkTable) -> Iterator[str]:
 
 
 def _above(name: str) -> Iterator[str]:
-    """The directories that something lies in, the last one ""."""
+    """Yield the directories that something lies in, the last one ""."""
     while name:
         name = name.rpartition("/")[0]
         yield name

@@ -84,7 +84,7 @@ FORMAT = Zarr3()
 
 
 def may_leave_out(root: Mapping[str, Any]) -> bool:
-    """Whether a hierarchy with this `zarr.json` may lack chunks that hold nothing but the fill value.
+    """Return whether a hierarchy with this `zarr.json` may lack chunks that hold nothing but the fill value.
 
     Zarr leaves these out; what is written here has all of them.
     """
@@ -99,7 +99,7 @@ def _joined(name: Path) -> str:
 def _arrays_below(
     directory: Location, node: Mapping[str, Any], links: FollowedLinks, name: Path = (), way: Way = ()
 ) -> Iterator[Path]:
-    """The path of every array of a hierarchy, by name in each group.
+    """Yield the path of every array of a hierarchy, by name in each group.
 
     Raises:
         FormatError: groups are nested too deep, or links lead to where they lie, or to one group too often.
@@ -127,7 +127,7 @@ def _arrays_below(
 
 
 def _node(directory: Location) -> Mapping[str, Any]:
-    """The metadata of a group or an array.
+    """Return the metadata of a group or an array.
 
     Raises:
         FormatError: it is neither.

@@ -93,7 +93,7 @@ class BareFormat(ReadOnlyFormat):
         return _open_arrays(_locate_tree(path, options.step), options)
 
     def checkpoints_in(self, path: Location) -> Sequence[Location]:
-        """As `ckpttools.formats.base.SupportsStepFiles.checkpoints_in`."""
+        """See `ckpttools.formats.base.SupportsStepFiles.checkpoints_in`."""
         run = _find_legacy_run(path)
         if run is None:
             return [_locate_tree(path)]
@@ -104,7 +104,7 @@ class BareFormat(ReadOnlyFormat):
         return _locate_tree(path)
 
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
-        """As `ckpttools.formats.base.SupportsStorage.storage`."""
+        """See `ckpttools.formats.base.SupportsStorage.storage`."""
         from ckpttools.formats.survey import zarr_storage
 
         return zarr_storage(tree, options.max_index_bytes)
@@ -140,7 +140,7 @@ class _Folder:
 
 
 def _only_child_chain(path: Location) -> list[_Folder]:
-    """A directory, the only directory in it, and so on: a run, its only step and the only item of that."""
+    """Return a directory, the only directory in it, and so on: a run, its only step and the only item of that."""
     chain = [_Folder.at(path)]
     ends = {*DOCUMENTS, MANIFEST, STATE, _METADATA}
     while len(chain[-1].below) == 1 and chain[-1].files.isdisjoint(ends) and len(chain) < DEEPEST:
@@ -170,7 +170,7 @@ def _find_legacy_run(path: Location, last: _Folder | None = None) -> LegacyRun |
 
 
 def _has_arrays(folder: _Folder, own: Collection[Location]) -> bool:
-    """Whether arrays or the root of a checkpoint are in directories other than some."""
+    """Return whether arrays or the root of a checkpoint are in directories other than some."""
     others = [location for name in folder.below if (location := folder.path / name) not in own]
     return any(has_array(location) or _find_root(location) for location in others[:_MOST_COMPARED])
 
@@ -205,14 +205,14 @@ def _locate_tree(path: Location, step: int | None = None) -> Location:
 
 
 def _has_steps(folder: _Folder, *, may_be_keys: bool) -> bool:
-    """Whether the directories in one are several steps; numbers alone may be keys of a tree instead."""
+    """Return whether the directories in one are several steps; numbers alone may be keys of a tree instead."""
     steps = [name for name in folder.below if _STEP.fullmatch(name)]
     steps = [name for name in steps if not (may_be_keys and name.isdecimal())]
     return len(steps) > 1 and folder.names.isdisjoint(DOCUMENTS)
 
 
 def _find_other_checkpoint(folder: _Folder) -> Location | None:
-    """A checkpoint among the directories in one, if these are not parts of one checkpoint."""
+    """Return a checkpoint among the directories in one, if these are not parts of one checkpoint."""
     is_root = folder.names & {*DOCUMENTS, STATE, _METADATA}
     if len(folder.below) < 2 or is_root:
         return None
@@ -221,7 +221,7 @@ def _find_other_checkpoint(folder: _Folder) -> Location | None:
 
 
 def _find_root(path: Location) -> Location | None:
-    """A directory, or one that it is alone above, with a file that only the root of a checkpoint has."""
+    """Return a directory, or one that it is alone above, with a file that only the root of a checkpoint has."""
     for item in _only_child_chain(path):
         if any(name in _OF_A_ROOT or name.endswith(_WEIGHTS) for name in item.files):
             return item.path
@@ -229,7 +229,7 @@ def _find_root(path: Location) -> Location | None:
 
 
 def _is_nested(path: Location) -> bool:
-    """Whether names in a database have slashes: those of Orbax have none, and lack the metadata of a tree."""
+    """Return whether names in a database have slashes: those of Orbax have none, and lack the metadata of a tree."""
     try:
         return any("/" in name for name in _array_names(entries_of(path)))
     except StorageError:
@@ -277,7 +277,7 @@ def _read_levanter_metadata(path: Location) -> Mapping[str, Any]:
 
 
 def _array_names(entries: Entries) -> Iterator[str]:
-    """Names of all arrays, their keys joined by "/"; "" for one that is the directory itself."""
+    """Yield names of all arrays, their keys joined by "/"; "" for one that is the directory itself."""
     if isinstance(entries, Files):
         yield from _names_below(entries.directory, "", FollowedLinks())
         return
@@ -290,7 +290,7 @@ def _array_names(entries: Entries) -> Iterator[str]:
 def _names_below(
     folder: Location, name: str, links: FollowedLinks, depth: int = 0, way: Way = ()
 ) -> Iterator[str]:
-    """Names of the arrays in a directory, to which links on the way may have led."""
+    """Yield names of the arrays in a directory, to which links on the way may have led."""
     if depth > DEEPEST:
         raise FormatError(
             "directories are nested too deep", location=folder, expected=f"at most {DEEPEST} levels"
@@ -316,7 +316,7 @@ def _names_below(
 
 
 def _refuse_another(folder: Location, entries: Sequence[DirEntry]) -> None:
-    """Raises FormatError if a directory below the root is a checkpoint of its own.
+    """Raise FormatError if a directory below the root is a checkpoint of its own.
 
     Its arrays alone would look like a part of the tree above, without what its other files hold.
     """
@@ -335,7 +335,7 @@ def _refuse_another(folder: Location, entries: Sequence[DirEntry]) -> None:
 
 
 def _refuse_unfinished(folder: Location, entries: Sequence[DirEntry]) -> None:
-    """Raises FormatError if there is a directory of Orbax in one, whose save has not ended."""
+    """Raise FormatError if there is a directory of Orbax in one, whose save has not ended."""
     unfinished = next((entry.name for entry in entries if entry.is_dir and IN_PROGRESS in entry.name), None)
     if unfinished is not None:
         raise FormatError(
@@ -347,7 +347,7 @@ def _refuse_unfinished(folder: Location, entries: Sequence[DirEntry]) -> None:
 
 
 def _refuse_chunks(folder: Location, files: Sequence[str]) -> None:
-    """Raises FormatError if chunks are among the files of a directory that has no metadata of an array."""
+    """Raise FormatError if chunks are among the files of a directory that has no metadata of an array."""
     chunk = next(filter(_CHUNK.fullmatch, files), None)
     if chunk is not None:
         raise FormatError(
@@ -360,7 +360,7 @@ def _refuse_chunks(folder: Location, files: Sequence[str]) -> None:
 
 
 def _tells_array(document: Mapping[str, Any], location: object) -> bool:
-    """Whether a `zarr.json` is of an array; raises FormatError if it is of no group either."""
+    """Return whether a `zarr.json` is of an array; raises FormatError if it is of no group either."""
     node = document.get("node_type")
     if node in ("array", "group"):
         return bool(node == "array")
@@ -377,7 +377,7 @@ def _is_array(entries: Entries, key: str) -> bool:
 
 
 def _document(entries: Entries, key: str) -> Mapping[str, Any]:
-    """The object under a key, empty if nothing is.
+    """Return the object under a key, empty if nothing is.
 
     Raises:
         FormatError: it is no JSON object.
@@ -408,7 +408,7 @@ class _BareArrays:
         return self._some.array(at)
 
     def _fills(self, name: str) -> bool:
-        """Whether tensorstore leaves chunks of the fill value out: it does where there is one."""
+        """Return whether tensorstore leaves chunks of the fill value out: it does where there is one."""
         below = f"{name}/" if name else ""
         documents = (_document(self._entries, below + document) for document in DOCUMENTS)
         return next((document for document in documents if document), {}).get("fill_value") is not None
@@ -423,12 +423,12 @@ class _BareArrays:
 
 
 def _has_shards(array: Chunked) -> bool:
-    """Whether chunks are shards: their own indexes say which pieces were left out."""
+    """Return whether chunks are shards: their own indexes say which pieces were left out."""
     return isinstance(array.part, Grid) and array.part.document.shard is not None
 
 
 def _by_key(result: Mapping[str, LazyArray]) -> dict[Path, Leaf]:
-    """The tree that the keys make; names with dots that would be two things are left as they are."""
+    """Return the tree that the keys make; names with dots that would be two things are left as they are."""
     cut = {name: tuple(name.replace("/", ".").split(".")) if name else () for name in result}
     inner = {keys[:depth] for keys in cut.values() for depth in range(len(keys))}
     is_tree = len({*cut.values()}) == len(cut) and inner.isdisjoint(cut.values())
@@ -437,7 +437,7 @@ def _by_key(result: Mapping[str, LazyArray]) -> dict[Path, Leaf]:
 
 
 def _put_in(state: FlaxState, result: Mapping[str, LazyArray], path: Location) -> dict[Path, Leaf]:
-    """The tree of a file `checkpoint` with the arrays that it names."""
+    """Return the tree of a file `checkpoint` with the arrays that it names."""
     missing = sorted({*state.elsewhere.values()} - {*result})
     unnamed = sorted({*result} - {*state.elsewhere.values()})
     if missing or unnamed:

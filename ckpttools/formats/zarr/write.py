@@ -48,7 +48,7 @@ class ZarrWriter:
     name: str = "zarr3"
 
     def layout(self, tree: Tree, limit: int) -> Layout:
-        """As `Writer.layout`; every chunk in a file of its own."""
+        """See `Writer.layout`; every chunk in a file of its own."""
         check_paths(tree, keystr, self.name)
         _check_names(tree)
         _check_nesting(tree)
@@ -73,7 +73,7 @@ class ZarrWriter:
         return Placement(array.shape, itemsize, chunk, home, self.compression)
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """As `Writer.finish`: the documents of arrays, then of groups, that of the root last."""
+        """See `Writer.finish`: the documents of arrays, then of groups, that of the root last."""
         attributes = _attributes(tree)
         for path, array in tree.arrays.items():
             if path:
@@ -97,7 +97,7 @@ def _group(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attributes(tree: Tree) -> dict[str, Any]:
-    """Those of the root: everything about the tree but its arrays."""
+    """Return those of the root: everything about the tree but its arrays."""
     return {flat.ENTRY: json.loads(flat.described(tree, SEPARATOR))}
 
 

@@ -21,7 +21,7 @@ KEYS = ChunkKeys("c", "/")
 
 
 def encode(shape: Shape, dtype: DType, chunk: Shape, codecs: Sequence[CodecSpec]) -> bytes:
-    """The bytes of a `zarr.json`, keys in a fixed order; arguments as of `ZarrArray`."""
+    """Return the bytes of a `zarr.json`, keys in a fixed order; arguments as of `ZarrArray`."""
     document = {
         "chunk_grid": {"configuration": {"chunk_shape": list(chunk)}, "name": "regular"},
         "chunk_key_encoding": {"name": "default"},
@@ -36,12 +36,12 @@ def encode(shape: Shape, dtype: DType, chunk: Shape, codecs: Sequence[CodecSpec]
 
 
 def written_codecs(compression: WritableCodec | None) -> tuple[CodecSpec, ...]:
-    """The codecs of chunks that are written, as the document lists them."""
+    """Return the codecs of chunks that are written, as the document lists them."""
     return (LITTLE, compression.zarr3_spec) if compression else (LITTLE,)
 
 
 def _zero(dtype: DType) -> object:
-    """The fill value 0 as zarr writes it for this dtype."""
+    """Return the fill value 0 as zarr writes it for this dtype."""
     zeros: dict[str, object] = {"bool": False, "float": 0.0, "complex": [0.0, 0.0]}
     return zeros.get(dtype.kind, 0)
 

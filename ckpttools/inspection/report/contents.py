@@ -89,7 +89,7 @@ def _shared(one: str, other: str) -> int:
 
 
 def _indexed(words: Sequence[str]) -> dict[str, Any]:
-    """Each word once, and for each place its number."""
+    """Return each word once, and for each place its number."""
     numbers: dict[str, int] = {}
     locations = [numbers.setdefault(word, len(numbers)) for word in words]
     return {"words": list(numbers), "places": locations}
@@ -159,7 +159,7 @@ class _HeatRow:
 
 
 def _heat(arrays: Sequence[ArrayStats], rows: Mapping[Path, LayerRow]) -> list[dict[str, Any]]:
-    """Rows of the heat map in the checkpoint's order: of each parameter all its layers."""
+    """Return rows of the heat map in the checkpoint's order: of each parameter all its layers."""
     by_path = {keystr(path): row for path, row in rows.items()}
     built: dict[str, _HeatRow] = {}
     for array in arrays:

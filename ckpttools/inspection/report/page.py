@@ -17,7 +17,7 @@ _SCRIPTS = ("format", "contents", "elements", "facts", "treemap", "heatmap", "hi
 
 
 def page(contents: Mapping[str, Any], title: str) -> str:
-    """The HTML.
+    """Return the HTML.
 
     Args:
         contents: as `ckpttools.inspection.report.contents.contents` makes them.

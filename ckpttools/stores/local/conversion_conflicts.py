@@ -49,7 +49,7 @@ def conflict_error(directory: Path, begun: JobInfo | None, purpose: JobInfo) -> 
 
 
 def _is_same_conversion(begun: JobInfo, purpose: JobInfo) -> bool:
-    """Whether two conversions have the same command and source but different options."""
+    """Return whether two conversions have the same command and source but different options."""
     names = [item.command.split()[:2] for item in (begun, purpose)]
     return begun.command != purpose.command and begun.source == purpose.source and names[0] == names[1]
 

@@ -46,7 +46,7 @@ from ckpttools.stores.publishing import PLAN_MARK, SUFFIX
 
 
 def is_free(path: Path) -> bool:
-    """Whether a directory can be renamed to this path without losing anything."""
+    """Return whether a directory can be renamed to this path without losing anything."""
     if not os.path.lexists(path):
         return True
     if path.is_symlink() or not path.is_dir():
@@ -182,16 +182,16 @@ class StagingDirectory:
         return self.directory / REMOVED
 
     def is_published(self, plan: str) -> bool:
-        """Whether a run of this plan was interrupted between the publication and the end of its work."""
+        """Return whether a run of this plan was interrupted between the publication and the end of its work."""
         return read_mark(self.destination) == plan and is_staging(self.directory)
 
     def is_complete(self, journal: Journal, plan: str) -> bool:
-        """Whether everything is published according to the journal, even if only the journal is left."""
+        """Return whether everything is published according to the journal, even if only the journal is left."""
         may_be = journal.plan == plan and journal.publishing
         return may_be and (self.is_published(plan) or self._is_unmarked(journal))
 
     def _is_unmarked(self, journal: Journal) -> bool:
-        """Whether the destination has exactly the published files and only the mark is gone."""
+        """Return whether the destination has exactly the published files and only the mark is gone."""
         is_moving = any(map(os.path.lexists, (self.content, self._replaced)))
         if journal.inventory is None or is_moving or is_free(self.destination):
             return False

@@ -235,7 +235,7 @@ class LocalFile(File):
             self._fill(descriptor, offset, rest)
 
     def has_hole(self, start: int, stop: int) -> bool:
-        """Whether bytes of a range are not stored; see `SupportsHoleDetection`."""
+        """Return whether bytes of a range are not stored; see `SupportsHoleDetection`."""
         with self._file.use() as descriptor:
             try:
                 return os.lseek(descriptor, start, os.SEEK_HOLE) < stop

@@ -187,7 +187,7 @@ def _remove_if_unlocked(path: Path) -> None:
 
 
 def _lock(descriptor: int, *, waiting: bool = True) -> bool:
-    """Whether this process has locked the file; False if another process has, or without lock support."""
+    """Return whether this process has locked the file; False if another process has, or without lock support."""
     import fcntl
 
     try:

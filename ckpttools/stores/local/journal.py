@@ -109,7 +109,7 @@ class Journal:
         fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
 
     def _is_in_location(self) -> bool:
-        """Whether the open file still has its name."""
+        """Return whether the open file still has its name."""
         try:
             return os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
         except FileNotFoundError:
@@ -262,7 +262,7 @@ def read_job_info(directory: Path) -> JobInfo | None:
 
 
 def _may_be_torn(data: bytes) -> bool:
-    """Whether a crash can leave this data of an unsynced first line: truncated, or with zeros in any
+    """Return whether a crash can leave this data of an unsynced first line: truncated, or with zeros in any
     block.
     """
     begins = data[:1] == b"\0" or _begins(data.partition(b"\0")[0])

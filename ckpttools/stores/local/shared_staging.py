@@ -72,7 +72,7 @@ class SharedLocalStaging(LocalStaging):
         return prepared(attempt, lambda: self._is_preparing(purpose.plan), _PREPARED_SECONDS)
 
     def _is_preparing(self, plan: str) -> bool:
-        """Whether the process that has locked the directory is preparing it for a plan."""
+        """Return whether the process that has locked the directory is preparing it for a plan."""
         with errors_of(self.directory):
             result = self.looked_at()
             return result is not None and result.preparing == plan

@@ -141,7 +141,7 @@ class LocalStaging(StagingDirectory):
             self._check_room(nbytes)
 
     def _is_concluding(self, plan: str) -> bool:
-        """Whether a run of this plan was interrupted while it removed the traces of its work."""
+        """Return whether a run of this plan was interrupted while it removed the traces of its work."""
         with errors_of(self.directory):
             journal = None if is_free(self.destination) else self.looked_at()
             return journal is not None and self.is_complete(journal, plan)
@@ -282,7 +282,7 @@ class LocalStaging(StagingDirectory):
             raise conflict_error(self.directory, journal.purpose, purpose)
 
     def _is_changed(self, journal: Journal) -> bool:
-        """Whether the published checkpoint was changed since and may be replaced.
+        """Return whether the published checkpoint was changed since and may be replaced.
 
         Raises:
             DestinationExistsError: it was changed and may not be replaced.

@@ -15,7 +15,7 @@ CONTENT, REPLACED, REMOVED = "content", "replaced", "removed"
 
 
 def is_staging(path: Path) -> bool:
-    """Whether a directory is the staging directory of an active or interrupted conversion."""
+    """Return whether a directory is the staging directory of an active or interrupted conversion."""
     return path.name.endswith(SUFFIX) and (path / JOURNAL).is_file()
 
 

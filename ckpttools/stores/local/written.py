@@ -47,7 +47,7 @@ class WrittenFiles:
             raise moved_error(directory)
 
     def has(self, name: str) -> bool:
-        """Whether a file is registered."""
+        """Return whether a file is registered."""
         return name in self._files
 
     def register(self, name: str, file: int | str, size: int = 0, *, is_exact: bool = False) -> None:

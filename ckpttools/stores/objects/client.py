@@ -87,7 +87,7 @@ class Conditions:
 
 
 def is_usable(key: str) -> bool:
-    """Whether an object can have this key."""
+    """Return whether an object can have this key."""
     return not _UNUSABLE.search(key)
 
 

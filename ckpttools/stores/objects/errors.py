@@ -110,7 +110,7 @@ def login_hint(words: MessageTerms, endpoint: str) -> str:
 
 
 def is_absent_object(error: Exception) -> bool:
-    """Whether the bucket exists and the object does not, or the key is invalid."""
+    """Return whether the bucket exists and the object does not, or the key is invalid."""
     if isinstance(error, ValueError):
         return True
     status = _STATUS.search(str(error))
@@ -120,20 +120,20 @@ def is_absent_object(error: Exception) -> bool:
 
 
 def is_changed_object(error: Exception) -> bool:
-    """Whether an object has changed, possibly during the response, or already exists."""
+    """Return whether an object has changed, possibly during the response, or already exists."""
     from obstore.exceptions import AlreadyExistsError
 
     return isinstance(error, AlreadyExistsError) or "precondition failure" in str(error)
 
 
 def is_unsupported(error: StorageError) -> bool:
-    """Whether a server does not support a request, for example its condition."""
+    """Return whether a server does not support a request, for example its condition."""
     status = _STATUS.search(str(error.__cause__))
     return status is not None and status[1][:3] in ("405", "501")
 
 
 def is_refused_without_code(error: Exception) -> bool:
-    """Whether a metadata request is refused: its response has no body and so no error code."""
+    """Return whether a metadata request is refused: its response has no body and so no error code."""
     text = str(error)
     status = _STATUS.search(text)
     is_refused = status is not None and status[1].startswith("403")
@@ -141,7 +141,7 @@ def is_refused_without_code(error: Exception) -> bool:
 
 
 def is_listing_unsupported(error: Exception) -> bool:
-    """Whether a server does not support listings: the response for a missing bucket has an error code."""
+    """Return whether a server does not support listings: the response for a missing bucket has an error code."""
     text = str(error)
     status = _STATUS.search(text)
     is_absent = status is not None and status[1][:3] in ("404", "405")
@@ -149,7 +149,7 @@ def is_listing_unsupported(error: Exception) -> bool:
 
 
 def is_truncated(error: Exception) -> bool:
-    """Whether a response was truncated."""
+    """Return whether a response was truncated."""
     return "response body" in str(error)
 
 
@@ -159,12 +159,12 @@ def add_retries(error: Exception, retries: int) -> Exception:
 
 
 def has_invalid_key(error: Exception) -> bool:
-    """Whether a listing contains an object whose name obstore does not accept."""
+    """Return whether a listing contains an object whose name obstore does not accept."""
     return "Encountered object with invalid path" in str(error)
 
 
 def is_not_the_api(error: Exception) -> bool:
-    """Whether the response is not one of the cloud's API."""
+    """Return whether the response is not one of the cloud's API."""
     return _NOT_THE_API.search(str(error)) is not None or is_listing_unsupported(error)
 
 
@@ -225,7 +225,7 @@ def _no_bucket(asked: BucketRequest) -> StorageError:
 
 
 def _is_of_region(text: str) -> bool:
-    """Whether a request was sent to another region than the bucket's."""
+    """Return whether a request was sent to another region than the bucket's."""
     return "region" in text.partition("Debug source")[0].lower()
 
 

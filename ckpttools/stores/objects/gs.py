@@ -155,7 +155,7 @@ def _by_google_auth(path: Path, kind: str) -> object:
 
 
 def _is_on_google() -> bool:
-    """Whether this is a Google Cloud machine, which has an identity."""
+    """Return whether this is a Google Cloud machine, which has an identity."""
     if os.environ.get("GCE_METADATA_HOST"):
         return True
     result = metadata_headers("/", {"Metadata-Flavor": "Google"})

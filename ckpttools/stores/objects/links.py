@@ -72,7 +72,7 @@ _CLOCK_SECONDS = 2
 
 
 def is_proven_copy(source: ObjectFile, result: Status, built: Status | None, seconds: float) -> bool:
-    """Whether the cloud copied the version of an object that was opened.
+    """Return whether the cloud copied the version of an object that was opened.
 
     obstore sends no condition with a copy, so another process can change the source just before it, and put
     the old content back just after it.

@@ -64,7 +64,7 @@ class Listing:
         return self.objects is not None
 
     def tells(self, rest: str) -> bool:
-        """Whether the listing covers a relative key."""
+        """Return whether the listing covers a relative key."""
         first, _, below = rest.partition("/")
         return self.is_deep or not below or self.directories[""].get(first) != _DIRECTORY
 

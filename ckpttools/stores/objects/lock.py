@@ -314,7 +314,7 @@ def process_of(owner: Mapping[str, object]) -> str:
 
 
 def is_live(owner: Mapping[str, object], age: float) -> bool:
-    """Whether the process that wrote a lock `age` seconds ago may still exist."""
+    """Return whether the process that wrote a lock `age` seconds ago may still exist."""
     return age < EXPIRED_SECONDS and not _is_gone({name: str(value) for name, value in owner.items()})
 
 
@@ -356,7 +356,7 @@ def _began(pid: int) -> str:
 
 
 def _is_gone(owner: dict[str, str]) -> bool:
-    """Whether an owner is a process of this machine that no longer exists."""
+    """Return whether an owner is a process of this machine that no longer exists."""
     here = _process()
     is_here = bool(here["boot"]) and all(owner.get(name) == here[name] for name in ("host", "boot", "space"))
     pid = owner.get("pid", "")

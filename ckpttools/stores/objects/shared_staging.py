@@ -57,7 +57,7 @@ class SharedObjectStaging(ObjectStaging):
         prepared(attempt, lambda: self._is_preparing(purpose.plan), _PREPARED_SECONDS)
 
     def _is_preparing(self, plan: str) -> bool:
-        """Whether the process that has locked the destination is preparing it for a plan."""
+        """Return whether the process that has locked the destination is preparing it for a plan."""
         return read_lock(self.bucket, f"{self.partial}/{LOCK}").get(PREPARING) == plan
 
     def _join_journal(self, plan: str, share: Share, claim: PartClaim) -> ObjectJournal:

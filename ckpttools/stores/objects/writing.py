@@ -290,13 +290,13 @@ class Upload:
         self.on_complete(self.position, version)
 
     def _is_complete_after_all(self) -> bool:
-        """Whether only the response was lost. False if that is unknown."""
+        """Return whether only the response was lost. False if that is unknown."""
         with suppress(StorageError):
             return self._is_complete_object()
         return False
 
     def _is_complete_object(self) -> bool:
-        """Whether the complete object exists."""
+        """Return whether the complete object exists."""
         result = self._bucket.head(self._key) if self._plan else None
         is_whole = result is not None and result.size == self.position
         return is_whole and mark(self._bucket, self._key) == self._plan

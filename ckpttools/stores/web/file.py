@@ -59,7 +59,7 @@ class Validator(NamedTuple):
         return self.etag or self.modified
 
     def is_confirmed_by(self, later: Validator) -> bool:
-        """Whether a later response has the same validator, so that it is of the same state.
+        """Return whether a later response has the same validator, so that it is of the same state.
 
         A response without the validator can be from another server with another state. A weak ETag can stay
         the same when the content changes. Without a validator in the first response nothing can be compared.
@@ -135,7 +135,7 @@ class WebStore(Store):
         return
 
     def is_unchanged(self, file: WebFile) -> bool:
-        """Whether a file is unchanged; errors as `Store.stat`."""
+        """Return whether a file is unchanged; errors as `Store.stat`."""
         return True
 
     def forget(self, key: str) -> None:

@@ -100,7 +100,7 @@ _REJECTED = re.compile(
 
 
 def _is_rejected(asked: HubRequest, answer: Answer) -> bool:
-    """Whether the Hub rejects the token for any request."""
+    """Return whether the Hub rejects the token for any request."""
     is_about_token = asked.has_token and answer.status == 401 and not answer.code
     return is_about_token and _REJECTED.search(answer.declared) is not None
 

@@ -18,7 +18,7 @@ COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def is_model_name(text: str) -> bool:
-    """Whether a text may be the name of a model: org/name or org/name@revision."""
+    """Return whether a text may be the name of a model: org/name or org/name@revision."""
     org, slash, name = text.partition("/")
     name, at, revision = name.partition("@")
     is_whole = bool(slash) and bool(revision) == bool(at) and org not in _OTHERS

@@ -314,7 +314,7 @@ class Repository:
         return str(declared.get("commitOid") or "")
 
     def _was_committed(self, text: str) -> bool:
-        """Whether the last commit has this text, as far as the hub responds."""
+        """Return whether the last commit has this text, as far as the hub responds."""
         for attempt in range(_LOOKED):
             time.sleep(attempt * 4 * self.client.patience.first_wait)
             with suppress(StorageError):

@@ -55,17 +55,17 @@ def _from_json(page: str) -> Mapping[str, FileKind] | None:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be the name of an entry that can be displayed and requested."""
+    """Return whether a text can be the name of an entry that can be displayed and requested."""
     return is_inside(text) and "/" not in text and is_text(text)
 
 
 def is_plain(path: str) -> bool:
-    """Whether a path has no empty part and no `.`, which are other spellings of a shorter path."""
+    """Return whether a path has no empty part and no `.`, which are other spellings of a shorter path."""
     return not any(part in ("", ".") for part in path.split("/"))
 
 
 def is_text(text: str) -> bool:
-    """Whether a text can be encoded: half a surrogate pair, which JSON may contain, cannot."""
+    """Return whether a text can be encoded: half a surrogate pair, which JSON may contain, cannot."""
     return not _HALF.search(text)
 
 
