@@ -97,7 +97,8 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
 def as_maxtext(
     tree: Tree, options: AlignOptions | None = None, other: Tree | None = None
 ) -> NamedArrays[LazyArray]:
-    """Return a tree under MaxText's names, layers one by one: a MaxText checkpoint's own, else those of a family.
+    """Return the arrays of a tree by MaxText name, one layer at a time; other trees keep their family's
+    names.
 
     Args:
         tree: any checkpoint.
@@ -163,7 +164,7 @@ def _names_in_common(sides: tuple[HubModel, HubModel]) -> int:
 
 
 def _ways_of_names(tree: Tree, other: Tree, options: AlignOptions) -> list[HubModel]:
-    """Return a tree as it is, and under the names of the hub, where it has others that trainers of PyTorch write."""
+    """Return a tree under its own names, and under Hub names if PyTorch trainers use other names for it."""
     if view_of(tree).is_maxtext:
         return [HubModel(tree)]
     built = as_hub_model(tree, _files(tree, options, other).config or other.metadata.config)
@@ -275,7 +276,7 @@ def _with_what_both_have(
     *,
     is_conversion: bool,
 ) -> Pairing[LazyArray]:
-    """Return both sides; what only a training checkpoint has counts as a difference, but for a conversion's step."""
+    """Return both sides. Arrays of only a training state are differences, except a conversion's step."""
     a, b = dict(first.arrays), with_joints_of(second.arrays, first.arrays)
     remarks = [Remark(text, "A") for text in first.remarks] + [Remark(text, "B") for text in second.remarks]
     naming = [Remark(text, "A") for text in first.naming] + [Remark(text, "B") for text in second.naming]

@@ -96,7 +96,7 @@ def _is_causal(mask: np.ndarray) -> bool:
 
 
 def _is_table(values: np.ndarray, config: Mapping[str, Any]) -> bool:
-    """Return whether a table has exp(i t f) for each position t and frequency f, as torchtitan and Meta store it."""
+    """Return whether a table contains exp(i t f) for each position t and frequency f, as in torchtitan."""
     if not np.iscomplexobj(values):
         if values.ndim != 3 or values.shape[-1] != 2:
             return False

@@ -53,7 +53,7 @@ def _sides(shape: Shape) -> Shape:
 
 
 def in_memory(array: LazyArray, room: int) -> LazyArray:
-    """Return a copy of an array if a few of its elements are expensive to read, as from a large chunk; else itself.
+    """Return an in-memory copy of an array whose samples are expensive to read; other arrays as they are.
 
     Args:
         array: any array.
@@ -71,7 +71,7 @@ def sampled(array: LazyArray) -> list[np.ndarray]:
 
 
 def same_in(region: Region, left: LazyArray, right: LazyArray, ulps: int) -> bool:
-    """Return whether the arrays are the same in a small region, or at most so many units in the last place apart."""
+    """Return whether two arrays differ by at most `ulps` units in the last place in a small region."""
     values = [item.read(region).view(item.dtype.carrier) for item in (left, right)]
     return close(values[0], values[1], (left.dtype, right.dtype), ulps)
 

@@ -44,7 +44,7 @@ class UnnamedSide:
         return by_name(self.tree.arrays)
 
     def likely_families(self) -> list[Family]:
-        """Return the families whose rows produce most of the other side's names, whatever the configured sizes."""
+        """Return the families whose rows produce most of the other side's names, for any configured sizes."""
         counts = {family.name: self._common_names(family) for family in families().values()}
         limit = max(counts.values(), default=0)
         return [families()[name] for name, count in counts.items() if count == limit > 0]

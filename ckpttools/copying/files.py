@@ -13,7 +13,7 @@ from ckpttools.stores.publishing import PLAN_MARK
 
 
 def files_below(directory: Location) -> Mapping[str, Status]:
-    """Return each file below a directory, sorted by its names with "/" between them. Links to files are followed.
+    """Return the files below a directory, sorted by their "/"-separated names. Links to files are followed.
 
     Raises:
         FormatError: there is something that is neither a file nor a directory, or a link to a directory.

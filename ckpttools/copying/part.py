@@ -112,8 +112,11 @@ class FileGroup:
         return [name for _, _, name in sorted(ranked)]
 
     def fingerprint(self) -> str:
-        """Return the same for two copies of the same files: it names their sizes and versions, and of local files
-        some of their bytes, too; errors as of `ckpttools.stores.samples.compute_sample_digests`."""
+        """Return a value that is equal for two copies of the same files.
+
+        It combines sizes and versions, and sampled bytes of local files. Errors as of
+        `ckpttools.stores.samples.compute_sample_digests`.
+        """
         files = [[name, result.size, result.version] for name, result in self.files.items()]
         is_local = self.source.store.scheme == "file"
         opened = [(self.source / name).open(result) for name, result in self.files.items() if is_local]
@@ -122,7 +125,7 @@ class FileGroup:
 
 
 def commits_of(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the commit files of items, by their names in the step ("" for the step itself), and of the step."""
+    """Return the commit files of items and of the step, by item name ("" for the step itself)."""
     inner = tuple(f"{name}/{COMMIT_FILE}" for name in names if name)
     return (*inner, COMMIT_FILE)
 

@@ -77,7 +77,7 @@ def _check_pointers(part: FileGroup) -> Iterator[str]:
 
 
 def _is_named(path: str, patterns: Iterable[str]) -> bool:
-    """Return whether the last part of a path matches a pattern. Chunks are named by numbers, so they are fast."""
+    """Return whether the last component of a path matches a pattern. Names of chunks are rejected early."""
     name = path.rpartition("/")[2]
     return name[:1].isalpha() and matches_any(name, patterns)
 

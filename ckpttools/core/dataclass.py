@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(cls: type | None = None, /, **options: bool) -> Any:
-        """Return a decorator as `dataclasses.dataclass`, with frozen, eq, repr and slots, without `InitVar`."""
+        """Return a `dataclasses.dataclass` decorator: frozen, eq, repr and slots, but no `InitVar`."""
         return partial(_build_class, **options) if cls is None else _build_class(cls, **options)
 
 

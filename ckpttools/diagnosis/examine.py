@@ -205,7 +205,7 @@ def _told_once(result: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _is_told(last: Finding, location: str) -> bool:
-    """Return whether an error at a place is why something cannot be opened; the message may name its directory."""
+    """Return whether the last finding explains an error at a location; its message may name the directory."""
     if _is_at(location, last.location) or _is_at(last.location, location):
         return True
     return location in last.what or f"{parse(location).parent}: " in last.what

@@ -62,7 +62,7 @@ def without_step(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
 
 
 def with_carried(tree: Tree, layers: bool) -> dict[str, LazyArray]:
-    """Return all arrays under stored names, and those that a MaxText checkpoint carries for the reverse conversion.
+    """Return all arrays by stored name, with those that MaxText carries only for the reverse conversion.
 
     Args:
         tree: Any checkpoint.

@@ -69,7 +69,7 @@ class Digest:
 
     @classmethod
     def of(cls, algorithm: str, dtype: str, shape: Shape, blocks: bytes) -> Digest:
-        """Return an array's digest from those of its blocks: the hash of `float32[2,3]`, a newline, and them."""
+        """Return an array's digest: the hash of `float32[2,3]`, a newline and the digests of its blocks."""
         head = f"{format_type(dtype, shape)}\n".encode()
         return cls(dtype, shape, algorithm_named(algorithm)(head + blocks).hex(), blocks.hex())
 

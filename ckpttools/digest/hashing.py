@@ -44,7 +44,7 @@ def hash_tree(
 
 
 def differences(got: Manifest, expected: Manifest) -> tuple[Difference, ...]:
-    """Return differences between a checkpoint, hashed as a manifest was, and the manifest, in the order of names.
+    """Return the differences between a manifest and a checkpoint hashed in the same way, sorted by name.
 
     If the manifest does not record texts, each text of the checkpoint is one.
     """

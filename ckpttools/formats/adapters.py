@@ -73,7 +73,7 @@ def wrapped_weights(tree: Tree) -> list[str]:
 
 
 def is_adapter_alone(folder: Location) -> bool:
-    """Return whether a directory has an adapter configuration, and no weights other than those of an adapter."""
+    """Return whether a directory has an adapter configuration and no weights except an adapter's."""
     if not (folder / ADAPTER).is_file():
         return False
     weights = (entry.name for entry in folder.entries() if entry.name.endswith((".safetensors", ".bin")))

@@ -187,7 +187,7 @@ class SupportsFiles(Protocol):
     """A format that knows which files are its own; without it no checkpoint of it is ever replaced."""
 
     def owns(self, name: str) -> bool:
-        """Return whether a path, relative to a checkpoint, is one that its files have, or would be taken for one."""
+        """Return whether a path relative to a checkpoint is, or could be mistaken for, this format's."""
 
     def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
         """What lies in a directory and is not part of the one checkpoint that the writer puts there.

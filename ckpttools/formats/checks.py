@@ -18,7 +18,7 @@ LONGEST_PATH = 4096
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a file or directory can have this name; Orbax and zarr-python read a backslash as "/"."""
+    """Return whether a file can have this name. Orbax and zarr-python read a backslash as "/"."""
     if name in ("", ".", "..") or not {"/", "\\", "\0"}.isdisjoint(name):
         return False
     try:

@@ -62,7 +62,7 @@ def formats() -> Mapping[str, Format]:
 
 
 def _built_in() -> Iterator[Format]:
-    """Yield those of this package; each is imported when it is its turn: 26 modules are of PyTorch's alone."""
+    """Yield the formats of this package, importing each when needed: PyTorch alone has 26 modules."""
     return map(_loaded, _BUILT_IN)
 
 
@@ -148,7 +148,7 @@ def stored_shardings(tree: Tree) -> Mapping[TreePath, Sharding]:
 
 
 def other_steps(tree: Tree) -> OtherSteps:
-    """Return steps beside a tree's that cannot be read, as its format tells: see `SupportsSteps`; else none."""
+    """Return unreadable steps next to a tree, if its format is `SupportsSteps`; otherwise none."""
     format = _format_of(tree)
     return format.other_steps(tree) if isinstance(format, SupportsSteps) else OtherSteps({}, {})
 
@@ -280,7 +280,7 @@ def _format_of(tree: Tree) -> Format | None:
 
 
 def is_checkpoint(path: Location) -> bool:
-    """Return whether a built-in format takes what is there for its own; StorageError if it cannot be looked at."""
+    """Return whether a built-in format recognizes a path; StorageError if it cannot be accessed."""
     return any(item.why_not(path) is None for item in _built_in())
 
 

@@ -152,7 +152,7 @@ class WithSidecars:
         )
 
     def _apart(self, tree: Tree) -> tuple[Tree, Tree]:
-        """Return the tree itself, and the companions' arrays by their names; others may have paths like theirs."""
+        """Split off the sidecar arrays by name; other arrays may have similar paths."""
         carried: dict[Path, Leaf] = {(name,): tree[(*_PREFIX, name)] for name in self.sidecars.arrays}
         own = {path: leaf for path, leaf in tree.items() if not self._is_sidecar(path)}
         return Tree(own, tree.metadata), Tree(carried, Metadata(location=tree.metadata.location))

@@ -93,7 +93,7 @@ def is_saved_by_peft(tree: Tree) -> bool:
 
 
 def sidecar_directory(tree: Tree) -> Location:
-    """Return the directory of a model's other files: that of its weights; of other trees one of their own below.
+    """Return the directory for a model's sidecars: that of its weights; for other trees, a subdirectory.
 
     Adapters that PEFT saved are such models.
     """

@@ -144,7 +144,7 @@ class WeightsLocation:
         return result
 
     def _is_one_series(self) -> bool:
-        """Return whether the files of weights here are one complete series, of which an index can be written."""
+        """Return whether the weight files form one complete series, for which an index can be written."""
         every = {*self.names, *self.unnamed}
         series = {_series_of(name) for name in every}
         kind = series.pop() if len(series) == 1 else None
@@ -239,7 +239,7 @@ def _set_aside(index: Location) -> str:
 
 
 def visible_files(folder: Location) -> list[str]:
-    """Return names of what may be files of ours, sorted; hidden ones are other programs' (`._model.safetensors`)."""
+    """Return the sorted names of files that may be ours; hidden files (`._model.safetensors`) are not."""
     return [entry.name for entry in folder.entries() if entry.name[0] != "." and not entry.is_dir]
 
 

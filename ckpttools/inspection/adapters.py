@@ -14,7 +14,7 @@ from ckpttools.inspection.comparison import ArraySpec, Comparison, Different
 
 
 def against_base(adapter: Adapter, base: Base) -> Comparison:
-    """Return whether a model has the weights that an adapter changes, each of the shape that its factors are of."""
+    """Return whether a model has all weights that an adapter changes, with shapes that fit its factors."""
     # Of another number of experts all are missing.
     with suppress(FormatError):
         adapter = split_as_base(base, adapter)

@@ -194,7 +194,7 @@ def layer_axis(tree: Tree, path: str) -> int | None:
 
 
 def _is_stacked(path: str) -> bool:
-    """Return whether an array is below a key that stands for all layers of a group: `layers`, not `layers_3`."""
+    """Return whether an array is below a key for all layers of a group: `layers`, not `layers_3`."""
     ends = {key.rpartition("_")[2] for key in path.split("/") if "layers" in key}
     return any(not end.isdigit() and end != "remainder" for end in ends)
 

@@ -145,7 +145,7 @@ class _Folding:
 
 
 def _folded(children: Mapping[str, _Node]) -> list[tuple[str, list[str]]]:
-    """Return each line's name and the children it stands for, in natural order; large groups are formed first."""
+    """Return the lines and the children that each stands for, in natural order; large groups form first."""
     left = set(children)
     lines: list[tuple[str, list[str]]] = []
     for (prefix, suffix, _, _), group in sorted(_alike(children).items(), key=_largest_first):

@@ -57,7 +57,7 @@ class LayerRow:
 
 
 def layer_rows(tree: Tree) -> dict[Path, LayerRow]:
-    """Return the layers of every array that has some, those of its optimizer's state as well. Reads nothing."""
+    """Return the layers of all arrays that have layers, including optimizer state. Reads no data."""
     view = view_of(tree)
     axis = view.scan_axis or 0
     try:

@@ -231,7 +231,7 @@ class Extremes:
 
 
 def extremes(carriers: np.ndarray, dtype: DType) -> Extremes | None:
-    """Return the extremes of at least one element; None if one is NaN or infinite, or the dtype has another layout.
+    """Return the minimum and maximum; None for NaN, infinity or a dtype with another layout.
 
     Args:
         carriers: of any shape and strides.

@@ -236,7 +236,7 @@ def _adapter(tree: Tree) -> AdapterReport | None:
 
 
 def _logical(tree: Tree) -> DequantizedTree:
-    """Return the tree with quantized weights as one array each, where all of them are of a scheme that is read."""
+    """Return the tree with each quantized weight as one array, if every scheme is supported."""
     result = weights_in(tree)
     if has_doubtful_shapes(result):
         result = shaped_weights_in(tree)

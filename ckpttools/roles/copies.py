@@ -109,7 +109,7 @@ class _CopySearch:
         return {_bare(location.tail): ends[location.tail] for location in locations if location}
 
     def beside_others(self) -> dict[Path, Shape]:
-        """Return the paths and shapes of parameters that lie under a name of their own, beside something else."""
+        """Return the paths and shapes of parameters under a name of their own, next to other objects."""
         first = next(iter(self._below_weights() or self._numbered()), None)
         if first is None:
             return {}

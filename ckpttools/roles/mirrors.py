@@ -111,7 +111,7 @@ class Mirrors:
         return any(of[: len(outside)] != outside for of in self._whole.get(tail, ()))
 
     def mirrors(self, path: Path, start: int) -> bool:
-        """Return whether what is below the first `start` keys ends as an array outside does, and has its shape."""
+        """Return whether the path below the first `start` keys ends like an outside array's, of that shape."""
         for k in range(start, len(path)):
             for of in self._outside(path, path[:start], path[k:], start, self._whole):
                 if self.arrays[path].shape == self.arrays[of].shape:
@@ -119,7 +119,7 @@ class Mirrors:
         return self.moment(path, start) is not None
 
     def moment(self, path: Path, start: int = 0) -> Moment | None:
-        """Return the moment that an array is of one outside of its first `start` keys; None where it is not one."""
+        """Return this array as a moment of one outside of its first `start` keys, or None."""
         return next(self._moments(path, start, self._whole), None)
 
     def moment_below_names(self, path: Path) -> Moment | None:
@@ -165,12 +165,12 @@ class Mirrors:
 
 
 def _same_module(of: Path, head: Path, root: int) -> bool:
-    """Return whether a head is in the same module of the model as a parameter: modules do not mirror themselves."""
+    """Return whether a head is in the same module as a parameter: modules do not mirror themselves."""
     return of[:root] == head[:root] and of[root : root + 1] == head[root : root + 1] != ()
 
 
 def is_moments_shape(name: str | int, shape: Shape, parameter: Shape) -> bool:
-    """Return whether a moment of a parameter may have a shape: the parameter's, several of it, or less an axis."""
+    """Return whether a moment can have this shape: the parameter's, several of it, or one axis fewer."""
     if shape == parameter or (name in FACTORED and shape == (1,)):
         return True
     if name in REMEMBERED and shape[1:] == parameter:

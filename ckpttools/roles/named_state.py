@@ -48,14 +48,14 @@ def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Heads:
 
 
 def _around_enclosed(paths: Collection[Path]) -> set[Path]:
-    """Return keys with the state of another optimizer right below: the state of one, whatever they are called."""
+    """Return keys directly above another optimizer's state: they hold an optimizer, whatever their name."""
     enclosed = (path for path in paths if not ENCLOSED.isdisjoint(path))
     around = {path[:k] for path in enclosed for k, key in enumerate(path) if key in ENCLOSED}
     return (around | {iterate[:-1] for iterate in iterates(paths)}) - {()}
 
 
 def _around_keras(arrays: Mapping[Path, ArrayFacts]) -> set[Path]:
-    """Return keys right above the variables of one of Keras' optimizers: its steps, and moments of parameters.
+    """Return keys directly above the variables of a Keras optimizer: its steps and moments.
 
     A block of a model may have an iteration and a norm. An optimizer has a learning rate as well, or moments
     of most of the model and nothing else.
@@ -94,7 +94,7 @@ def _is_rate(array: ArrayFacts | None) -> bool:
 def _containers(
     mirrors: Mirrors, empty: Collection[Path], around: Collection[Path]
 ) -> dict[Path, list[Path]]:
-    """Return keys that are named as optimizers' states are, or identified otherwise -> the arrays below them."""
+    """Return the keys named like optimizer states, or otherwise identified, with their arrays."""
     result: dict[Path, list[Path]] = {}
     for paths, are_arrays in ((mirrors.arrays, True), (empty, False)):
         for path in paths:
@@ -179,7 +179,7 @@ class _Container:
         )
 
     def _is_moment(self, path: Path) -> bool:
-        """Return whether it is named as what is kept of a parameter, and has the path and a shape of one outside."""
+        """Return whether an array is named like a moment and matches the path and shape of a parameter."""
         shapes, shape = self.models.shapes, self.mirrors.arrays[path].shape
         start = len(self.head)
         named = ((k, tail) for k in range(start, len(path) - 1) for tail in unwrapped(path, k + 1))
@@ -190,7 +190,7 @@ class _Container:
         )
 
     def _is_whole_state(self) -> bool:
-        """Return whether all below a name that a module may have mirrors something, and steps are counted there."""
+        """Return whether everything below an ambiguous name mirrors parameters, and includes a step count."""
         large, start = self._large(), len(self.head)
         if not any(map(self.mirrors.is_step, self.inner)):
             # SGD counts no steps. Each of its arrays has the name, path and shape of a parameter's momentum.
@@ -290,7 +290,7 @@ class _Container:
         return {path[: k + 1] for path in named for k, key in enumerate(path) if key in TELLING_BESIDE}
 
     def _is_part_of_parameter(self, path: Path, shapes: Mapping[Path, Shape]) -> bool:
-        """Return whether a part of a state is named, and the parameter that it is of, whatever is around them."""
+        """Return whether a path names a part of a state and its parameter, whatever surrounds them."""
         start = len(self.head)
         for k in range(start, len(path) - 1):
             if not (is_part(path[k]) or self._is_beside(path, k)):

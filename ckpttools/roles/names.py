@@ -151,7 +151,7 @@ def core_of(path: Path) -> Path:
 
 
 def wraps(key: str | int) -> bool:
-    """Return whether a key may stand around a whole model or state: a place in a tuple, or a name as `target`."""
+    """Return whether a key may wrap a whole model or state: a tuple index, or a name such as `target`."""
     return key in _WRAPPERS or str(key).isdecimal()
 
 
@@ -170,7 +170,7 @@ def unwrapped(path: Path, start: int = 0) -> Iterator[Path]:
 
 @lru_cache(maxsize=4096)
 def container(key: str | int) -> str | None:
-    """Return the name of a key that holds an optimizer's state, without its number; None for any other key."""
+    """Return the name, without its number, of a key that holds an optimizer's state; None for other keys."""
     name, _, number = str(key).rpartition("_")
     name = name if number.isdecimal() and name else str(key)
     return name if name in _CONTAINERS | _WEAK_CONTAINERS else None
@@ -203,7 +203,7 @@ def _is_within(key: str | int) -> bool:
 
 
 def wraps_states(path: Path, k: int) -> bool:
-    """Return whether the key at `k` is one of those around the states within an optimizer's, or a label of one."""
+    """Return whether the key at `k` wraps states within an optimizer's, or labels one."""
     return _is_within(path[k]) or (k > 0 and path[k - 1] == _LABELED)
 
 
@@ -213,7 +213,7 @@ def is_telling(key: str | int) -> bool:
 
 
 def is_part(key: str | int) -> bool:
-    """Return whether a key names what optimizers keep of each parameter, or of all; modules may be called so."""
+    """Return whether a key names optimizer state, per parameter or shared; modules may have such names."""
     return key in _ALL_PARTS
 
 
@@ -264,7 +264,7 @@ def is_random(path: Path) -> bool:
 
 
 def is_bookkeeping(keys: Path) -> bool:
-    """Return whether names say that it is a random state, a number of steps, a schedule, or a scale of the loss."""
+    """Return whether a path names a random state, a step count, a schedule or a loss scale."""
     if not may_be_bookkeeping(keys):
         return False
     first, *below = _named_as(keys)

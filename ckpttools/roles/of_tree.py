@@ -243,7 +243,7 @@ def _may_be_twice(arrays: Mapping[Path, Typed]) -> bool:
 
 
 def _head(path: Path) -> Path:
-    """Return the first keys of a path, of which few are different; all where it may begin with so many wrappers."""
+    """Return the first keys of a path, few of which differ; the full path if all of them may be wrappers."""
     keys = first_keys(path, _HEAD)
     return keys if len(keys) < _HEAD or not all(map(is_wrapper, keys[1:])) else keys_of(path)
 

@@ -19,7 +19,7 @@ _BELOW_A_NAME = 2
 
 
 def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Heads:
-    """Return moments that mirror parameters where no name above says so: an optimizer's, and those unclear."""
+    """Return moments without a telling name: an optimizer's, and unclear ones."""
     if _is_state_alone(mirrors, rest):
         return Heads(state=frozenset([()]))
     named = [path for path in rest if below_moments(path)]
@@ -36,7 +36,7 @@ def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Heads:
 
 
 def _of_few(mirrors: Mirrors, rest: list[Path]) -> Heads:
-    """Return moments of one name of a model that has no more than one or two parameters, and lies below any name."""
+    """Return the moments of a model with at most two parameters, below any name."""
     large = [path for path in rest if mirrors.arrays[path].shape]
     if len(large) > 2 * _FEW:
         return Heads()
@@ -149,7 +149,7 @@ class _Evidence:
         return mostly(model, len(self._others) - len(own))
 
     def _is_counted(self, group: _BranchMoments) -> bool:
-        """Return whether a number of steps is in the state, or beside each moment where these lie by parameter."""
+        """Return whether the state has a step count, in all or next to each moment if stored by parameter."""
         return any((*location, name) in self._steps for location in group.locations() for name in STEPS)
 
 

@@ -85,7 +85,7 @@ class Removal:
         return isinstance(self.run.store, SupportsRename)
 
     def _partly_deleted(self) -> list[str]:
-        """Return names of steps of which some is deleted; not of those that were saved again in their place."""
+        """Return the names of partly deleted steps, except those that were saved again in the meantime."""
         return [name for name in self._names(_DELETING) if not self._is_saved_again(name)]
 
     def _is_saved_again(self, name: str) -> bool:

@@ -155,7 +155,7 @@ _BLOCK = 1 << 20
 
 
 def is_inside(name: str) -> bool:
-    """Return whether a relative name from a file, with "/" between its parts, stays below that file's directory."""
+    """Return whether a relative "/"-separated name in a file stays below that file's directory."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
 

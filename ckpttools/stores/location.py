@@ -331,7 +331,7 @@ def _plain(path: PurePosixPath) -> str:
 
 
 def is_store_failure(error: Exception, location: Location) -> bool:
-    """Return whether an error means that a network store does not respond, rather than that the file is bad."""
+    """Return whether an error means an unreachable network store rather than a damaged file."""
     return isinstance(error, StorageError) and location.store.scheme != "file" and location.exists()
 
 

@@ -332,7 +332,7 @@ class Statement:
 @cache
 @st.composite
 def statements(draw: st.DrawFn, most_axes: int = 5) -> Statement:
-    """Return rows of every kind: each axis in the key or the array of each side, single or merged, in any order."""
+    """Return rows of every kind: axes in the key or array of a side, single or merged, in any order."""
     names = draw(_in_any_order(("layer", "heads", "pair", "half", "embed", "expert")))
     axes = names[: draw(st.integers(0, most_axes))]
     sizes = {axis: draw(st.integers(1, 4)) for axis in axes}

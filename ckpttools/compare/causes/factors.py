@@ -34,7 +34,7 @@ def norm_offset(case: Case) -> Iterator[Hypothesis]:
 
 
 def _one_is_nothing(a: LazyArray, b: LazyArray) -> bool:
-    """Return whether numbers are so large, or so near each other, that 1 more cannot be told from rounding."""
+    """Return whether adding 1 would disappear in rounding: the values are very large, or equal."""
     x, y = sampled_numbers(a), sampled_numbers(b)
     with np.errstate(over="ignore", invalid="ignore"):
         return not np.any(np.abs(x - y) > 4 * a.dtype.epsilon * np.maximum(np.abs(x), np.abs(y)))
@@ -59,7 +59,7 @@ def factor(case: Case) -> Iterator[Hypothesis]:
 
 
 def _ratio(x: np.ndarray, y: np.ndarray, dtype: DType) -> float:
-    """Return the factor from x to y that fits best: coarse numbers tell it together better than each of them."""
+    """Return the factor from x to y that fits best. Coarse values determine it only together."""
     if dtype.bits == 64:
         return float(np.median(y / x))
     return float(np.dot(x, y) / np.dot(x, x))

@@ -142,7 +142,7 @@ def _contradiction(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -
 
 
 def _stem(name: str) -> str:
-    """Return the common start of the names of a model's shards: `model` of `model-00001-of-00002.safetensors`."""
+    """Return the common stem of a model's shards: `model` for `model-00001-of-00002.safetensors`."""
     match = NAMES.numbered.fullmatch(name)
     return match["stem"] if match else name.removesuffix(SAFETENSORS)
 
@@ -227,7 +227,7 @@ def _misnamed(
     named: Mapping[str, str],
     files: Mapping[str, Sequence[str]],
 ) -> Iterator[Finding]:
-    """Yield tensors that are in files which the index names, but not where it says, or that it does not list."""
+    """Yield tensors that the index lists in the wrong file, or not at all."""
     moved = [tensor for tensor, file in named.items() if tensor in files and file not in files[tensor]]
     unlisted = [tensor for tensor in files if tensor not in named]
     kinds = (
@@ -252,7 +252,7 @@ def _loose(
     files: Mapping[str, Sequence[str]],
     loose: Sequence[str],
 ) -> Finding:
-    """Return files next to those that an index names: another save's, or a part of the model that it forgets."""
+    """Return files that the index does not name: from another save, or a forgotten part of the model."""
     what = f"does not name {plural(len(loose), 'file')} beside it: {_some(loose)}"
     series = {_stem(name) for name in {file for item in files.values() for file in item}}
     of_model = [name for name in loose if NAMES.numbered.fullmatch(name) and _stem(name) in series]

@@ -132,7 +132,7 @@ def numbered_states(folder: Location) -> dict[int, Location]:
 
 
 def _may_be_state(location: Location) -> bool:
-    """Return whether a file with the name of a state is one, or what a lost write or a short copy left of one."""
+    """Return whether a file named like a state starts like one, even if it was truncated."""
     with location.open() as file:
         head = bytes(file.read(0, min(64, file.size)))
     # 0x80 begins pickles, too.

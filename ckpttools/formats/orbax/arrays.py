@@ -212,7 +212,7 @@ class Grid:
         return chunk_array(EncodedChunk(source, offset, nbytes, coding, name, extent, of_shard, total), shape)
 
     def _plain(self, index: Shape) -> LazyArray:
-        """Return a chunk that is its elements; asked for at every read, so as little as possible is made for it."""
+        """Return an uncompressed chunk. Every read calls this, so it creates as few objects as possible."""
         document = self.document
         located = self._located(index)
         if located is None:
@@ -221,7 +221,7 @@ class Grid:
         return Stored(document.chunk, document.dtype, source, offset, whole_bytes=True)
 
     def _is_one_plain_piece(self, shard: ShardIndex, nbytes: int) -> bool:
-        """Return whether a shard has room for its index and one plain piece: then it is known where that is."""
+        """Return whether a shard is as large as its index and one plain piece; its offset is then known."""
         coding = self.document.coding
         return coding.is_plain and shard.pieces == 1 and nbytes == coding.nbytes + shard.index_bytes
 

@@ -61,7 +61,7 @@ def hosts_at(path: Location) -> dict[Location, list[Location]]:
 
 
 def _peers(result: dict[Location, list[Location]]) -> dict[Location, list[Location]]:
-    """Return those that have chunks of one process each, where processes are several: runs of one are all of 0."""
+    """Return hosts that hold chunks of one process each, of runs with several processes."""
     processes = {
         host: {location.name for item in items for location in item.glob(PROCESSES)}
         for host, items in result.items()

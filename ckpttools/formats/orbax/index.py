@@ -36,7 +36,7 @@ class Index:
 
 
 def index_of(directory: Location, max_bytes: int) -> Index | None:
-    """Return the index in use: the merged one if there is one, else that of all processes; None if there is none.
+    """Return the index in use: the merged one, else that of all processes, else None.
 
     Args:
         directory: the item.

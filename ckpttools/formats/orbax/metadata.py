@@ -304,7 +304,7 @@ def array_metadata(directory: Location) -> dict[str, Mapping[str, Any]]:
 
 
 def key_impls(directory: Location) -> dict[str, str]:
-    """Return names of the arrays that are typed PRNG keys, with the implementation of each; errors as above."""
+    """Return the names and implementations of the typed PRNG keys; errors as above."""
     declared = {name: item.get("ext_metadata") for name, item in array_metadata(directory).items()}
     impls = {name: item.get("random_key_impl") for name, item in declared.items() if isinstance(item, dict)}
     return {name: impl for name, impl in impls.items() if impl}

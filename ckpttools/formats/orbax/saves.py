@@ -201,7 +201,7 @@ def _may_be(declared: T, others: Sequence[T]) -> bool:
 
 
 def _are_together(share: HostShare, group: Sequence[HostShare]) -> bool:
-    """Return whether a share may be of a save by the time at which it was begun; others of it have begun before."""
+    """Return whether a share may belong to a save, judged by start time: the other shares started earlier."""
     began = [item.began for item in group if item.began is not None]
     apart = 0.0 if share.began is None or not began else share.began - min(began)
     if apart <= TOGETHER_SECONDS:

@@ -152,7 +152,7 @@ class HostShare:
 
 
 def shares_of(location: Location, max_index_bytes: int = MAX_INDEX_BYTES) -> list[HostShare]:
-    """Return the shares of hosts in a directory: that of a host, of one of its steps, or one above several hosts.
+    """Return the host shares in a directory: of one host, of one of its steps, or of several hosts.
 
     Of an emergency manager the hosts of the first slice have none.
 

@@ -45,5 +45,5 @@ def remedy(step: Location, asked: Location, *, is_uncommitted: bool) -> Remedy:
 
 
 def is_passed_over(step: Location) -> bool:
-    """Return whether no loader takes a step that was never committed: Orbax does so where it goes by names."""
+    """Return whether loaders skip an uncommitted step: Orbax does if it goes by names."""
     return not is_committed(step) or not (commits_by_file(step) or isinstance(step.store, SupportsRename))

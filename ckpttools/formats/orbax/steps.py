@@ -40,12 +40,12 @@ _TREE_HANDLERS = ("PyTree", "Standard")
 
 
 def commits_by_file(location: Location) -> bool:
-    """Return whether Orbax takes a directory here for finished only with a commit file; the scheme alone decides."""
+    """Return whether Orbax requires a commit file in finished directories here; only the scheme decides."""
     return location.store.scheme == "gs"
 
 
 def is_committed(directory: Location) -> bool:
-    """Return whether Orbax takes a directory for finished: by a file or by its name, whatever its metadata say."""
+    """Return whether Orbax considers a directory finished, by a file or its name, not its metadata."""
     if commits_by_file(directory):
         return (directory / COMMIT_FILE).is_file()
     return IN_PROGRESS not in directory.name
@@ -334,7 +334,7 @@ def _run(path: Location) -> OrbaxRun:
 
 
 def step_of(item: Location) -> Step:
-    """Return the step of an item, or of what is left of one: the directory above, or its own where it is bare."""
+    """Return the step that contains an item or its remains; a bare item is its own step."""
     return Step(item if _is_own_step(item) else item.parent)
 
 
@@ -349,7 +349,7 @@ def is_left_of_item(names: Collection[str]) -> bool:
 
 
 def is_bare(path: Location) -> bool:
-    """Return whether an item is a step of its own: `Checkpointer.save` puts both levels into one directory."""
+    """Return whether an item is its own step: `Checkpointer.save` puts both levels into one directory."""
     return is_item(path) and _is_own_step(path)
 
 

@@ -89,7 +89,7 @@ def _location(file: File, entry: zipfile.ZipInfo) -> tuple[int, int]:
 
 
 def _content(file: File, entry: zipfile.ZipInfo) -> bytes:
-    """Return the bytes of a member; a checksum of 0 is none (`torch.serialization.set_crc32_options(False)`)."""
+    """Return the bytes of a member. A checksum of 0 means none (see `torch.serialization`)."""
     content = file.read(*_location(file, entry))
     if entry.CRC and zlib.crc32(content) != entry.CRC:
         raise _damaged(file.path, f"other bytes in {entry.filename} than its checksum is of")

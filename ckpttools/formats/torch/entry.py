@@ -167,7 +167,7 @@ def saved_value(part: FilePart, whole: ByteSource, offset: int) -> tuple[object,
 
 
 def checksums_of(whole: File, offset: int, nbytes: int, name: str) -> Iterator[ChecksummedRange]:
-    """Yield the storages that have a checksum in a file of torch.save within another; of another kind none has.
+    """Yield the storages with a checksum of a torch.save file within another; other kinds have none.
 
     Args:
         whole, offset, nbytes: the file around it, and which part of that it is.

@@ -63,7 +63,7 @@ class Machine:
         return self.globals.setdefault((module, name), Global(module, name))
 
     def key(self, value: Any) -> Any:
-        """Return a key of a mapping or member of a set: what compares at once, whatever a hostile pickle nests."""
+        """Return a mapping key or set member, limited to types that compare in constant time."""
         members = value if isinstance(value, tuple) else (value,)
         if not all(member is None or isinstance(member, _KEYS) for member in members):
             raise DamagedPickleError(f"a {type(value).__name__} as a key")

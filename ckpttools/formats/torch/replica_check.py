@@ -127,7 +127,7 @@ def refuse_copies(files: Mapping[str, ProcessFile], location: Location, hint: st
 
 
 def _alike(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[str]]:
-    """Return which of some files have the same bytes wherever one of them has anything; only such can be copies."""
+    """Return which files agree wherever one of them has data: only those can be replicas."""
 
     @cache
     def middle(name: str, span: tuple[int, int]) -> bytes:
@@ -178,7 +178,7 @@ def _are_experts(alike: Sequence[Mapping[str, LazyArray]], looks: Collection[_Lo
 
 
 def _is_repeated(array: LazyArray) -> bool:
-    """Return whether the first and the last of several rows are alike: of experts that are copies of each other."""
+    """Return whether the first and last of several rows are equal, as in experts that are copies."""
     if array.ndim < 2 or array.shape[0] < 2:
         return False
     row, rest = (1, *array.shape[1:]), (0,) * (array.ndim - 1)

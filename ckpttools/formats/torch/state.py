@@ -82,7 +82,7 @@ def state_of(value: Any, nbytes: int, tensor: Tensor, location: str) -> State:
 
 
 def _walk(value: Any, limit: int, location: str) -> Iterator[tuple[Path, Any]]:
-    """Yield all that holds nothing, in order: at most so many values, whose paths are of no more than some keys."""
+    """Yield empty values in order, limited in number and in the length of their paths."""
     rest: list[tuple[Path, Any]] = [((), value)]
     met, keys = 1, 0
     while rest:

@@ -71,7 +71,7 @@ def dtype_named(value: Any) -> DType | None:
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether a record stands for a tensor, readable or not; `ShardedTensor` of FSDP is one that is not."""
+    """Return whether a record stands for a tensor, even an unreadable one such as FSDP's `ShardedTensor`."""
     if not isinstance(value, Record):
         return False
     return value.name.startswith(("_rebuild_", "_tensor_rebuild")) or value.name.endswith("Tensor")
@@ -218,7 +218,8 @@ class _Box:
 
 
 def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box | None:
-    """Return the box of (length, stride) at falling strides; one more axis of length 1 where the last is not 1.
+    """Return the box of (length, stride) by falling stride, with an axis of length 1 if the last stride is
+    not 1.
 
     None where elements at such strides are no box of any array in the storage.
     """

@@ -72,7 +72,7 @@ class ModelStates:
         }
 
     def others(self, result: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-        """Return tensors of the model that no process trained, which older releases list nowhere: as they are."""
+        """Return untrained tensors of the model, which older releases list nowhere."""
         module = self._said.get("module")
         kept = module.items() if isinstance(module, dict) else ()
         return {

@@ -28,7 +28,7 @@ _MAX_SEARCHED = 100
 
 
 def has_array(path: Location) -> bool:
-    """Return whether a directory has an array in it or below; searches depth first, in a limited number of them."""
+    """Return whether a directory contains an array at any depth; searches a limited number of directories."""
     rest, searched = [path], 0
     while rest and searched < _MAX_SEARCHED:
         folder, searched = rest.pop(), searched + 1

@@ -140,7 +140,7 @@ class _Folder:
 
 
 def _only_child_chain(path: Location) -> list[_Folder]:
-    """Return a directory, the only directory in it, and so on: a run, its only step and the only item of that."""
+    """Yield a directory, its only subdirectory, and so on: a run, its only step, the step's only item."""
     chain = [_Folder.at(path)]
     ends = {*DOCUMENTS, MANIFEST, STATE, _METADATA}
     while len(chain[-1].below) == 1 and chain[-1].files.isdisjoint(ends) and len(chain) < DEEPEST:
@@ -205,7 +205,7 @@ def _locate_tree(path: Location, step: int | None = None) -> Location:
 
 
 def _has_steps(folder: _Folder, *, may_be_keys: bool) -> bool:
-    """Return whether the directories in one are several steps; numbers alone may be keys of a tree instead."""
+    """Return whether subdirectories are several steps; numeric names alone may be keys of a tree."""
     steps = [name for name in folder.below if _STEP.fullmatch(name)]
     steps = [name for name in steps if not (may_be_keys and name.isdecimal())]
     return len(steps) > 1 and folder.names.isdisjoint(DOCUMENTS)
@@ -221,7 +221,7 @@ def _find_other_checkpoint(folder: _Folder) -> Location | None:
 
 
 def _find_root(path: Location) -> Location | None:
-    """Return a directory, or one that it is alone above, with a file that only the root of a checkpoint has."""
+    """Return the directory with a file that only checkpoint roots have, searching down single children."""
     for item in _only_child_chain(path):
         if any(name in _OF_A_ROOT or name.endswith(_WEIGHTS) for name in item.files):
             return item.path
@@ -229,7 +229,7 @@ def _find_root(path: Location) -> Location | None:
 
 
 def _is_nested(path: Location) -> bool:
-    """Return whether names in a database have slashes: those of Orbax have none, and lack the metadata of a tree."""
+    """Return whether names in a database contain slashes; Orbax's do not, and lack a tree's metadata."""
     try:
         return any("/" in name for name in _array_names(entries_of(path)))
     except StorageError:

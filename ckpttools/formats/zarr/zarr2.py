@@ -49,7 +49,7 @@ def parse_array(document: Mapping[str, Any], location: str) -> ZarrArray:
 
 
 def _chain(coding: Coding, codecs: tuple[Codec, ...]) -> Chain | None:
-    """Return the codecs that zarr v3 has for the same bytes; None where these are big-endian or of another kind."""
+    """Return the equivalent zarr v3 codecs; None for big-endian data and unknown compressors."""
     specs = [codec.zarr3_spec for codec in codecs]
     declared = tuple(spec for spec in specs if spec is not None)
     if not coding.elements.is_little or len(declared) < len(specs):
@@ -58,7 +58,7 @@ def _chain(coding: Coding, codecs: tuple[Codec, ...]) -> Chain | None:
 
 
 def encode(shape: Shape, dtype: DType, chunk: Shape, compressor: Mapping[str, Any] | None) -> bytes:
-    """Return the bytes of a `.zarray`, keys in a fixed order, for chunks named `0.1` in C order, little-endian.
+    """Return the bytes of a `.zarray` for little-endian chunks in C order named `0.1`, with sorted keys.
 
     Args:
         shape: of the array.

@@ -182,11 +182,11 @@ class StagingDirectory:
         return self.directory / REMOVED
 
     def is_published(self, plan: str) -> bool:
-        """Return whether a run of this plan was interrupted between the publication and the end of its work."""
+        """Return whether this plan's run was interrupted after publication, before its work was complete."""
         return read_mark(self.destination) == plan and is_staging(self.directory)
 
     def is_complete(self, journal: Journal, plan: str) -> bool:
-        """Return whether everything is published according to the journal, even if only the journal is left."""
+        """Return whether the journal records that everything is published, even if nothing else is left."""
         may_be = journal.plan == plan and journal.publishing
         return may_be and (self.is_published(plan) or self._is_unmarked(journal))
 

@@ -187,7 +187,7 @@ def _remove_if_unlocked(path: Path) -> None:
 
 
 def _lock(descriptor: int, *, waiting: bool = True) -> bool:
-    """Return whether this process has locked the file; False if another process has, or without lock support."""
+    """Lock a file for this process; return False if another process holds it or locks are unsupported."""
     import fcntl
 
     try:

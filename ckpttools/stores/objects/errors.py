@@ -141,7 +141,7 @@ def is_refused_without_code(error: Exception) -> bool:
 
 
 def is_listing_unsupported(error: Exception) -> bool:
-    """Return whether a server does not support listings: the response for a missing bucket has an error code."""
+    """Return whether a server lacks listings; the response for a missing bucket has an error code."""
     text = str(error)
     status = _STATUS.search(text)
     is_absent = status is not None and status[1][:3] in ("404", "405")

@@ -127,7 +127,7 @@ def note_revision(repo: str, revision: str, commit: str) -> None:
 
 
 def _is_copy(path: Path, entry: Entry) -> bool:
-    """Return whether a cached file matches the hub's listing; the target of a link is named after its content."""
+    """Return whether a cached file matches the Hub's listing; link targets are named after their content."""
     result = _entry(path)
     return result == entry if path.is_symlink() else result.size == entry.size
 
