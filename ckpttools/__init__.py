@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckpttools.api.assemble import assemble as assemble
     from ckpttools.api.assemble import list_saves as list_saves
     from ckpttools.api.average import average as average
+    from ckpttools.api.cat import cat as cat
     from ckpttools.api.chunks import chunks as chunks
     from ckpttools.api.conversion import Conversion as Conversion
     from ckpttools.api.conversion import Resources as Resources
@@ -102,6 +103,7 @@ _MODULES = {
     "api.average": "average",
     "api.assemble": "assemble list_saves",
     "api.transforms": "cast remap select stack strip_optimizer transform unstack",
+    "api.cat": "cat",
     "api.chunks": "chunks",
     "api.conversion": "Conversion Resources open",
     "api.conversion_fn": "conversion_fn family_conversion_fn use_in_maxtext",

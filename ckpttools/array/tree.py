@@ -110,10 +110,14 @@ class Tree(Mapping[Path, Leaf]):
             NoSuchPathError: the path does not exist; suggests similar paths.
             UsageError: the text matches several paths.
         """
-        result = self._find(path)
+        return self.leaves[self.find_path(path)]
+
+    def find_path(self, name: Path | str) -> Path:
+        """Return the path of a name whose keys are joined by "/" or "."; errors as for `tree[name]`."""
+        result = self._find(name)
         if result is None:
-            raise self._no_such_path(path)
-        return self.leaves[result]
+            raise self._no_such_path(name)
+        return result
 
     def get(self, path: Path | str, default: Any = None) -> Any:
         result = self._find(path)
@@ -156,10 +160,15 @@ class Tree(Mapping[Path, Leaf]):
     def _no_such_path(self, path: Path | str) -> NoSuchPathError:
         name = keystr(path) if isinstance(path, tuple) else str(path)
         known = [keystr(leaf) for leaf in self.leaves]
-        if any(item.startswith(f"{name}/") for item in known):
-            message, hint = "no leaf is at this path, but below it", f"glob({name!r}) gives the tree of those"
+        below = [item for item in known if item.startswith((f"{name}/", f"{name}."))]
+        if below:
+            message = f"this path has {len(below):,} arrays below it, such as {below[0]}"
+            hint = f"glob('{name}*') returns the tree of those"
         else:
-            near = near_names(name, known)
+            # Names without their prefix are more likely than misspelled ones.
+            near = [item for item in known if item.endswith((f"/{name}", f".{name}"))][:3] or near_names(
+                name, known
+            )
             message, hint = "there is no such path", f"did you mean {' or '.join(near)}?" if near else ""
         return NoSuchPathError(message, location=self.metadata.location or None, got=name, hint=hint or None)
 

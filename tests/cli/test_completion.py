@@ -19,6 +19,7 @@ COMPLETED = {
     "ckpt families show gpt": "gpt-oss",
     "ckpt doctor --fix ind": "index",
     "ckpt select --to zar": "zarr3",
+    "ckpt cat fixtures/golden/qwen3/hf lm_h": "lm_head.weight",
 }
 
 
@@ -27,7 +28,12 @@ def answer(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     variables = {"_CKPT_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     command = [sys.executable, "-m", "ckpttools"]
     return subprocess.run(
-        command, env={**os.environ, **variables, **environment}, capture_output=True, text=True, check=False
+        command,
+        env={**os.environ, **variables, **environment},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 

@@ -1,0 +1,134 @@
+"""`ckpt cat`: print values of an array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttools.cli.options import ANY_PATH, json_option, limit_options, read_options
+from ckpttools.cli.output import print_json, print_lines, print_stderr, styled, width
+from ckpttools.cli.stats import format_number
+from ckpttools.core.text import printable
+from ckpttools.stores.location import Location
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from ckpttools.api.cat import ArrayValues
+    from ckpttools.inspection.stats import Statistics
+
+
+class _ArrayName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
+    """The name of an array, completed from the checkpoint in PATH."""
+
+    name = "name"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        import ckpttools
+        from ckpttools.array.tree import keystr
+
+        names = map(keystr, ckpttools.open(ctx.params["path"]))
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+@click.command("cat", short_help="Print the values of an array or a region of it.")
+@click.argument("path", type=ANY_PATH)
+@click.argument("name", metavar="NAME[INDEX]", type=_ArrayName())
+@json_option
+@click.option("--full", is_flag=True, help="Print all values, even if there are more than 1,000.")
+@click.option("--stats", is_flag=True, help="Print statistics of the selected values instead.")
+@click.option("--raw", is_flag=True, help="Print quantized weights as they are stored.")
+@click.option(
+    "-o", "--output", type=ANY_PATH, metavar="FILE.npy", help="Write the selected values to a new .npy file."
+)
+@limit_options
+@read_options
+def cat(path: Location, name: str, as_json: bool, jobs: int | None, **options: Any) -> None:
+    """Print the values of an array, or of a region of it.
+
+    The index selects a region as in numpy, and only that region is read. Quote it for the shell. Of more than
+    1,000 values, the first and last of each axis are read and printed.
+
+    \b
+    Example:
+      ckpt cat ~/models/Llama-3.2-1B model.norm.weight
+      ckpt cat ~/models/Llama-3.2-1B 'model.embed_tokens.weight[3, 10:20]'
+      ckpt cat ~/models/Llama-3.2-1B model.norm.weight --stats
+    """
+    from ckpttools.api.cat import cat
+
+    report = cat(path, name, full=options.pop("full") or as_json, **options)
+    if as_json:
+        print_json(replace(report, values=_to_json(report.values)))
+        return
+    if report.remarks:
+        print_stderr(*report.remarks)
+    print_lines(_lines(report))
+
+
+def _lines(report: ArrayValues) -> Iterator[str]:
+    selected = f"[{report.index}]" if report.index else ""
+    yield styled(printable(report.name) + selected, bold=True)
+    if report.dtype is not None and (report.shape or report.values is None or report.dtype != "text"):
+        shape = f" {list(report.shape)}"
+        yield f"{report.dtype}{shape}{f' -> {list(report.selected_shape)}' if selected else ''}"
+    if report.output is not None:
+        yield f"wrote {report.output}"
+    if report.statistics is not None:
+        yield from _statistics_lines(report.statistics)
+    if report.values is not None:
+        yield ""
+        yield from _format_values(report).splitlines()
+
+
+def _statistics_lines(statistics: Statistics) -> Iterator[str]:
+    for name in ("min", "max", "mean", "std", "norm"):
+        yield f"  {name:<10}{format_number(getattr(statistics, name))}"
+    for name, label in (("zeros", "zeros"), ("subnormals", "subnormal"), ("nan", "NaN"), ("inf", "Inf")):
+        if count := getattr(statistics, name):
+            yield f"  {label:<10}{count:,} of {statistics.elements:,}"
+
+
+# Items at both ends of an axis of an excerpt, as `ckpttools.api.cat` reads it.
+_EDGE_ITEMS = 3
+# Decimals, as many as distinguish the values of each dtype.
+_PRECISION = {"float64": 8, "float32": 8, "float16": 5}
+
+
+def _format_values(report: ArrayValues) -> str:
+    """Format values as numpy prints them."""
+    if isinstance(report.values, str):
+        return report.values
+    import numpy as np
+
+    is_float = (report.dtype or "").startswith(("bfloat", "float"))
+    values = np.asarray(report.values, "float32" if is_float and report.dtype != "float64" else None)
+    shape = report.selected_shape
+    if report.excerpt:
+        shape = tuple(min(length, 2 * _EDGE_ITEMS + 1) for length in shape)
+    if not shape:
+        return str(values.reshape(())[()])
+    return np.array2string(
+        values.reshape(shape),
+        max_line_width=width() or 80,
+        precision=_PRECISION.get(report.dtype or "", 4 if is_float else 8),
+        threshold=0 if report.excerpt else max(values.size, 1),
+        edgeitems=_EDGE_ITEMS,
+    )
+
+
+def _to_json(value: object) -> object:
+    """Return nested lists whose numbers are all valid JSON: NaN and infinity become texts."""
+    if isinstance(value, list):
+        return [_to_json(item) for item in value]
+    if isinstance(value, float) and not isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return str(value) if isinstance(value, complex) else value
