@@ -73,7 +73,7 @@ class ArrayValues:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class ArraySelection:
     """A part of an array: for each axis the selected coordinates.
 
     Attributes:
@@ -98,7 +98,7 @@ class Selection:
     def nbytes(self) -> int:
         return self.size * self.array.dtype.itemsize
 
-    def with_coordinates(self, axis: int, indices: range) -> Selection:
+    def with_coordinates(self, axis: int, indices: range) -> ArraySelection:
         """Return the selection with other coordinates along one axis."""
         return replace(self, coordinates=(*self.coordinates[:axis], indices, *self.coordinates[axis + 1 :]))
 
@@ -278,7 +278,7 @@ def _without_array(report: ArrayValues, leaf: Leaf) -> ArrayValues:
     return replace(report, dtype=leaf.kind)
 
 
-def _select(array: LazyArray, text: str, name: str) -> Selection:
+def _select(array: LazyArray, text: str, name: str) -> ArraySelection:
     """Parse an index such as `3, :, 10:20`."""
     try:
         keys = [_parse_key(key.strip()) for key in text.split(",")] if text else []
@@ -302,7 +302,7 @@ def _select(array: LazyArray, text: str, name: str) -> Selection:
             f"[{', '.join(['0'] * min(array.ndim, 1) + [':'] * (array.ndim - 1)) or '...'}]",
         ) from error
     kept = tuple(axis for axis, key in enumerate(keys) if isinstance(key, slice))
-    return Selection(array, coordinates, kept)
+    return ArraySelection(array, coordinates, kept)
 
 
 def _parse_key(text: str) -> int | slice | EllipsisType:
@@ -325,7 +325,7 @@ def _one(key: int | EllipsisType, length: int) -> range:
     return range(key % length, key % length + 1)
 
 
-def _check_fits(selection: Selection, limit: int) -> None:
+def _check_fits(selection: ArraySelection, limit: int) -> None:
     needed = selection.nbytes + selection.size * _BYTES_AS_TEXT
     if needed > limit:
         raise MemoryBudgetError(
@@ -336,7 +336,7 @@ def _check_fits(selection: Selection, limit: int) -> None:
         )
 
 
-def _statistics(selection: Selection, limit: int) -> Statistics:
+def _statistics(selection: ArraySelection, limit: int) -> Statistics:
     from ckpttools.array.scratch import Scratch
     from ckpttools.inspection.moments import SCRATCH_BYTES, Moments, moments
     from ckpttools.inspection.stats import statistics_of
@@ -349,7 +349,7 @@ def _statistics(selection: Selection, limit: int) -> Statistics:
     return statistics_of(result)
 
 
-def _write_npy(report: ArrayValues, selection: Selection, output: Location, limit: int) -> ArrayValues:
+def _write_npy(report: ArrayValues, selection: ArraySelection, output: Location, limit: int) -> ArrayValues:
     """Write the selected values to a new file, with a wider dtype if numpy has none of this name."""
     import numpy as np
 
