@@ -1,1 +1,1 @@
-"""Low-rank adapters: what they change of a model, and between PEFT, MaxText and merged weights."""
+"""Low-rank adapters: read, convert between PEFT and MaxText, merge and extract."""

@@ -1,7 +1,7 @@
 """The base model of an adapter: its weights under Hugging Face names, and the mapping to its own names.
 
-What an adapter changes is said in Hugging Face's names. For a base that is MaxText's it goes through the rows
-of the family like any weights: the changes, in a model that is zero otherwise, are converted as a model is.
+An adapter's changes have Hugging Face names. For a MaxText base, the changes go through the rows of the
+family like any weights: a model that holds the changes, and zeros elsewhere, is converted.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from ckpttools.transforms.cast import cast
 from ckpttools.transforms.dequantize import dequantize_with_notes
 
 _FLOAT32 = DTYPES["float32"]
-# A module of Mixtral, Phi MoE and MiniMax in transformers 5 (conversion_mapping.py), and in files of the hub.
+# A module of Mixtral, Phi MoE and MiniMax in transformers 5 (conversion_mapping.py), and in Hub files.
 _RENAMED = ".mlp.", ".block_sparse_moe."
-# Added to anything it changes no bit.
+# Adding negative zero changes no bit of any value.
 _NEGATIVE_ZERO = b"\x00\x00\x00\x80"
 
 
@@ -52,11 +52,11 @@ class Base:
     """The base model of an adapter.
 
     Attributes:
-        tree: as it was opened, quantized weights as numbers.
-        weights: its arrays under Hugging Face's names.
-        config: what its `config.json` says; None where none is known.
-        rows: of a MaxText base; None for a Hugging Face one.
-        model: what the user says of it.
+            tree: the opened tree, with quantized weights as values.
+            weights: its arrays under Hugging Face names.
+            config: the content of its `config.json`; None if there is none.
+            rows: the rows of a MaxText base; None for a Hugging Face one.
+            model: the model options that the user set.
     """
 
     tree: Tree
@@ -69,7 +69,7 @@ class Base:
         """Map changes to the base's own paths and shapes.
 
         Args:
-            changes: name -> what is added to a weight, float32.
+            changes: name -> the float32 array to add to a weight.
         """
         if self.rows is None:
             return {path: changes[name] for name, path in self._paths.items() if name in changes}
@@ -78,13 +78,13 @@ class Base:
     def replacements_at_paths(self, arrays: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
         """Map replacement weights to the base's paths, shapes and dtypes.
 
-        Of stacked layers those that are not exchanged stay the base's own.
+        Layers in a stack that the adapter does not replace stay the base's own.
 
         Args:
-            arrays: name -> what takes the place of a weight.
+            arrays: name -> the array that replaces a weight.
 
         Raises:
-            FormatError: the base has a weight in one array with others, as no stack.
+            FormatError: the base stores a weight in one array with others, but not as a stack.
         """
         if self.rows is None:
             return {
@@ -93,58 +93,63 @@ class Base:
         wide = {name: cast(array, _FLOAT32) for name, array in arrays.items()}
         new = {id(item) for item in distinct_arrays(wide.values())}
         return {
-            path: self._replace_parts(path, built, self.tree.arrays[path], new)
-            for path, built in self.moved(wide).items()
+            path: self._replace_parts(path, converted, self.tree.arrays[path], new)
+            for path, converted in self.moved(wide).items()
         }
 
-    def _replace_parts(self, path: Path, built: LazyArray, own: LazyArray, new: Collection[int]) -> LazyArray:
-        """Return `built`, with the base's own array wherever nothing is new."""
-        inside = list(distinct_arrays([built]))
-        if not any(id(each) in new for each in inside):
-            return own
-        if isinstance(built, Stack):
-            parts = enumerate(built.parts)
-            each = [self._replace_parts(path, part, take(own, built.axis, k), new) for k, part in parts]
-            return stack(each, built.axis)
-        if any(isinstance(each, Constant) and id(each) not in new for each in inside):
+    def _replace_parts(
+        self, path: Path, converted: LazyArray, base_array: LazyArray, replacement_ids: Collection[int]
+    ) -> LazyArray:
+        """Return `converted`, with parts of the base wherever it does not hold a replacement."""
+        inside = list(distinct_arrays([converted]))
+        if not any(id(each) in replacement_ids for each in inside):
+            return base_array
+        if isinstance(converted, Stack):
+            parts = enumerate(converted.parts)
+            each = [
+                self._replace_parts(path, part, take(base_array, converted.axis, k), replacement_ids)
+                for k, part in parts
+            ]
+            return stack(each, converted.axis)
+        if any(isinstance(each, Constant) and id(each) not in replacement_ids for each in inside):
             raise FormatError(
-                "an array of the base has weights that the adapter replaces and others",
+                "an array of the base holds weights that the adapter replaces, and weights that it does not",
                 location=f"{self.tree.metadata.location}, {keystr(path)}",
                 hint="merge it into the Hugging Face model, and convert that",
             )
-        return cast(built, own.dtype)
+        return cast(converted, base_array.dtype)
 
     def in_rows(self, changes: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Map changes to the dotted names of a MaxText base. Nothing is added elsewhere."""
         assert self.rows is not None
-        nothing = {
+        zeros = {
             name: Constant(array.shape, _FLOAT32, _NEGATIVE_ZERO)
             for name, array in self.weights.items()
             if name not in changes
         }
-        built = self.rows.table.to_left({**nothing, **changes}).arrays
-        known = {id(item) for item in distinct_arrays(changes.values())}
+        converted = self.rows.table.to_left({**zeros, **changes}).arrays
+        change_ids = {id(item) for item in distinct_arrays(changes.values())}
         return {
             name: array
-            for name, array in built.items()
-            if any(id(item) in known for item in distinct_arrays([array]))
+            for name, array in converted.items()
+            if any(id(item) in change_ids for item in distinct_arrays([array]))
         }
 
-    def _padded(self, built: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
+    def _padded(self, arrays: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
         """Return arrays at their paths, zero-padded to MaxText's vocabulary."""
         assert self.rows is not None
         view = view_of(self.tree)
         homes = {dotted(path): home for path, home in view.homes.items()}
-        odd = [name for name in built if name not in homes or homes[name] in view.on_first_axis]
+        odd = [name for name in arrays if name not in homes or homes[name] in view.on_first_axis]
         if odd:
             raise FormatError(
-                "these arrays are stacked otherwise than the others, and adapters of such are not read:"
+                "these arrays are stacked differently from the others, which adapters do not support:"
                 + listing(odd),
                 location=self.tree.metadata.location,
             )
         return {
             homes[name]: pad_array(array, self.tree.arrays[homes[name]].shape)
-            for name, array in built.items()
+            for name, array in arrays.items()
         }
 
     @cached_property
@@ -197,12 +202,12 @@ def open_base(tree: Tree, model: ModelOptions | None = None, like: LocationLike 
 
     Args:
         tree: a Hugging Face model, or a MaxText checkpoint.
-        model: what the user says of it.
-        like: directory of the model that a MaxText one came from; None for what was carried along.
+        model: the model options that the user set.
+        like: the Hugging Face directory of a MaxText model; None for the files stored with it.
 
     Raises:
-        FormatError: weights are quantized and no numbers can be made of them, or two have one name.
-        CheckpointError: as of `ckpttools.maxtext.to_hf.model_rows`.
+        FormatError: weights are quantized and cannot be dequantized, or two have the same name.
+        CheckpointError: see `ckpttools.maxtext.to_hf.model_rows`.
     """
     tree = dequantize_with_notes(tree).tree
     if name_style(tree.arrays) != "maxtext":
@@ -220,19 +225,19 @@ def missing_weights_error(
     """Return the error for changed weights that the base does not have."""
     known = list(names)
     near = [
-        f"{name} (near {result[0]})" if (result := near_names(name, known, 1)) else name for name in lacking
+        f"{name} (near {similar[0]})" if (similar := near_names(name, known, 1)) else name for name in lacking
     ]
     return FormatError(
-        f"the base has no such weights, and the adapter changes them: {array_count(lacking)}" + listing(near),
+        f"the adapter changes weights that the base does not have: {array_count(lacking)}" + listing(near),
         location=adapter,
         got=base,
         expected="the model that was adapted",
-        hint=f"`ckpt inspect tree {quote(adapter)}` says which that is, if the adapter does; with "
-        f"`--against {quote(base)}` it lists all that does not fit",
+        hint=f"`ckpt inspect tree {quote(adapter)}` shows the base model that the adapter records; with "
+        f"`--against {quote(base)}` it lists every mismatch",
     )
 
 
-# A model is named by its directory, by a file in it, or by the item in a step in it.
+# A location is a model directory, a file in it, or an item in one of its steps.
 _BELOW_NAME = 3
 
 
@@ -244,20 +249,20 @@ class BaseName:
     notes: Notes
 
 
-def base_name(base: Base, adapter: Adapter, given: str | None) -> BaseName:
+def base_name(base: Base, adapter: Adapter, requested: str | None) -> BaseName:
     """Return the given base name, else the recorded hub name, else the base's location.
 
-    Only Hub names count, because directories of the training machine do not exist here.
+    A recorded directory of the training machine does not exist here, so only Hub names are used.
     """
-    if given:
-        return BaseName(given, Notes())
-    result = next((item for item in _recorded_names(base, adapter) if _is_hub_name(item)), None)
-    if result is not None:
-        return BaseName(result, Notes())
+    if requested:
+        return BaseName(requested, Notes())
+    recorded = next((item for item in _recorded_names(base, adapter) if _is_hub_name(item)), None)
+    if recorded is not None:
+        return BaseName(recorded, Notes())
     location = base.tree.metadata.location
     remark = (
-        f"{ADAPTER} names the base by its place here, {location}: nothing says its name on the hub; "
-        "say it with "
+        f"{ADAPTER} names the base by its local path, {location}, because its name on the Hub is unknown; "
+        "set it with "
         f"{option('base_name', 'NAME')} for others to load the adapter"
     )
     return BaseName(location, Notes(remarks=(remark,)))
@@ -274,7 +279,7 @@ def _recorded_names(base: Base, adapter: Adapter) -> Iterator[str]:
 def _is_hub_name(name: str) -> bool:
     """Return whether a text has the form org/name, or is a bare name.
 
-    A relative directory may match too; the written name is then as useful as its path.
+    A relative directory may match too; the name is then as useful as its path.
     """
     return is_model_name(name) or is_model_name(f"org/{name}")
 
@@ -283,16 +288,16 @@ def other_base_remarks(base: Base, adapter: Adapter, used: str) -> Iterator[str]
     """Yield a remark if an adapter names another base model.
 
     Args:
-        base: what is taken for the model that it is of.
-        adapter: which may name another.
-        used: what is done with it, a participle and a preposition: "merged into".
+            base: the model that the command uses as the base.
+            adapter: the adapter, which may name another base.
+            used: how the base is used, a participle and a preposition: "merged into".
     """
     named, location = adapter.config.get(BASE_NAME), base.tree.metadata.location
-    # A place where it was trained may be of a store that is not known here.
+    # The recorded location may use a store that is unknown here.
     last = named.rstrip("/").rpartition("/")[2] if isinstance(named, str) else ""
     if last and last not in parse(location).parts[-_BELOW_NAME:]:
         yield (
-            f"the adapter says that it is of {named}, and is {used} {location}: names and shapes are "
+            f"the adapter names {named} as its base, and is {used} {location}: names and shapes are "
             "compared, "
             "values cannot be"
         )

@@ -15,22 +15,22 @@ from ckpttools.core.errors import ConfigError, FormatError, listing
 from ckpttools.formats.adapters import MERGE_WITH_PEFT
 
 WITH_PEFT = f"merge it with PEFT, {MERGE_WITH_PEFT}"
-# Field -> the reason why such an adapter is more than factors added to weights.
+# Field -> why such an adapter is more than factors added to weights.
 _UNSUPPORTED = {
     "layer_replication": "it has more layers than its base",
-    "use_qalora": "its factors are of groups of inputs",
-    "alora_invocation_tokens": "it acts only from certain tokens on",
+    "use_qalora": "its factors apply to groups of inputs",
+    "alora_invocation_tokens": "it acts only after certain tokens",
     "trainable_token_indices": "it replaces rows of embeddings",
-    "megatron_config": "its layers are cut over devices",
+    "megatron_config": "its layers are sharded over devices",
     "lora_bias": "it has biases of its own",
     "use_bdlora": "its factors are block-diagonal",
     "arrow_config": "it chooses between adapters for each token",
     "kasa_config": "it has more than two factors",
     "monteclora_config": "its weights are random variables",
 }
-# Initializations that change the base, which then is not the model that the adapter names.
+# Initializations that change the base, so that it differs from the model that the adapter names.
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "lora_ga", "loftq")
-# All others that PEFT 0.21 has (LoraConfig): where training begins and ends, and what patterns say.
+# All other fields of LoraConfig in PEFT 0.21, which do not restrict support.
 _PLAIN = """
     task_type peft_type auto_mapping peft_version base_model_name_or_path revision inference_mode r
     target_modules exclude_modules lora_alpha lora_dropout fan_in_fan_out bias use_rslora modules_to_save
@@ -49,9 +49,9 @@ _MAX_FLOAT = sys.float_info.max
 _CONVERTED = "path_initial_model_for_weight_conversion"
 
 
-def config_file(declared: Mapping[str, Any]) -> bytes:
+def config_file(settings: Mapping[str, Any]) -> bytes:
     """Return the content of an `adapter_config.json`, in PEFT's order."""
-    return f"{json.dumps(declared, indent=2, sort_keys=True)}\n".encode()
+    return f"{json.dumps(settings, indent=2, sort_keys=True)}\n".encode()
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class PeftConfig:
         kind = self.declared.get("peft_type", "LORA")
         if kind != "LORA":
             raise FormatError(
-                f"this is an adapter of another kind ({kind})",
+                f"this kind of adapter is not supported: {kind}",
                 location=self.location,
                 expected="peft_type LORA",
                 hint=WITH_PEFT,
             )
         if problems := list(self._problems()):
             raise FormatError(
-                "this adapter is more than factors that are added to weights:" + listing(problems),
+                "this adapter does more than add factors to weights:" + listing(problems),
                 location=self.location,
                 hint=WITH_PEFT,
             )
@@ -91,30 +91,30 @@ class PeftConfig:
         yield from self._contradictions()
         init = str(self.declared.get("init_lora_weights", "")).lower()
         if init.startswith(_BASE_CHANGING_INITS) and not self.declared.get(_CONVERTED):
-            yield f"init_lora_weights {init!r}: its base is not the model that it names"
+            yield f"init_lora_weights {init!r}: its base differs from the model that it names"
 
     def _contradictions(self) -> Iterator[str]:
         """Describe combinations of settings that PEFT refuses (LoraConfig.__post_init__)."""
         layers, pattern = (self.declared.get(name) for name in ("layers_to_transform", "layers_pattern"))
         if isinstance(self.declared.get("target_modules"), str):
             if layers is not None:
-                yield "layers_to_transform: PEFT refuses it if target_modules is a pattern"
+                yield "layers_to_transform: PEFT refuses it when target_modules is a pattern"
             if pattern is not None:
-                yield "layers_pattern: PEFT refuses it if target_modules is a pattern"
+                yield "layers_pattern: PEFT refuses it when target_modules is a pattern"
         elif pattern and layers is None:
             yield "layers_pattern: PEFT refuses it without layers_to_transform"
 
     def rank(self, module: str) -> int:
         """Return the rank of a module's factors. Raise ConfigError if it is not an integer."""
-        declared = self._number_for("rank_pattern", module, "r", 8)
-        if declared != int(declared) or declared < 1:
+        rank = self._number_for("rank_pattern", module, "r", 8)
+        if rank != int(rank) or rank < 1:
             raise ConfigError(
-                "a rank is no whole number", location=self.location, got=declared, expected="1 or more"
+                "the rank must be an integer", location=self.location, got=rank, expected="1 or more"
             )
-        return int(declared)
+        return int(rank)
 
     def scale(self, module: str) -> float:
-        """Return the factor of a module's product. Errors as `rank`."""
+        """Return the factor by which a module's product is scaled. Raise the errors of `rank`."""
         alpha, rank = self._number_for("alpha_pattern", module, "lora_alpha", 8), self.rank(module)
         return alpha / (math.sqrt(rank) if self._flag("use_rslora") else rank)
 
@@ -134,7 +134,7 @@ class PeftConfig:
         return listed_names(self.declared, "target_parameters", self.location)
 
     def is_target(self, module: str) -> bool:
-        """Return whether PEFT adds factors to a linear module. Errors as `skip_reason`."""
+        """Return whether PEFT adds factors to a linear module. Raise the errors of `skip_reason`."""
         return self.skip_reason(module) is None
 
     def skip_reason(self, module: str, *, is_embedding: bool = False) -> str | None:
@@ -173,8 +173,9 @@ class PeftConfig:
         return None if self._is_in_layers(module) else "layers_to_transform"
 
     def _is_tied(self, module: str) -> bool:
-        """Return whether PEFT ties the factors of embeddings and head. Then one of them as a target is
-        enough.
+        """Return whether PEFT ties the factors of embeddings and head.
+
+        Either of them as a target is then enough.
         """
         if not self._flag("ensure_weight_tying") or module.rpartition(".")[2] not in _TIED:
             return False
@@ -186,12 +187,12 @@ class PeftConfig:
 
     @property
     def has_targets(self) -> bool:
-        """Whether a field names the adapted modules. Otherwise PEFT chooses them by model type."""
+        """Return whether a field names the adapted modules. Otherwise PEFT chooses them by model type."""
         return self.declared.get("target_modules") is not None or bool(self.parameters)
 
     @property
     def _heads(self) -> tuple[str, ...]:
-        """Names of the output layers, which "all-linear" leaves out."""
+        """Return the names of the output layers, which "all-linear" leaves out."""
         return (*_HEADS, *_CLASSIFIERS) if self.declared.get("task_type") == "SEQ_CLS" else _HEADS
 
     def _is_excluded(self, module: str) -> bool:
@@ -202,14 +203,14 @@ class PeftConfig:
         return any(f".{module}".endswith(f".{name}") for name in names)
 
     def _is_in_saved(self, module: str, saved: str) -> bool:
-        """Whether a module is inside a fully trained module; PEFT treats these names as patterns."""
+        """Return whether a module is inside a fully trained module; PEFT treats these names as patterns."""
         if re.escape(saved) == saved.replace(".", r"\."):
-            # A dot matches any character, but module names have only dots in its place.
+            # A dot matches any character, but module names have only dots there.
             return f".{saved}." in f".{module}."
         return self._matches(rf"(^|.*\.){saved}($|\..*)", module, "modules_to_save")
 
     def _is_in_layers(self, module: str) -> bool:
-        """Whether `layers_to_transform` includes the layer of a module, or is not set."""
+        """Return whether `layers_to_transform` includes the layer of a module, or is not set."""
         layers = self._layers
         if layers is None:
             return True
@@ -228,7 +229,7 @@ class PeftConfig:
 
     @property
     def _layers(self) -> tuple[int, ...] | None:
-        """The layer indexes in `layers_to_transform`; None for all layers."""
+        """Return the layer indexes in `layers_to_transform`; None for all layers."""
         value = self.declared.get("layers_to_transform")
         if value is None or value == []:
             return None
@@ -242,11 +243,11 @@ class PeftConfig:
     def parameters_of(self, module: str) -> set[str]:
         """Return the parameters of a module that have factors instead of its weight."""
         targets = [parameter.rpartition(".") for parameter in self.parameters]
-        result = {name for above, _, name in targets if above and f".{module}".endswith(f".{above}")}
-        if not targets or "weight" in result or self.is_target(module):
-            return result
-        # A name without a module is of all modules with such a parameter, but for those that are adapted.
-        return result | {name for above, _, name in targets if not above}
+        names = {name for above, _, name in targets if above and f".{module}".endswith(f".{above}")}
+        if not targets or "weight" in names or self.is_target(module):
+            return names
+        # A name without a module applies to all modules with such a parameter, except adapted ones.
+        return names | {name for above, _, name in targets if not above}
 
     def pattern_of(self, field: str, module: str) -> str | None:
         """Return the first key of `rank_pattern` or `alpha_pattern` that matches a module.
@@ -254,18 +255,18 @@ class PeftConfig:
         Raises:
             ConfigError: the field is not an object, or has a key that cannot be matched.
         """
-        declared = self.declared.get(field) or {}
-        if not isinstance(declared, Mapping):
-            raise ConfigError(f"{field} is no object", location=self.location, got=repr(declared))
+        patterns = self.declared.get(field) or {}
+        if not isinstance(patterns, Mapping):
+            raise ConfigError(f"{field} is not an object", location=self.location, got=repr(patterns))
         return next(
-            (key for key in declared if self._matches(key, module, f"a key of {field}", below=True)), None
+            (key for key in patterns if self._matches(key, module, f"a key of {field}", below=True)), None
         )
 
     def _flag(self, name: str) -> bool:
-        declared = self.declared.get(name) or False
-        if declared not in (True, False):
-            raise ConfigError(f"{name} is neither true nor false", location=self.location, got=repr(declared))
-        return bool(declared)
+        value = self.declared.get(name) or False
+        if value not in (True, False):
+            raise ConfigError(f"{name} is neither true nor false", location=self.location, got=repr(value))
+        return bool(value)
 
     def _number_for(self, patterns: str, module: str, otherwise: str, default: int) -> float:
         """Return a number for a module, from its pattern if there is one."""
@@ -283,7 +284,7 @@ class PeftConfig:
 
     def _bad_pattern_error(self, field: str, pattern: str, error: PatternError) -> ConfigError:
         return ConfigError(
-            f"{field} is not a pattern that can be matched",
+            f"{field} is not a supported pattern",
             location=self.location,
             got=f"{repr(pattern)[:80]}: {error}",
             hint="write the names of the modules, or a pattern with fewer repeats",
@@ -291,32 +292,32 @@ class PeftConfig:
 
     def _number(self, value: object, name: str) -> float:
         if not is_number(value):
-            raise ConfigError(f"{name} is no number", location=self.location, got=repr(value)[:40])
+            raise ConfigError(f"{name} is not a number", location=self.location, got=repr(value)[:40])
         return value
 
     @property
     def has_inputs_first(self) -> bool:
-        """Return whether weights have their inputs first, as GPT-2's. Errors as `is_dora`."""
+        """Return whether weights have their input axis first, as in GPT-2. Raise the errors of `is_dora`."""
         return self._flag("fan_in_fan_out")
 
 
-def unknown_settings(declared: Mapping[str, Any]) -> list[str]:
+def unknown_settings(settings: Mapping[str, Any]) -> list[str]:
     """Return the settings that PEFT 0.21 does not know."""
     beside = {*_PLAIN.split(), *_UNSUPPORTED, _CONVERTED}
-    return sorted(name for name, value in declared.items() if value and name not in beside)
+    return sorted(name for name, value in settings.items() if value and name not in beside)
 
 
-def listed_names(declared: Mapping[str, Any], field: str, location: str = "") -> tuple[str, ...]:
+def listed_names(settings: Mapping[str, Any], field: str, location: str = "") -> tuple[str, ...]:
     """Return the names in a field of a configuration, such as `modules_to_save`.
 
     Raises:
         ConfigError: the field is not a list of names.
     """
-    names = declared.get(field) or ()
+    names = settings.get(field) or ()
     names = (names,) if isinstance(names, str) else names
     if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
         return tuple(names)
-    raise ConfigError(f"{field} is no list of names", location=location or None, got=repr(names)[:40])
+    raise ConfigError(f"{field} is not a list of names", location=location or None, got=repr(names)[:40])
 
 
 def is_number(value: object) -> TypeGuard[float]:

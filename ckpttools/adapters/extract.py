@@ -47,26 +47,28 @@ class ExtractOptions:
     def __post_init__(self) -> None:
         if self.rank is None and self.error is None:
             hint = f"give {option('rank', 'N')}, {option('error', 'X')}, or both"
-            raise UsageError("it is not said how much of the difference to keep", hint=hint)
+            raise UsageError("neither a rank nor an error limits the difference to keep", hint=hint)
         if (self.rank is not None and self.rank < 1) or (self.error is not None and not 0 <= self.error < 1):
-            raise UsageError("a rank is 1 or more, an error from 0 to 1", got=f"{self.rank}, {self.error}")
+            raise UsageError(
+                "the rank must be 1 or more, and the error from 0 to 1", got=f"{self.rank}, {self.error}"
+            )
 
     def spectrum(self, tuned: LazyArray, base: LazyArray, name: str) -> Spectrum:
         """Return the part of a matrix's difference that is kept."""
         if self.error is not None:
             return ranked_spectrum(tuned, base, self.error, self.rank or min(tuned.shape), name)
-        assert self.rank is not None  # one of both is given
+        assert self.rank is not None  # `__post_init__` requires a rank or an error
         return spectrum(tuned, base, min(self.rank, *tuned.shape), name)
 
 
 @dataclass(frozen=True)
 class ExtractedAdapter:
     """An adapter made from a difference.
-
-    Attributes:
-        adapter: in the base's names; its factors are in memory.
-        nbytes: that they take.
-        notes: the error of each matrix, and the arrays that are left out.
+    adapter: the adapter in the base's names; its factors are in memory.
+    nbytes: the bytes that the factors take.
+    notes: the error of each matrix, and the arrays that are left out.
+            nbytes: that they take.
+            notes: the error of each matrix, and the arrays that are left out.
     """
 
     adapter: Adapter
@@ -77,7 +79,7 @@ class ExtractedAdapter:
 def extract_low_rank(tuned: Base, base: Base, options: ExtractOptions, memory: int) -> ExtractedAdapter:
     """Return the adapter that approximates what fine-tuning changed. Reads both models.
 
-    The matrices of linear layers are compared; what else differs is left out, and the notes name it.
+    The matrices of linear layers are compared; other differing arrays are left out, and the notes name them.
 
     Args:
         tuned, base: models of the same weights.
@@ -85,8 +87,8 @@ def extract_low_rank(tuned: Base, base: Base, options: ExtractOptions, memory: i
         memory: bytes that the factors may take.
 
     Raises:
-        FormatError: the models do not have the same weights, or have NaN or infinity.
-        ShapeError: a weight has another shape.
+        FormatError: the models do not have the same weights, or contain NaN or infinity.
+        ShapeError: a weight has different shapes.
         UsageError: none of the matrices differs.
         MemoryBudgetError: the factors need more memory.
         SourceChangedError: a model changed while it was read.
@@ -95,18 +97,18 @@ def extract_low_rank(tuned: Base, base: Base, options: ExtractOptions, memory: i
     _require_same_weights(tuned, base)
     factors: list[FactorPair] = []
     errors: dict[str, float] = {}
-    others: list[str] = []
+    other_names: list[str] = []
     nbytes = 0
     for name in sort_naturally(base.weights):
         pair = tuned.in_float32[name], base.in_float32[name]
         if not is_linear(name, base.weights[name]):
-            others += [name] if squares_of(*pair) != 0 else []
+            other_names += [name] if squares_of(*pair) != 0 else []
             continue
-        result = options.spectrum(*pair, name)
-        if result.squares:
-            factor = _factor(name, result, options.dtype)
+        kept_spectrum = options.spectrum(*pair, name)
+        if kept_spectrum.squares:
+            factor = _factor(name, kept_spectrum, options.dtype)
             factors.append(factor)
-            errors[name] = result.error(factor.rank)
+            errors[name] = kept_spectrum.error(factor.rank)
             nbytes += factor.a.nbytes + factor.b.nbytes
             _require_memory(nbytes, memory)
     read = sources([*tuned.tree.arrays.values(), *base.tree.arrays.values()])
@@ -116,16 +118,16 @@ def extract_low_rank(tuned: Base, base: Base, options: ExtractOptions, memory: i
             "no matrix of a linear layer differs between the models",
             location=tuned.tree.metadata.location,
             got=base.tree.metadata.location,
-            hint="`ckpt diff` says what differs",
+            hint="`ckpt diff` lists the differences",
         )
     return ExtractedAdapter(
-        Adapter(tuned.tree.metadata.location, tuple(factors)), nbytes, _notes(factors, errors, others)
+        Adapter(tuned.tree.metadata.location, tuple(factors)), nbytes, _notes(factors, errors, other_names)
     )
 
 
-def _factor(name: str, result: Spectrum, dtype: DType) -> FactorPair:
-    a, b = _in_memory(f"{name} A", result.right, dtype), _in_memory(f"{name} B", result.left, dtype)
-    return FactorPair(name, a, b, 1.0, len(result.values))
+def _factor(name: str, spectrum: Spectrum, dtype: DType) -> FactorPair:
+    a, b = _in_memory(f"{name} A", spectrum.right, dtype), _in_memory(f"{name} B", spectrum.left, dtype)
+    return FactorPair(name, a, b, 1.0, len(spectrum.values))
 
 
 def _in_memory(name: str, values: np.ndarray, dtype: DType) -> LazyArray:
@@ -137,13 +139,13 @@ def _in_memory(name: str, values: np.ndarray, dtype: DType) -> LazyArray:
 
 def _require_same_weights(tuned: Base, base: Base) -> None:
     of_tuned = [f"{name}: not in the base" for name in tuned.weights if name not in base.weights]
-    of_base = [f"{name}: in the base alone" for name in base.weights if name not in tuned.weights]
+    of_base = [f"{name}: only in the base" for name in base.weights if name not in tuned.weights]
     if unlike := of_tuned + of_base:
         raise FormatError(
-            f"the models have other weights: {array_count(unlike)}{listing(unlike)}",
+            f"the models do not have the same weights: {array_count(unlike)}{listing(unlike)}",
             location=tuned.tree.metadata.location,
-            expected=f"those of {base.tree.metadata.location}",
-            hint="name the model from which it was tuned as its base",
+            expected=f"the weights of {base.tree.metadata.location}",
+            hint="use the model that was fine-tuned as the base",
         )
     for name, array in base.weights.items():
         if tuned.weights[name].shape != array.shape:
@@ -158,23 +160,23 @@ def _require_same_weights(tuned: Base, base: Base) -> None:
 def _require_memory(nbytes: int, memory: int) -> None:
     if nbytes > memory:
         raise MemoryBudgetError(
-            "the factors do not fit into the memory",
-            got=f"more than {format_size(memory)} of factors, half of what is allowed",
+            "the factors do not fit into memory",
+            got=f"more than {format_size(memory)} of factors, half of the memory limit",
             hint=f"allow more with {option('memory', 'SIZE')}, or keep less: a lower {option('rank', 'N')}, "
             f"or {option('dtype', 'bfloat16')}",
         )
 
 
-def _notes(factors: list[FactorPair], errors: Mapping[str, float], others: list[str]) -> Notes:
+def _notes(factors: list[FactorPair], errors: Mapping[str, float], left_out: list[str]) -> Notes:
     ranks = sorted(Counter(factor.rank for factor in factors).items())
     several = ", ".join(f"{rank} ({array_count(range(times))})" for rank, times in ranks)
-    declared = f"ranks {several}" if len(ranks) > 1 else f"rank {ranks[0][0]}"
+    rank_text = f"ranks {several}" if len(ranks) > 1 else f"rank {ranks[0][0]}"
     worst = max(errors, key=lambda name: errors[name])
-    text = f"{declared}; {errors[worst]:.2%} of the difference is left in the worst, {worst}"
-    return Notes((Note.of_arrays(len(factors), text),), remarks=tuple(_left_out_remarks(others)))
+    text = f"{rank_text}; {errors[worst]:.2%} of the difference is lost in the worst matrix, {worst}"
+    return Notes((Note.of_arrays(len(factors), text),), remarks=tuple(_left_out_remarks(left_out)))
 
 
-def _left_out_remarks(others: list[str]) -> Iterator[str]:
-    if others:
-        shown = sample_names(others, _MAX_LISTED)
-        yield f"left out, as they differ and are no matrices of layers: {array_count(others)} ({shown})"
+def _left_out_remarks(left_out: list[str]) -> Iterator[str]:
+    if left_out:
+        shown = sample_names(left_out, _MAX_LISTED)
+        yield f"left out, because they differ but are not layer matrices: {array_count(left_out)} ({shown})"

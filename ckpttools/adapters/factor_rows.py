@@ -1,8 +1,8 @@
 """Rows of a family for low-rank factors, derived from the rows for weights.
 
-Where `W = B A`, axes of outputs are B's, axes of inputs A's, and each keeps what the row says of its axes:
-order, merging, rotary pairs. Axes that a weight is repeated on, such as stacked layers, are both factors'.
-What values are multiplied by, B's are.
+Where `W = B A`, B has the output axes and A the input axes. Both keep their order, merging and rotary pairs
+from the weight's row. Axes that a weight is repeated on, such as stacked layers, are in both factors. If the
+row multiplies the weight, it multiplies B.
 
     query.kernel:        embed layer heads (pair half) <-> q_proj.weight:        (heads half pair) embed
     query.kernel_lora_a: embed layer rank              <-> q_proj.lora_A.weight: rank embed
@@ -35,8 +35,11 @@ PARTS = (".lora_A.weight", ".lora_B.weight")
 
 Style = Literal["flat", "kept", "first"]
 STYLES: tuple[Style, ...] = ("flat", "kept", "first")
-"""How the axes of a factor lie, the most likely first: inputs and outputs each merged into one, with layers
-on the scan axis; as in the kernel; or merged, with layers before all else."""
+"""Layouts of the axes of a factor, the most likely first.
+
+Inputs and outputs each merged into one axis, with layers on the scan axis; as in the kernel; or merged, with
+layers first.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class FactorRow:
 
     Attributes:
         row: the row of the weight.
-        a, b: the rows of its factors.
-        rank: the axis of the rank.
+        a, b: the rows of its two factors.
+        rank: the name of the rank axis.
     """
 
     row: Row
@@ -84,47 +87,47 @@ class ModelFactorRows:
         return FactorRow(row, Row(left_a, right_a), Row(left_b, right_b, row.op), rank)
 
     def _groups(
-        self, left: Side, without: set[str], rank: str, style: Style, *, is_last: bool
+        self, left: Side, excluded: set[str], rank: str, style: Style, *, is_last: bool
     ) -> tuple[AxisGroup, ...]:
         """Return a kernel's axes without those of the other factor, with the rank first or last."""
         if style == "kept":
-            kept = tuple(group for group in left.groups if not set(group) & without)
+            kept = tuple(group for group in left.groups if not set(group) & excluded)
             return (*kept, (rank,)) if is_last else ((rank,), *kept)
-        repeated = self._repeated_axes(left, without)
-        own = tuple(axis for axis in left.array_axes if axis not in without and axis not in repeated)
-        built: tuple[AxisGroup, ...] = (own, (rank,)) if is_last else ((rank,), own)
+        repeated = self._repeated_axes(left, excluded)
+        own = tuple(axis for axis in left.array_axes if axis not in excluded and axis not in repeated)
+        groups: tuple[AxisGroup, ...] = (own, (rank,)) if is_last else ((rank,), own)
         at = 0 if style == "first" else self.scan_axis or 0
-        return (*built[:at], *((axis,) for axis in repeated), *built[at:])
+        return (*groups[:at], *((axis,) for axis in repeated), *groups[at:])
 
     def _repeated_axes(self, left: Side, without: set[str]) -> tuple[str, ...]:
         """Return the array axes that belong to neither factor."""
-        mine = next(row for row in self.rows if row.left is left)
-        both = {axis for group in mine.right.groups for axis in group}
-        return tuple(axis for axis in left.array_axes if axis not in both)
+        weight_row = next(row for row in self.rows if row.left is left)
+        factor_axes = {axis for group in weight_row.right.groups for axis in group}
+        return tuple(axis for axis in left.array_axes if axis not in factor_axes)
 
 
 def no_factors_reason(row: Row) -> str | None:
     """Return why MaxText has no factors for a weight; None if it has."""
     left, right = str(row.left.key), str(row.right.key)
     if not left.endswith(_KERNEL):
-        return f"MaxText has factors of dense layers alone, not of {left.rpartition('.')[2]}"
+        return f"MaxText has factors only for dense layers, not for {left.rpartition('.')[2]}"
     if not left.startswith(f"{DECODER}."):
-        return f"MaxText looks for factors below {DECODER} alone"
+        return f"MaxText only looks for factors below {DECODER}"
     if row.left.join is not None or row.right.join is not None:
         return "several weights are one array in MaxText"
     if not right.endswith(WEIGHT) or len(row.right.groups) != 2:
-        return "it is no matrix of a linear layer"
+        return "it is not the matrix of a linear layer"
     outs, ins = row.right.groups
     own = [axis for axis in row.left.array_axes if axis in (*outs, *ins)]
     if set(own) != {*outs, *ins}:
         return "one weight is several arrays in MaxText"
-    # An axis that Hugging Face has in names, beside those of a matrix: Qwen3.5's in_proj_b and in_proj_a.
+    # Hugging Face has an axis in names, in addition to those of a matrix: Qwen3.5's in_proj_b and in_proj_a.
     if any(0 < len({*group} & {*own}) < len(group) for group in row.left.groups):
         return "several weights are one array in MaxText"
     if set(own[: len(ins)]) != set(ins):
         return "the kernel does not have its inputs first"
     if row.op is not None and not isinstance(row.op, Scale):
-        return "its values are not only multiplied on the way"
+        return "the conversion does more than multiply its values"
     return None
 
 
@@ -134,10 +137,10 @@ def model_factor_rows(base: Base, scan_axis: int | None, family: Family) -> Mode
     Args:
         base: the model.
         scan_axis: the axis on which the adapter's layers are stacked; None if they are numbered.
-        family: the base's, in the layout of the version that stores the adapter.
+        family: the base's family, in the layout of the version that stores the adapter.
 
     Raises:
-        ConfigError: the configuration contradicts itself, or the family that the user names makes other
+        ConfigError: the configuration contradicts itself, or the family that the user selects computes other
             values than that of the configuration.
     """
     _require_own_rows(base)
@@ -151,7 +154,7 @@ def model_factor_rows(base: Base, scan_axis: int | None, family: Family) -> Mode
 
 
 def _require_own_rows(base: Base) -> None:
-    """Raise as `model_factor_rows`. MaxText bases are checked when opened."""
+    """Raise the errors of `model_factor_rows`. MaxText bases are checked when opened."""
     if base.rows is None and base.config is not None:
         options = ToMaxText(scan=False, model=base.model)
         require_own_rows(
@@ -166,9 +169,9 @@ def required_family(base: Base) -> Family:
     """Return the base's family. Raise ConfigError if it has none."""
     if base.family is None:
         raise ConfigError(
-            "nothing says which family the base is of",
+            "the family of the base is unknown",
             location=base.tree.metadata.location,
-            expected=f"its {CONFIG}, of a model that `ckpt families` lists",
+            expected=f"a {CONFIG} of a model that `ckpt families` lists",
             hint=f"copy {CONFIG} of the base model there",
         )
     return base.family

@@ -24,14 +24,15 @@ class FactorPair:
     """The low-rank change of one Hugging Face weight, in PEFT's layout.
 
     Attributes:
-        name: of the weight.
-        a: (rank, in); of experts (expert * rank, in), of an embedding (rank, vocab).
-        b: (out, rank); of experts (out, rank * expert), of an embedding (embed, rank).
+        name: the name of the weight.
+        a: (rank, in); for experts (expert * rank, in), for an embedding (rank, vocab).
+        b: (out, rank); for experts (out, rank * expert), for an embedding (embed, rank).
         scale: the factor of the product `b @ a`.
-        kind: what the weight is of: its axes are (out, in), (vocab, embed) or (expert, …, …).
-        has_inputs_first: whether the inputs come before the outputs; None for experts, whose shapes decide.
+        kind: the kind of weight; its axes are (out, in), (vocab, embed) or (expert, …, …).
+        has_inputs_first: whether the inputs come before the outputs; None for experts, where the shapes
+            decide.
         magnitude: (out,) row lengths of the changed weight (DoRA), or None.
-        rank: the rank of the product; for experts, of each.
+        rank: the rank of the product; for experts, of each expert.
     """
 
     name: str
@@ -72,17 +73,17 @@ class FactorPair:
         """Return the change of a weight, float32.
 
         Args:
-            weight: in float32 where it has a magnitude: its numbers are read then.
+            weight: the weight; in float32 if there is a magnitude, because its values are then read.
 
         Raises:
-            FormatError: the factors are not those of such a weight.
+            FormatError: the factors do not fit the weight.
         """
         delta = self.delta(weight.shape)
         if self.magnitude is None:
             return delta
         if self.kind != "linear" or self.has_inputs_first or self.magnitude.shape != weight.shape[:1]:
             raise FormatError(
-                "a magnitude (DoRA) is read for weights (out, in) of linear layers alone",
+                "a magnitude (DoRA) is supported only for weights (out, in) of linear layers",
                 location=self.name,
                 got=f"{list(self.magnitude.shape)} for a weight {list(weight.shape)}",
                 hint=WITH_PEFT,
@@ -90,13 +91,16 @@ class FactorPair:
         return dora_update(weight, delta, self.magnitude)
 
     def delta(self, shape: Shape) -> LazyArray:
-        """Return the product of the factors for a weight of this shape, float32. Errors as `change`."""
+        """Return the product of the factors for a weight of this shape, float32.
+
+        Raise the errors of `change`.
+        """
         self.require_fit(shape)
         if self.kind == "embedding":
             return low_rank(swap_last_axes(self.a), swap_last_axes(self.b), self.scale)
         if self.kind == "linear":
-            built = low_rank(self.b, self.a, self.scale)
-            return swap_last_axes(built) if self.has_inputs_first else built
+            product = low_rank(self.b, self.a, self.scale)
+            return swap_last_axes(product) if self.has_inputs_first else product
         experts, rank = shape[0], self.rank
         outputs, inputs = self.b.shape[0], self.a.shape[1]
         right = relayout(self.a, ((experts, rank), (inputs,)), (0, 1, 2), (1, 1, 1))
@@ -111,10 +115,10 @@ class FactorPair:
             return self.has_inputs_first
         if shape[1] == shape[2]:
             raise FormatError(
-                "it cannot be told which axis of these experts is that of their inputs",
+                "the input axis of these experts is ambiguous",
                 location=self.name,
                 got=f"{list(shape)}",
-                expected="a model whose configuration or whose gate_up_proj tells",
+                expected="a configuration or a gate_up_proj that shows the input axis",
             )
         return shape[1:] == (self.a.shape[1], self.b.shape[0])
 
@@ -122,11 +126,12 @@ class FactorPair:
         """Raise FormatError if the factors do not match a weight of this shape."""
         if not self.fits(shape):
             raise FormatError(
-                "these factors are not those of the base's weight",
+                "these factors do not fit the base's weight",
                 location=self.name,
                 got=f"A {list(self.a.shape)} and B {list(self.b.shape)}, for a weight {list(shape)}",
                 expected="A (rank, inputs) and B (outputs, rank)",
-                hint="check that it is of this model: `ckpt inspect tree ADAPTER --against BASE`",
+                hint="check that the adapter belongs to this model: `ckpt inspect tree ADAPTER --against "
+                "BASE`",
             )
 
 
@@ -156,10 +161,11 @@ def require_finite(adapter: Adapter) -> None:
     )
     if wrong := [name for name, array in factors if not _is_finite(array)]:
         raise FormatError(
-            "factors have NaN or infinity, and weights would have it in whole rows:" + listing(wrong),
+            "these factors contain NaN or infinity, which would spread to complete rows of weights:"
+            + listing(wrong),
             location=adapter.location,
             expected="numbers",
-            hint="take an earlier step of the training: this one has diverged",
+            hint="use an earlier training step; this one has diverged",
         )
 
 
@@ -179,18 +185,18 @@ def same_bits(one: LazyArray, other: LazyArray) -> bool:
 
 
 def finite(name: str, number: float, product: float | None = None) -> float:
-    """Return the product; raise UsageError if it is NaN or infinite.
+    """Check a number and its product, and return the product; raise UsageError for NaN or infinity.
 
     Args:
-        name: of the option.
-        number: that it is given.
-        product: of that and the adapter's own; None for the number itself.
+            name: the option's name.
+            number: the option's value.
+            product: `number` times the adapter's own value; None for `number` itself.
 
     Returns:
         The product.
     """
-    built = number if product is None else product
-    if not (isfinite(number) and isfinite(built)):
-        also = ", also times the adapter's own" if isfinite(number) else ""
+    scaled = number if product is None else product
+    if not (isfinite(number) and isfinite(scaled)):
+        also = ", also after multiplication by the adapter's own" if isfinite(number) else ""
         raise UsageError(f"{name} must be a finite number{also}", got=option(name, number))
-    return built
+    return scaled

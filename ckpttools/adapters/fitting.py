@@ -15,7 +15,7 @@ from ckpttools.core.errors import FormatError, listing
 
 HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
 _TABLES = (TABLE, "wte.weight")
-# Models in transformers whose matrices have their inputs first (`Conv1D`), and the names of these.
+# Models in transformers whose matrices have their inputs first (`Conv1D`), and their names.
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _CONV1D = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight", ".q_attn.weight")
 
@@ -46,7 +46,7 @@ def split_as_base(base: Base, adapter: Adapter) -> Adapter:
     """Return the adapter with experts split and without a tied head, as in the base's files.
 
     Raises:
-        FormatError: the base has another number of experts.
+        FormatError: the base has a different number of experts.
     """
     adapter = _without_tied_head(base, adapter)
     return replace(
@@ -57,7 +57,7 @@ def split_as_base(base: Base, adapter: Adapter) -> Adapter:
 def _without_tied_head(base: Base, adapter: Adapter) -> Adapter:
     """Remove the output head of a tied model's adapter if it repeats the embedding.
 
-    PEFT saves both where it is told to save embeddings, the vocabulary was resized, or it keeps them tied.
+    PEFT saves both if it is set to save embeddings, if the vocabulary was resized, or if it keeps them tied.
     """
     if base.named(HEAD) is not None:
         return adapter
@@ -93,15 +93,18 @@ def without_copied_head(model: Base, other: Base) -> Base:
     """
     if HEAD not in model.weights or HEAD in other.weights:
         return model
-    head, rest = model.weights[HEAD], {name: item for name, item in model.weights.items() if name != HEAD}
-    tables = (array for name, array in rest.items() if name.endswith(_TABLES))
-    return replace(model, weights=rest) if any(same_bits(head, table) for table in tables) else model
+    head, other_weights = (
+        model.weights[HEAD],
+        {name: item for name, item in model.weights.items() if name != HEAD},
+    )
+    tables = (array for name, array in other_weights.items() if name.endswith(_TABLES))
+    return replace(model, weights=other_weights) if any(same_bits(head, table) for table in tables) else model
 
 
 def _refuse_duplicates(adapter: Adapter, changed: Sequence[str]) -> None:
     if duplicates := [name for name, times in Counter(changed).items() if times > 1]:
         raise FormatError(
-            "the adapter changes these weights several times:" + listing(duplicates),
+            "the adapter changes these weights more than once:" + listing(duplicates),
             location=adapter.location,
             expected="one pair of factors for each weight",
             hint="save each adapter in a directory of its own",
@@ -109,10 +112,10 @@ def _refuse_duplicates(adapter: Adapter, changed: Sequence[str]) -> None:
 
 
 def _refuse_head(base: Base, adapter: Adapter, lacking: Collection[str]) -> None:
-    """Raise FormatError if only the output head is missing in the base."""
+    """Raise FormatError if only the output head is missing from the base."""
     if {*lacking} == {HEAD} and any(name.endswith(_TABLES) for name in base.weights):
         raise FormatError(
-            "the adapter changes the output head, which is the table of embeddings in the base",
+            "the adapter changes the output head, but in the base the embedding table is the output head",
             location=adapter.location,
             got=base.tree.metadata.location,
             expected=f"a base with a {HEAD} of its own",
@@ -132,10 +135,10 @@ def _require_replaced(base: Base, adapter: Adapter, replaced: Collection[str]) -
     lacking = [name for name in _declared_replacements(base, adapter) if name not in replaced]
     if lacking:
         raise FormatError(
-            "modules_to_save names modules of the base, and the adapter has no weights of these:"
+            "modules_to_save names modules of the base, but the adapter has no weights for these:"
             + listing(lacking),
             location=adapter.location,
-            expected="the whole weights of all of them",
+            expected="complete weights for all of them",
             hint="save it again, with all parameters gathered from the devices",
         )
 
@@ -161,12 +164,12 @@ def _oriented(base: Base, factor: FactorPair) -> FactorPair:
     sibling = base.weights.get(f"{above}.gate_up_proj")
     if sibling is None or sibling.shape[1] == sibling.shape[2]:
         return factor
-    # The inputs of gate and up, as wide as the model.
+    # The input axis of gate and up has the width of the model.
     return replace(factor, has_inputs_first=sibling.shape[1] == shape[1])
 
 
-# What transformers 5.23 (conversion_mapping.py) makes of the modules of hub models, and of their weights: one
-# after the other on the axis of outputs.
+# How transformers 5.23 (conversion_mapping.py) renames the modules of Hub models and joins their weights, one
+# after the other on the output axis.
 _MODULES = {".mlp.experts": (".mlp.experts", ".block_sparse_moe.experts")}
 _PARTS = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
@@ -178,11 +181,11 @@ def single_experts(factor: FactorPair, names: Collection[str]) -> list[FactorPai
     """Split the factors of fused experts; None if the base has no single experts.
 
     Args:
-        factor: of `…mlp.experts.gate_up_proj` or `….down_proj`.
-        names: of the base's weights.
+        factor: the factors of `…mlp.experts.gate_up_proj` or `….down_proj`.
+        names: the names of the base's weights.
 
     Raises:
-        FormatError: the base has another number of experts.
+        FormatError: the base has a different number of experts.
     """
     above, _, last = factor.name.rpartition(".")
     ends = [end for end in _MODULES if above.endswith(end)]
@@ -203,9 +206,9 @@ def _split_factor(
         or f"{module}.{count}.{parts[0]}.weight" in names
     ):
         raise FormatError(
-            "the base has another number of experts",
+            "the base has a different number of experts",
             location=factor.name,
-            got=f"factors of rank {factor.rank} for {count}",
+            got=f"factors of rank {factor.rank} for {count} experts",
             expected=f"as many as {module}.*.{parts[0]}.weight",
         )
     # The expert is the fastest axis of B.

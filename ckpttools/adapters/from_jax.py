@@ -1,11 +1,11 @@
-"""Adapters that trainers in JAX write for a MaxText model, as adapters of the Hugging Face model.
+"""Convert adapters of JAX trainers to adapters of the Hugging Face model.
 
     params/params/decoder/layers/mlp/wi_0/kernel_lora_a         checkpoints of MaxText's own fine-tuning
     decoder/layers/mlp/wi_0/kernel_lora_a/value                 of Tunix, and for `lora_restore_path`
     params/params/decoder/layers/mlp/wi_0/kernel_lora_a/value   of MaxText's own converter
     decoder/layers/self_attention/query/lora_a.kernel           of the inference engine, attention alone
 
-Ranks are those of shapes, and the base's sizes tell layers from inputs where both are of one length.
+Ranks come from shapes. Where layers and inputs have the same length, the base's sizes distinguish them.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from ckpttools.transforms.cast import cast
 
 _FLOAT32 = DTYPES["float32"]
 _KERNEL = "kernel"
-# The last key of a factor, by which of both it is: trainers', and that of the inference engine.
+# The last key of a factor, for A and B: in trainers, and in the inference engine.
 _ENDS = {"a": (A, "lora_a.kernel"), "b": (B, "lora_b.kernel")}
 
 
 @dataclass(frozen=True)
 class KernelFactors:
-    """Both factors of a kernel as stored."""
+    """The two factors of a kernel, as stored."""
 
     a: LazyArray
     b: LazyArray
@@ -68,23 +68,23 @@ def factor_pairs(tree: Tree) -> dict[str, KernelFactors]:
     """Return the factors in a tree by dotted kernel names; empty if there are none.
 
     Raises:
-        FormatError: one is there without the other.
+        FormatError: a factor has no counterpart.
     """
     roles = view_of(tree).roles
     halves: dict[str, dict[str, LazyArray]] = {}
     for path, array in tree.arrays.items():
-        result = factor_half(path) if roles.of(path) == "parameter" else None
-        if result is not None:
-            halves.setdefault(result[0], {})[result[1]] = array
-    alone = [name for name, both in halves.items() if len(both) < 2]
-    if alone:
+        half = factor_half(path) if roles.of(path) == "parameter" else None
+        if half is not None:
+            halves.setdefault(half[0], {})[half[1]] = array
+    incomplete = [name for name, pair in halves.items() if len(pair) < 2]
+    if incomplete:
         raise FormatError(
-            "a factor of a product is not there",
-            location=f"{tree.metadata.location}, {alone[0]}",
+            "one of the two factors of a kernel is missing",
+            location=f"{tree.metadata.location}, {incomplete[0]}",
             expected="both lora_a and lora_b",
-            hint="check that the checkpoint is whole: `ckpt doctor`",
+            hint="check that the checkpoint is complete: `ckpt doctor`",
         )
-    return {name: KernelFactors(both["a"], both["b"]) for name, both in halves.items()}
+    return {name: KernelFactors(pair["a"], pair["b"]) for name, pair in halves.items()}
 
 
 def factor_half(path: Path) -> tuple[str, str] | None:
@@ -92,11 +92,11 @@ def factor_half(path: Path) -> tuple[str, str] | None:
     keys = [str(key) for key in (path[:-1] if path[-1:] == (VALUE,) else path)]
     if DECODER in keys:
         keys = keys[keys.index(DECODER) :]
-    for which, (end, whole) in _ENDS.items():
+    for half, (end, whole) in _ENDS.items():
         if keys and keys[-1] == whole:
-            return ".".join((*keys[:-1], _KERNEL)), which
+            return ".".join((*keys[:-1], _KERNEL)), half
         if keys and keys[-1].endswith(end):
-            return ".".join((*keys[:-1], keys[-1].removesuffix(end))), which
+            return ".".join((*keys[:-1], keys[-1].removesuffix(end))), half
     return None
 
 
@@ -104,11 +104,11 @@ def recorded_settings(tree: Tree) -> Mapping[str, object]:
     """Return the recorded rank and alpha, from MaxText's metadata or a PEFT configuration.
 
     Raises:
-        FormatError, ConfigError: that configuration is of another kind of adapter, or says several ranks.
+        FormatError, ConfigError: the configuration describes an unsupported adapter, or has several ranks.
     """
-    declared = tree.metadata.custom.get(LORA_KEY)
-    if isinstance(declared, Mapping):
-        return declared
+    settings = tree.metadata.custom.get(LORA_KEY)
+    if isinstance(settings, Mapping):
+        return settings
     location = parse(tree.metadata.location) if tree.metadata.location else None
     for above in () if location is None else (location, *list(location.parents)[:3]):
         if (above / ADAPTER).is_file():
@@ -121,11 +121,12 @@ def _settings_from_peft(config: PeftConfig) -> Mapping[str, object]:
     odd = [name for name in ("rank_pattern", "alpha_pattern") if config.declared.get(name)]
     if odd:
         raise ConfigError(
-            "modules of this adapter have ranks or alphas of their own, by names of PEFT's",
+            "this adapter has different ranks or alphas for some modules, which its configuration names as "
+            "PEFT does",
             location=config.location,
             got=", ".join(odd),
             expected="one rank and one alpha",
-            hint="convert the adapter of PEFT that it was made of",
+            hint="convert the PEFT adapter that it was made from",
         )
     noted = {"lora_rank": config.declared.get("r"), "lora_alpha": config.declared.get("lora_alpha")}
     if config.declared.get("use_rslora") and None not in noted.values():
@@ -137,13 +138,13 @@ def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Ad
     """Return the adapter of a MaxText tree in the base's names.
 
     Args:
-        base: the model that it is of.
+        base: the adapted model.
         tree: an adapter in any of the layouts above, scanned or not.
-        alpha: of the adapter; None for what is noted beside it.
+        alpha: the adapter's alpha; None to use the recorded one.
 
     Raises:
-        FormatError: there are no factors, or they are not of this base.
-        ConfigError: nothing says alpha, or what is noted is not so.
+        FormatError: there are no factors, or they do not fit this base.
+        ConfigError: alpha is unknown, or differs from the recorded one.
         UsageError: `alpha` is NaN or infinite.
     """
     pairs, location = factor_pairs(tree), tree.metadata.location
@@ -152,14 +153,14 @@ def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Ad
     if lacking := [name for name in pairs if name not in by_kernel or no_factors_reason(by_kernel[name])]:
         raise missing_weights_error(location, base.tree.metadata.location, lacking, by_kernel)
     touched = dict.fromkeys(by_kernel[name] for name in pairs)
-    declared = recorded_settings(tree)
-    built: list[FactorPair] = []
+    settings = recorded_settings(tree)
+    factors: list[FactorPair] = []
     for number, row in enumerate(touched):
         own = {name: pairs[name] for name in _kernels(row, known.sizes) if name in pairs}
         fitting = _matching_row(known, row, number, own, location)
         rank = next(iter(own.values())).rank
-        built += _factors(fitting, known, rank, own, scale_of(declared, rank, alpha, location), base)
-    return Adapter(location, tuple(built), config={BASE_NAME: recorded_base(tree)})
+        factors += _factors(fitting, known, rank, own, scale_of(settings, rank, alpha, location), base)
+    return Adapter(location, tuple(factors), config={BASE_NAME: recorded_base(tree)})
 
 
 def _best_rows(base: Base, pairs: Mapping[str, KernelFactors]) -> ModelFactorRows:
@@ -183,39 +184,39 @@ def _kernels(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
 
 
 def _matching_row(
-    known: ModelFactorRows, row: Row, number: int, pairs: Mapping[str, KernelFactors], location: str
+    model_rows: ModelFactorRows, row: Row, number: int, pairs: Mapping[str, KernelFactors], location: str
 ) -> FactorRow:
     """Return the factor row in the style of the stored factors.
 
     Raises:
-        FormatError: the family has no factors for it, or two rows would give different products.
+        FormatError: the factors do not fit, or two rows would give different products.
     """
-    styles = {style: known.of(row, number, style) for style in STYLES}
-    built = {
+    styles = {style: model_rows.of(row, number, style) for style in STYLES}
+    candidates = {
         style: item
         for style, item in styles.items()
-        if all(_fits(item, known.sizes, pair) for pair in pairs.values())
+        if all(_fits(item, model_rows.sizes, pair) for pair in pairs.values())
     }
     name, pair = next(iter(pairs.items()))
-    first = next(iter(built.values()), None)
-    if any(item != first for item in built.values()):
+    first = next(iter(candidates.values()), None)
+    if any(item != first for item in candidates.values()):
         raise FormatError(
-            "shapes do not show which axis of these factors is that of layers, inputs or ranks",
+            "the shapes of these factors do not show which axes are layers, inputs and ranks",
             location=f"{location}, {name}",
             got=f"A {list(pair.a.shape)} and B {list(pair.b.shape)}",
-            expected="factors of layers one by one",
+            expected="unstacked factors",
             hint="unstack them: ckpt unstack ADAPTER DST --scan-axis N",
         )
     if first is not None:
         return first
-    sizes = {**known.sizes, f"rank_{number}": pair.rank}
-    expected = known.of(row, number)
+    sizes = {**model_rows.sizes, f"rank_{number}": pair.rank}
+    expected = model_rows.of(row, number)
     raise FormatError(
-        "these factors are not those of the base's kernel",
+        "these factors do not fit the base's kernel",
         location=f"{location}, {name}",
         got=f"A {list(pair.a.shape)} and B {list(pair.b.shape)}",
         expected=f"A {list(expected.a.left.shape(sizes))} and B {list(expected.b.left.shape(sizes))}",
-        hint="check that this is the model that was adapted",
+        hint="check that this is the adapted model",
     )
 
 
@@ -226,66 +227,66 @@ def _fits(row: FactorRow, sizes: Mapping[str, int], pair: KernelFactors) -> bool
 
 def _factors(
     row: FactorRow,
-    known: ModelFactorRows,
+    model_rows: ModelFactorRows,
     rank: int,
     pairs: Mapping[str, KernelFactors],
     scale: float,
     base: Base,
 ) -> Iterator[FactorPair]:
     """Yield the factors of a row's weights."""
-    sizes = {**known.sizes, row.rank: rank}
+    sizes = {**model_rows.sizes, row.rank: rank}
     arrays: dict[str, LazyArray] = {}
-    for name in row.row.left.keys(known.sizes):
+    for name in row.row.left.keys(model_rows.sizes):
         pair = pairs.get(name)
         a, b = (None, None) if pair is None else (pair.a, pair.b)
-        # Values that the reverse conversion divides are divided before they are rounded to few bits.
+        # Where the conversion divides values, it must do so before they are rounded to fewer bits.
         b = cast(b, _FLOAT32) if b is not None and row.row.op is not None and b.dtype.bits < 32 else b
         arrays[name + A] = _zeros(row.a.left.shape(sizes), pairs, "a") if a is None else a
         arrays[name + B] = _zeros(row.b.left.shape(sizes), pairs, "b") if b is None else b
     lengths = {axis: Size(length, "the base") for axis, length in sizes.items()}
-    built = Table((row.a, row.b), lengths, location=base.tree.metadata.location).to_right(arrays).arrays
-    for weight in row.row.right.keys(known.sizes):
-        a, b = (built[weight.removesuffix(WEIGHT) + end] for end in PARTS)
+    converted = Table((row.a, row.b), lengths, location=base.tree.metadata.location).to_right(arrays).arrays
+    for weight in row.row.right.keys(model_rows.sizes):
+        a, b = (converted[weight.removesuffix(WEIGHT) + end] for end in PARTS)
         if not all(isinstance(item, Constant) for item in distinct_arrays([b]) if not source_arrays(item)):
             yield FactorPair(weight, a, b, scale, rank)
 
 
-def _zeros(shape: tuple[int, ...], pairs: Mapping[str, KernelFactors], which: str) -> Constant:
-    dtype = getattr(next(iter(pairs.values())), which).dtype
+def _zeros(shape: tuple[int, ...], pairs: Mapping[str, KernelFactors], half: str) -> Constant:
+    dtype = getattr(next(iter(pairs.values())), half).dtype
     return Constant(shape, dtype, bytes(dtype.itemsize))
 
 
-def scale_of(declared: Mapping[str, object], rank: int, alpha: float | None, location: str) -> float:
-    """Return the scale of the product of both factors; arguments and errors as `adapter_of_maxtext`."""
-    noted, ranked = declared.get("lora_alpha"), declared.get("lora_rank")
-    if isinstance(ranked, int | float) and ranked not in (0, rank):
+def scale_of(settings: Mapping[str, object], rank: int, alpha: float | None, location: str) -> float:
+    """Return the scale of the product of both factors; arguments and errors as for `adapter_of_maxtext`."""
+    recorded_alpha, recorded_rank = settings.get("lora_alpha"), settings.get("lora_rank")
+    if isinstance(recorded_rank, int | float) and recorded_rank not in (0, rank):
         raise ConfigError(
-            "another rank is noted than the factors have",
+            "the recorded rank is not the rank of the factors",
             location=location,
             got=f"rank {rank}",
-            expected=f"{ranked:g} (lora_rank in the metadata)",
+            expected=f"{recorded_rank:g} (lora_rank in the metadata)",
         )
-    if alpha is not None and is_number(noted) and noted not in (0, alpha):
+    if alpha is not None and is_number(recorded_alpha) and recorded_alpha not in (0, alpha):
         raise UsageError(
-            "the adapter was trained with another alpha",
+            "the adapter was trained with a different alpha",
             location=location,
             got=option("alpha", finite("alpha", alpha)),
-            expected=f"{noted:g} (lora_alpha in the metadata)",
+            expected=f"{recorded_alpha:g} (lora_alpha in the metadata)",
             hint=f"leave it out; {option('scale', 'X')} multiplies what the adapter changes",
         )
     if alpha is not None:
         return finite("alpha", alpha) / rank
-    if not is_number(noted):
+    if not is_number(recorded_alpha):
         raise ConfigError(
-            "nothing says the alpha of this adapter, by which it is scaled",
+            "this adapter does not record its alpha, which gives its scale",
             location=location,
-            expected="what it was trained with",
+            expected="the alpha of the training",
             hint=f"say it: {option('alpha', 'X')}",
         )
-    return noted / rank
+    return recorded_alpha / rank
 
 
-# Adapters of Tunix's own models, as adapters of the Hugging Face model.
+# Adapters of Tunix's own models.
 #
 # layers/0/attn/q_proj/w_lora_a (embed, rank)          w_lora_b (rank, heads, head)       Llama, Qwen
 # layers/0/attn/o_proj/w_lora_a (heads, head, rank)    w_lora_b (rank, embed)
@@ -293,13 +294,13 @@ def scale_of(declared: Mapping[str, object], rank: int, alpha: float | None, loc
 # layers/0/attn/q_einsum/w_lora_a (embed, rank)        w_lora_b (rank, heads, head)       Gemma
 # layers/0/attn/kv_einsum/w_lora_a (embed, rank)       w_lora_b (rank, 2, heads, head)
 #
-# Tunix merges A, with all axes but the last as one, times B, with all axes but the first as one. Rotary pairs
-# are in Hugging Face's order.
+# Tunix multiplies A, with all axes but the last merged, by B, with all axes but the first merged. Rotary
+# pairs are in Hugging Face's order.
 
 _TUNIX_LAYERS = "layers"
-# Module of Tunix -> name of its kernel, and of the module in transformers.
+# Tunix module -> the name of its kernel, and its module in transformers.
 _TUNIX_MODULES = {"attn": ("w", "self_attn"), "mlp": ("kernel", "mlp")}
-# Layer of Tunix -> layers of transformers; B has an axis for those of several.
+# Tunix layer -> layers in transformers; B has an additional axis if there are several.
 _TUNIX_PROJECTIONS = {
     **{name: (name,) for name in ("q_proj", "k_proj", "v_proj", "o_proj")},
     **{name: (name,) for name in ("gate_proj", "up_proj", "down_proj")},
@@ -310,7 +311,7 @@ _TUNIX_PROJECTIONS = {
 
 
 def tunix_kernels(paths: Iterable[Path]) -> list[str]:
-    """Return the dotted names of the kernels of a Tunix model that a tree has factors of.
+    """Return the dotted names of Tunix kernels for which a tree has factors.
 
     Args:
         paths: Paths of parameters.
@@ -320,16 +321,16 @@ def tunix_kernels(paths: Iterable[Path]) -> list[str]:
 
 
 def adapter_of_jax(base: Base, tree: Tree, alpha: float | None = None) -> Adapter:
-    """Return the adapter that a trainer in JAX wrote, in the base's names.
+    """Return the adapter that a JAX trainer wrote, in the base's names.
 
     Args:
-        base: The model that it is of.
-        tree: An adapter of a MaxText model, in any of MaxText's layouts, or of a model of Tunix.
-        alpha: Alpha of the adapter; None for what is noted next to it.
+        base: The adapted model.
+        tree: An adapter of a MaxText model, in any layout, or of a Tunix model.
+        alpha: The adapter's alpha; None to use the recorded one.
 
     Raises:
-        FormatError: There are no factors, or they are not of this base.
-        ConfigError: Nothing states alpha, or the adapter has another.
+        FormatError: There are no factors, or they do not fit this base.
+        ConfigError: Alpha is unknown, or differs from the recorded one.
         UsageError: `alpha` is NaN or infinite.
     """
     pairs = factor_pairs(tree)
@@ -338,7 +339,7 @@ def adapter_of_jax(base: Base, tree: Tree, alpha: float | None = None) -> Adapte
     location = tree.metadata.location
     if unknown := [name for name in pairs if not _tunix_weights(name)]:
         raise FormatError(
-            "these factors of Tunix have no known counterpart in Hugging Face's model" + listing(unknown),
+            "these Tunix factors have no known counterpart in the Hugging Face model" + listing(unknown),
             location=location,
             expected=f"factors of {', '.join(_TUNIX_PROJECTIONS)}",
             hint="merge them in Tunix (save_lora_merged_model_as_safetensors), and convert the merged model",
@@ -346,14 +347,14 @@ def adapter_of_jax(base: Base, tree: Tree, alpha: float | None = None) -> Adapte
     names = {weight: base.named(weight) for name in pairs for weight in _tunix_weights(name)}
     if lacking := [weight for weight, own in names.items() if own is None]:
         raise missing_weights_error(location, base.tree.metadata.location, lacking, base.weights)
-    declared = recorded_settings(tree)
-    built: list[FactorPair] = []
+    settings = recorded_settings(tree)
+    factors: list[FactorPair] = []
     for name, pair in pairs.items():
-        scale = scale_of(declared, pair.rank, alpha, location)
-        built += _tunix_factors(location, name, pair, scale, names)
-    for factor in built:
+        scale = scale_of(settings, pair.rank, alpha, location)
+        factors += _tunix_factors(location, name, pair, scale, names)
+    for factor in factors:
         factor.require_fit(base.weights[factor.name].shape)
-    return Adapter(location, tuple(built), config={BASE_NAME: recorded_base(tree)})
+    return Adapter(location, tuple(factors), config={BASE_NAME: recorded_base(tree)})
 
 
 def _tunix_weights(kernel: str) -> tuple[str, ...]:
@@ -379,7 +380,7 @@ def _tunix_factors(
         rank = pair.rank
         parts = (rank, len(weights), "outputs") if several else (rank, "outputs")
         raise FormatError(
-            "these are not factors of Tunix",
+            "these factors do not have Tunix's layout",
             location=f"{location}, {kernel}",
             got=f"A {list(pair.a.shape)} and B {list(pair.b.shape)}",
             expected=f"A [inputs, {rank}] and B [{', '.join(map(str, parts))}]",

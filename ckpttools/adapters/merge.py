@@ -35,15 +35,16 @@ def merge_into_base(base: Base, adapter: Adapter, scale: float = 1.0) -> Transfo
     base.
 
     Raises:
-        FormatError: the adapter is not of this base, its factors do not fit, or have NaN or infinity.
-        UsageError: the scale is NaN or infinite, or an adapter with magnitudes (DoRA) is to be scaled.
+        FormatError: the adapter does not belong to this base, or its factors do not fit or contain NaN or
+            infinity.
+        UsageError: the scale is NaN or infinite, or scales an adapter with magnitudes (DoRA).
     """
     fit = fit_adapter(base, adapter)
     require_finite(adapter)
     factors = [replace(factor, scale=finite("scale", scale, factor.scale * scale)) for factor in fit.factors]
     if scale != 1 and any(factor.magnitude is not None for factor in factors):
         raise UsageError(
-            "an adapter that sets lengths of rows (DoRA) is whole or not there",
+            "an adapter that sets row norms (DoRA) cannot be scaled",
             location=adapter.location,
             got=option("scale", scale),
             hint="leave it out",
@@ -68,7 +69,7 @@ def _weight(base: Base, adapter: Adapter, factor: FactorPair) -> LazyArray:
 
 
 def _replaced_arrays(base: Base, adapter: Adapter) -> Mapping[Path, LazyArray]:
-    """Return the adapter's replaced arrays in the dtypes of the base's."""
+    """Return the adapter's replaced arrays in the base's dtypes."""
     for name, array in adapter.replaced.items():
         expected = base.weights[name].shape
         if array.shape != expected:
@@ -98,25 +99,26 @@ def _merge_remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
         yield f"{ADAPTER} has unknown settings, assumed to have no effect: {sample_names(unknown)}"
     yield from skip_remarks(adapter)
     if adapter.replaced:
-        yield f"taken from the adapter as a whole: {array_count(adapter.replaced)}"
+        yield f"replaced with arrays of the adapter: {array_count(adapter.replaced)}"
     names = [*(factor.name for factor in adapter.factors), *adapter.replaced]
     if any(name.endswith(TABLE) for name in names) and not any(HEAD in name for name in base.weights):
         yield (
-            "the output head is the table of embeddings, which the adapter changes: it changes with it, in "
-            "training only where PEFT was told to tie them (ensure_weight_tying)"
+            "the embedding table is the output head, and the adapter changes it: both change, in "
+            "training only where PEFT was set to tie them (ensure_weight_tying)"
         )
     if base.rows is not None and view_of(base.tree).optimizer is not None:
-        yield "the state of the optimizer stays that of the base"
+        yield "the optimizer state of the base is kept"
     if left := _unchanged_siblings(base, adapter):
         listed = ", ".join(fold_lines(left))
         yield (
-            f"the adapter has no factors for {array_count(left)}, although it has them for the same modules "
+            f"the adapter has no factors for {array_count(left)}, although it has factors for the same "
+            f"modules "
             f"of other layers: {listed}"
         )
 
 
 def _unchanged_siblings(base: Base, adapter: Adapter) -> list[str]:
-    """Return unchanged weights whose names differ from changed ones only in numbers."""
+    """Return unchanged weights whose names differ from changed ones only in their indices."""
     changed = {factor.name for factor in adapter.factors}
     kinds = {_NUMBER.sub("#", name) for name in changed}
     return [name for name in base.weights if name not in changed and _NUMBER.sub("#", name) in kinds]

@@ -1,7 +1,7 @@
 """Write the configuration of a partial adapter: `adapter_config.json`, or MaxText's metadata.
 
-PEFT creates every named module, even without weights: with initial factors, which at best change nothing.
-Missing complete arrays that are named are an error.
+PEFT creates every named module, even without weights: its initial factors change nothing at best.
+PEFT fails if an array of a fully trained module is missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PartialConfig:
 
     Attributes:
         declared: the configuration; None if the part is not an adapter.
-        remarks: what was changed, or why it is none, a sentence each; nothing where it is the whole one's.
+        remarks: one sentence for each change, or the reason why it is not an adapter; () if unchanged.
     """
 
     declared: Mapping[str, Any] | None
@@ -44,32 +44,32 @@ class PartialConfig:
 
 
 def partial_peft_config(
-    declared: Mapping[str, Any], location: str, kept: Sequence[str], gone: Sequence[str]
+    settings: Mapping[str, Any], location: str, kept: Sequence[str], removed: Sequence[str]
 ) -> PartialConfig:
     """Return the configuration of an adapter without some of its arrays.
 
     Args:
-        declared: the whole one's.
-        location: where that lies, for messages.
-        kept, gone: names of arrays.
+            settings: the configuration of the complete adapter.
+            location: its location, for messages.
+            kept, gone: names of the arrays that are kept and left out.
 
     Raises:
-        ConfigError: it has no names where they belong, or patterns that cannot be matched.
+        ConfigError: a field is not a list of names, or a pattern is not supported.
     """
     try:
-        config = PeftConfig(declared, location)
+        config = PeftConfig(settings, location)
     except FormatError:
         return PartialConfig(
-            declared, (f"{ADAPTER} describes the whole adapter, including what is left out",)
+            settings, (f"{ADAPTER} describes the complete adapter, including the arrays that are left out",)
         )
-    left, lost = modules_of(kept), modules_of(gone)
-    whole, whole_lost = (_saved_modules(config, names) for names in (kept, gone))
+    left, lost = modules_of(kept), modules_of(removed)
+    whole, whole_lost = (_saved_modules(config, names) for names in (kept, removed))
     if halves := [item for item in (*left, *whole) if item in {*lost, *whole_lost}]:
         return _not_an_adapter(f"it has only parts of {sample_names(halves)}")
     if not left:
         return _not_an_adapter("it has no factors")
     narrowed = {
-        # A module that is trained as a whole gets no factors, but would once that is said no more.
+        # A fully trained module gets no factors, but would if it were no longer listed.
         "target_modules": _targets(config, left, {**lost, **whole_lost}),
         "target_parameters": _parameters(config, left, lost),
         "modules_to_save": _narrowed_saved(config.replaced, whole, whole_lost),
@@ -77,29 +77,31 @@ def partial_peft_config(
     }
     changed = {field: value for field, value in narrowed.items() if value is not None}
     if not changed:
-        return PartialConfig(declared)
+        return PartialConfig(settings)
     fields = " and ".join(changed)
-    return PartialConfig({**declared, **changed}, (f"{ADAPTER}: only what is left is in {fields}",))
+    return PartialConfig({**settings, **changed}, (f"{ADAPTER}: {fields} name only the remaining modules",))
 
 
 def with_remaining_modules(tree: Tree) -> Transformed:
     """Update the module names in a MaxText adapter's metadata after factors were left out."""
-    declared = tree.metadata.custom.get(LORA_KEY)
+    settings = tree.metadata.custom.get(LORA_KEY)
     is_part = any(factor_half(tuple(name.split("/"))) for name in tree.metadata.notes.dropped)
-    if not is_part or not isinstance(declared, Mapping) or MODULE_PATH not in declared:
+    if not is_part or not isinstance(settings, Mapping) or MODULE_PATH not in settings:
         return Transformed(tree)
     try:
         left = module_path(factor_pairs(tree))
     except FormatError:
-        return Transformed(tree)  # factors without their other half, which `merge` and other commands report
-    if left == declared[MODULE_PATH]:
+        return Transformed(tree)  # single factors, which `merge` and other commands report
+    if left == settings[MODULE_PATH]:
         return Transformed(tree)
-    custom = {**tree.metadata.custom, LORA_KEY: {**declared, MODULE_PATH: left}}
+    custom = {**tree.metadata.custom, LORA_KEY: {**settings, MODULE_PATH: left}}
     return Transformed(tree.with_metadata(custom=custom), Notes(remarks=(f"{MODULE_PATH} is {left} now",)))
 
 
 def _not_an_adapter(why: str) -> PartialConfig:
-    return PartialConfig(None, (f"{ADAPTER} is left out, as what is left is no adapter: {why}",))
+    return PartialConfig(
+        None, (f"{ADAPTER} is left out, because the remaining arrays are not an adapter: {why}",)
+    )
 
 
 def _suffixes(module: str) -> Iterator[str]:
@@ -110,18 +112,18 @@ def _suffixes(module: str) -> Iterator[str]:
 
 def _saved_modules(config: PeftConfig, names: Sequence[str]) -> dict[str, None]:
     """Return the modules of `modules_to_save` that contain the arrays."""
-    entries, result = config.replaced, dict[str, None]()
+    entries, modules = config.replaced, dict[str, None]()
     for name in saved_names(names):
         keys = name.split(".")
         above = (".".join(keys[:at]) for at in range(1, len(keys)))
-        result.update(dict.fromkeys(module for module in above if module.endswith(entries)))
-    return result
+        modules.update(dict.fromkeys(module for module in above if module.endswith(entries)))
+    return modules
 
 
 def _narrowed_saved(
     entries: Sequence[str], left: Mapping[str, None], lost: Mapping[str, None]
 ) -> list[str] | None:
-    """Return the entries of `modules_to_save` for what is left; None if unchanged."""
+    """Return the entries of `modules_to_save` for the remaining arrays; None if unchanged."""
     touched = tuple(entry for entry in entries if any(module.endswith(entry) for module in lost))
     if not touched:
         return None
@@ -130,9 +132,9 @@ def _narrowed_saved(
 
 
 def _narrowed(entries: Sequence[str], left: Mapping[str, None], lost: Mapping[str, None]) -> list[str] | None:
-    """Replace module suffixes that match removed modules with full paths; None if unchanged.
+    """Replace module suffixes that match removed modules with full paths.
 
-    None where none is of others.
+    Returns None if no suffix matches a removed module.
     """
     touched = {end for module in lost for end in _suffixes(module)}.intersection(entries)
     if not touched:
@@ -142,14 +144,14 @@ def _narrowed(entries: Sequence[str], left: Mapping[str, None], lost: Mapping[st
 
 
 def _targets(config: PeftConfig, left: Mapping[str, None], lost: Mapping[str, None]) -> list[str] | None:
-    declared = config.declared.get("target_modules")
+    targets = config.declared.get("target_modules")
     # PEFT applies a complete path regardless of layers_to_transform, so ignored modules must not be listed.
-    left = {module: None for module in left if declared is None or config.is_target(module)}
-    if isinstance(declared, list | tuple):
+    left = {module: None for module in left if targets is None or config.is_target(module)}
+    if isinstance(targets, list | tuple):
         return _narrowed(listed_names(config.declared, "target_modules", config.location), left, lost)
 
     def is_target(module: str) -> bool:
-        return not config.parameters_of(module) if declared is None else config.is_target(module)
+        return not config.parameters_of(module) if targets is None else config.is_target(module)
 
     return list(filter(is_target, left)) if any(map(is_target, lost)) else None
 
@@ -163,7 +165,7 @@ def _parameters(config: PeftConfig, left: Mapping[str, None], lost: Mapping[str,
 def _remaining_patterns(
     config: PeftConfig, field: str, left: Mapping[str, None], lost: Mapping[str, None]
 ) -> dict[str, Any] | None:
-    """Return the patterns that apply to what is left; None if unchanged."""
+    """Return the patterns that apply to the remaining modules; None if unchanged."""
     counting, idle = (
         {config.pattern_of(field, name) for module in item for name in _factor_names(config, module)}
         for item in (left, lost)

@@ -4,8 +4,8 @@ base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight      (rank, in)
 base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight      (out, rank)
 base_model.model.model.embed_tokens.lora_embedding_A                (rank, vocab)
 base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight    of the first of two parameters
-base_model.model.lm_head.weight                                     a whole array
-base_model.model.lm_head.modules_to_save.weight                     the same again, where embeddings are saved
+base_model.model.lm_head.weight                                     a complete array
+base_model.model.lm_head.modules_to_save.weight                     the same array, if embeddings are saved
 base_model.model.lm_head.original_module.weight                     the base's own
 """
 
@@ -30,14 +30,14 @@ from ckpttools.transforms.strip_wrappers import strip_wrappers
 
 WEIGHTS = (f"{WEIGHTS_STEM}.safetensors", f"{WEIGHTS_STEM}.bin")
 STEP_0 = "0"
-"""Where MaxText has an adapter's weights, as a run of one step."""
-# Behind these words the adapter's own name may stand, where somebody saved a state as it was.
+"""The directory of an adapter's weights in MaxText, a run of one step."""
+# The adapter's name follows these words in state dicts that were saved without PEFT.
 _PART = re.compile(
     r"^(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
     r"(?:\.(?!weight$)(?P<adapter>[^.]+))?(?:\.weight)?$"
 )
 _BASE_LAYER = ".base_layer"
-# Between the name of a module that is trained as a whole and those of its arrays; PEFT leaves them out.
+# This stands between the names of a fully trained module and its arrays; PEFT removes it when it saves.
 _TRAINED = re.compile(r"\.modules_to_save(?:\.default)?(?=\.)")
 _ORIGINAL = ".original_module."
 _MAX_LISTED = 4
@@ -50,7 +50,7 @@ def is_peft(location: Location) -> bool:
     folder = location.folder()
     if not (folder / ADAPTER).is_file():
         return False
-    # MaxText's inference engine wants such a file above its own weights.
+    # MaxText's inference engine expects such a file in the parent directory of its weights.
     return any((folder / name).is_file() for name in WEIGHTS) or not (folder / STEP_0).is_dir()
 
 
@@ -58,26 +58,26 @@ def weights_file(location: Location) -> Location:
     """Return the weights file of an adapter.
 
     Raises:
-        FormatError: there is none.
+        FormatError: the weights file does not exist.
     """
     if not location.is_dir():
         return location
-    result = next((location / name for name in WEIGHTS if (location / name).is_file()), None)
-    if result is None:
+    weights = next((location / name for name in WEIGHTS if (location / name).is_file()), None)
+    if weights is None:
         raise FormatError(
-            f"there is {ADAPTER}, but no weights",
+            f"{ADAPTER} exists, but a weights file does not",
             location=location,
             expected=" or ".join(WEIGHTS),
-            hint="copy all of the adapter's directory",
+            hint="copy the complete directory of the adapter",
         )
-    return result
+    return weights
 
 
 def open_peft(location: Location) -> Adapter:
     """Open an adapter at a location that `is_peft`.
 
     Raises:
-        FormatError: it is of another kind, or has factors without their other half.
+        FormatError: the kind is not supported, or a factor has no counterpart.
         ConfigError: the configuration contradicts the factors.
         CheckpointError: it cannot be read.
     """
@@ -87,7 +87,7 @@ def open_peft(location: Location) -> Adapter:
 
 
 def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
-    """Return the adapter with these arrays. Errors as `open_peft`."""
+    """Return the adapter with these arrays. Raise the errors of `open_peft`."""
     location = tree.metadata.location
     plain = strip_wrappers(tree).tree
     _require_targets(config, plain)
@@ -139,7 +139,7 @@ def _require_targets(config: PeftConfig, tree: Tree) -> None:
     if modules and not config.has_targets:
         names = sorted({module.rpartition(".")[2] for module in modules})
         raise ConfigError(
-            "the configuration does not name the modules that are adapted",
+            "the configuration does not name the adapted modules",
             location=config.location,
             got="target_modules null",
             expected="target_modules: without it, PEFT chooses modules by model type",
@@ -224,8 +224,8 @@ def skip_remarks(adapter: Adapter) -> Iterator[str]:
 
 def modules_of(names: Iterable[str]) -> dict[str, None]:
     """Return the modules with factors among the arrays, in order."""
-    result = (_PART.match(name.removeprefix(PREFIX)) for name in names)
-    return {part["module"].replace(_BASE_LAYER, ""): None for part in result if part}
+    matches = (_PART.match(name.removeprefix(PREFIX)) for name in names)
+    return {part["module"].replace(_BASE_LAYER, ""): None for part in matches if part}
 
 
 def saved_names(names: Iterable[str]) -> list[str]:
@@ -243,8 +243,9 @@ def _group_arrays(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str
     """Group factors by module and kind, and complete arrays by name.
 
     Raises:
-        CoverageError: there are others.
-        FormatError: they are of several adapters, or an array is there twice with other numbers.
+            CoverageError: the tree has arrays that are not parts of an adapter.
+            FormatError: the arrays belong to several adapters, or an array exists twice with different
+                values.
     """
     parts: dict[str, dict[str, LazyArray]] = {}
     whole: dict[str, LazyArray] = {}
@@ -254,10 +255,10 @@ def _group_arrays(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str
     adapters: dict[str | None, str] = {}
     for path, array in tree.arrays.items():
         name = dotted(path).removeprefix(PREFIX)
-        result = _PART.match(name)
-        if result:
-            into, key = parts.setdefault(result["module"], {}), result["part"]
-            adapters.setdefault(result["adapter"], dotted(path))
+        match = _PART.match(name)
+        if match:
+            into, key = parts.setdefault(match["module"], {}), match["part"]
+            adapters.setdefault(match["adapter"], dotted(path))
         elif _ORIGINAL in name:
             continue
         elif name.endswith((".weight", ".bias")) and "lora_" not in name:
@@ -273,7 +274,7 @@ def _group_arrays(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str
         duplicates += [adapter for adapter in adapters.values() if adapter not in duplicates]
     stored_twice = [key for key in repeated_arrays if key in whole]
     duplicates += [
-        f"{key}, with other numbers"
+        f"{key}, with different values"
         for key in stored_twice
         if not same_bits(repeated_arrays[key], whole[key])
     ]
@@ -282,17 +283,17 @@ def _group_arrays(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str
 
 
 def _refuse_unreadable(unknown: Sequence[str], duplicates: Sequence[str], location: str) -> None:
-    """Raise as `_group_arrays` for unknown or duplicate names."""
+    """Raise the errors of `_group_arrays` for unknown or duplicate names."""
     if unknown:
         raise CoverageError(
-            "these are no parts of an adapter that is read:" + listing(unknown),
+            "these arrays are not parts of a supported adapter:" + listing(unknown),
             location=location,
             expected="lora_A, lora_B, lora_embedding_A, lora_embedding_B, lora_magnitude_vector or weights",
             hint=WITH_PEFT,
         )
     if duplicates:
         raise FormatError(
-            "these are of several adapters, or there several times:" + listing(duplicates),
+            "these arrays belong to several adapters, or exist more than once:" + listing(duplicates),
             location=location,
             hint="save each adapter in a directory of its own",
         )
@@ -310,16 +311,16 @@ def _check_complete(
         f"{module}: no lora_magnitude_vector" for module in parts if config.is_dora and module not in lengths
     ]
     odd += [f"{module}: a lora_magnitude_vector" for module in lengths if not config.is_dora]
-    # PEFT takes all modules whose names end so, also in the middle of a word.
+    # PEFT matches all module names that end so, also in the middle of a word.
     if config.replaced and not any(f"{module}." in name for module in config.replaced for name in whole):
-        odd.append(f"nothing of modules_to_save, {', '.join(config.replaced)}")
+        odd.append(f"no arrays for modules_to_save, {', '.join(config.replaced)}")
     if not parts and not whole:
         odd.append("no arrays at all")
     if odd:
         raise ConfigError(
-            "the configuration says otherwise of what there is:" + listing(odd),
+            "the configuration contradicts the stored arrays:" + listing(odd),
             location=location,
-            expected=f"what {config.location} says",
+            expected=f"the arrays that {config.location} declares",
             hint="save it again, with all parameters gathered from the devices",
         )
 
@@ -329,9 +330,9 @@ class _FactorReader:
     """A reader that builds factors from their parts.
 
     Attributes:
-        config: the adapter's.
-        parts: module -> word -> array.
-        location: for messages.
+            config: the adapter's configuration.
+            parts: module -> kind of factor -> array.
+            location: the location, for messages.
     """
 
     config: PeftConfig
@@ -339,7 +340,7 @@ class _FactorReader:
     location: str
 
     def factors(self, module: str) -> Iterator[FactorPair]:
-        """Yield the factors of a module. Errors as `open_peft`."""
+        """Yield the factors of a module. Raise the errors of `open_peft`."""
         parts, name = self.parts[module], self._weight(module)
         embedding = "lora_embedding_A" in parts or "lora_embedding_B" in parts
         words = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A", "lora_B")
@@ -347,7 +348,7 @@ class _FactorReader:
         if lacking or any(parts[word].ndim != 2 for word in words):
             got = ", ".join(f"{word} {list(array.shape)}" for word, array in parts.items())
             raise FormatError(
-                "a factor of a product is not there, or is no matrix",
+                "a factor is missing or is not a matrix",
                 location=f"{self.location}, {module}",
                 got=got,
                 expected=f"{words[0]} (rank, in) and {words[1]} (out, rank)",
@@ -363,7 +364,7 @@ class _FactorReader:
         rank, scale = self.config.rank(key), self.config.scale(key)
         if a.shape[0] != b.shape[1] or (a.shape[0] != rank if is_linear else a.shape[0] % rank):
             raise ConfigError(
-                "the configuration says another rank than the factors have",
+                "the configured rank is not the rank of the factors",
                 location=f"{self.location}, {module}",
                 got=f"A {list(a.shape)} and B {list(b.shape)}",
                 expected=f"rank {rank} ({self.config.location})",
@@ -379,7 +380,7 @@ class _FactorReader:
     def _weight(self, module: str) -> str:
         """Return the weight or parameter that a module's factors change.
 
-        Of several parameters of a module the first is the innermost, as PEFT wraps them.
+        If a module has several adapted parameters, the first one is the innermost, as PEFT wraps them.
         """
         plain = module.replace(_BASE_LAYER, "")
         names = self.config.parameters_of(plain)
@@ -389,9 +390,9 @@ class _FactorReader:
         depth = len(known) - 1 - module.count(_BASE_LAYER)
         if (names - {*known} and len(names) > 1) or (known and depth < 0):
             raise FormatError(
-                "it cannot be told which parameters of this module are adapted",
+                "the adapted parameters of this module are ambiguous",
                 location=f"{self.location}, {module}",
                 got=", ".join(sorted(names)),
-                expected=f"one, or {' and '.join(_FUSED)}",
+                expected=f"one parameter, or {' and '.join(_FUSED)}",
             )
         return f"{plain}.{known[depth] if known else next(iter(names))}"

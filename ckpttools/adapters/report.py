@@ -29,48 +29,51 @@ def adapter_report(tree: Tree) -> AdapterReport | None:
     if location is None or not is_peft(location) or not (tree.metadata.config is None or is_adapter(tree)):
         return None
     try:
-        declared = read_json(location.folder() / ADAPTER)
+        settings = read_json(location.folder() / ADAPTER)
     except CheckpointError as error:
         return AdapterReport("", {}, None, {}, problem=error.line)
-    base, alpha = str(declared.get(BASE_NAME) or ""), declared.get("lora_alpha")
+    base, alpha = str(settings.get(BASE_NAME) or ""), settings.get("lora_alpha")
     alpha = alpha if isinstance(alpha, int | float) else None
     try:
-        return _peft_report(peft_adapter(tree, declared), base, alpha)
+        return _peft_report(peft_adapter(tree, settings), base, alpha)
     except CheckpointError as error:
-        kind = str(declared.get("peft_type") or LORA)
+        kind = str(settings.get("peft_type") or LORA)
         return AdapterReport(base, {}, alpha, {}, problem=error.line, kind=kind)
 
 
 def is_maxtext_adapter(tree: Tree) -> bool:
-    """Return whether all parameters of a tree are factors, as JAX trainers write them."""
-    result = view_of(tree).of_role("parameter")
-    return bool(result) and all(factor_half(path) is not None for path in result)
+    """Return whether all parameters of a tree are factors, as in the adapters of JAX trainers."""
+    parameters = view_of(tree).of_role("parameter")
+    return bool(parameters) and all(factor_half(path) is not None for path in parameters)
 
 
 def names_of_jax(tree: Tree) -> str:
-    """Return whose names the factors of a trainer in JAX have: "Tunix" (its own models) or "MaxText"."""
+    """Return the naming scheme of a JAX trainer's factors: "Tunix" (its own models) or "MaxText"."""
     return "Tunix" if tunix_kernels(view_of(tree).of_role("parameter")) else "MaxText"
 
 
 def _jax_report(tree: Tree) -> AdapterReport:
     names = names_of_jax(tree)
     try:
-        pairs, declared = factor_pairs(tree), recorded_settings(tree)
+        pairs, settings = factor_pairs(tree), recorded_settings(tree)
     except CheckpointError as error:
         return AdapterReport("", {}, None, {}, problem=error.line, names=names)
-    noted = declared.get("lora_alpha")
-    alpha = noted if isinstance(noted, int | float) else None
-    # The module of a kernel; a name may have a single key.
+    recorded_alpha = settings.get("lora_alpha")
+    alpha = recorded_alpha if isinstance(recorded_alpha, int | float) else None
+    # The module of a kernel; a name may consist of a single key.
     targets = Counter(name.split(".")[-2:][0] for name in pairs)
     ranks = Counter(pair.rank for pair in pairs.values())
     return AdapterReport(recorded_base(tree), dict(sorted(ranks.items())), alpha, dict(targets), names=names)
 
 
-def peft_adapter(tree: Tree, declared: Mapping[str, Any] | None = None) -> Adapter:
-    """Open an adapter in PEFT's layout; `declared` is its configuration, if read. Errors as `open_peft`."""
+def peft_adapter(tree: Tree, settings: Mapping[str, Any] | None = None) -> Adapter:
+    """Open an adapter in PEFT's layout; `settings` is its configuration, if read.
+
+    Raise the errors of `open_peft`.
+    """
     location = parse(tree.metadata.location)
     config = location.folder() / ADAPTER
-    return adapter_of(tree, PeftConfig(read_json(config) if declared is None else declared, str(config)))
+    return adapter_of(tree, PeftConfig(read_json(config) if settings is None else settings, str(config)))
 
 
 def _peft_report(adapter: Adapter, base: str, alpha: float | None) -> AdapterReport:

@@ -1,4 +1,4 @@
-"""A summary of an adapter, and tests for trees that may be one."""
+"""A summary of an adapter, and checks for trees that may be adapters."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class AdapterReport:
         alpha: the recorded alpha, before patterns; None if it is not recorded.
         targets: last name of a module -> number of changed weights in such modules.
         features: special features: "rslora", "dora", "experts", "embedding".
-        replaced: number of arrays that it replaces completely.
+        replaced: number of arrays that the adapter replaces.
         problem: the reason why it cannot be read; None if it can.
         kind: PEFT's name for its kind; "LORA" by default.
         skipped: config field -> number of stored arrays that the field makes PEFT ignore.
-        names: "MaxText" or "Tunix", whose names the factors of a trainer in JAX have; "" for PEFT.
+        names: the naming scheme of a JAX trainer's factors, "MaxText" or "Tunix"; "" for PEFT.
     """
 
     base_model: str
@@ -46,7 +46,7 @@ def unmerged_weights(tree: Tree) -> list[str]:
 
 
 def may_be_adapter(tree: Tree) -> bool:
-    """Return whether names mention LoRA, or PEFT's configuration exists."""
+    """Return whether array names contain "lora", or a PEFT configuration exists."""
     if any("lora" in str(key) for path in tree.arrays for key in path):
         return True
     location = parse(tree.metadata.location) if tree.metadata.location else None

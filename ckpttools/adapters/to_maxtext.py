@@ -1,4 +1,4 @@
-"""Convert a Hugging Face adapter to one that MaxText restores."""
+"""Convert a Hugging Face adapter to MaxText."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from ckpttools.transforms.cast import cast
 LoraLayout = Literal["restore", "training", "converter"]
 LORA_LAYOUTS: tuple[LoraLayout, ...] = ("restore", "training", "converter")
 _FLOAT32 = DTYPES["float32"]
-# Layers that are stacked on two axes, as in Qwen3-Next and Gemma 4.
+# Qwen3-Next and Gemma 4 stack their layers on two axes.
 _NESTED_SCAN_REMARK = (
     "MaxText 0.2.5 does not apply an adapter to layers that are scanned within a scan: qwix fails with "
     '"fold_in accepts a single key"; convert model and adapter unscanned, for scan_layers=false'
@@ -58,13 +58,13 @@ _LAYER = re.compile(r"layers(_\d+)?")
 
 @dataclass(frozen=True)
 class ToMaxTextAdapter:
-    """Options of the conversion of an adapter to MaxText.
+    """The options for converting an adapter to MaxText.
 
     Attributes:
         scan: stack the layers, as in the target model.
         scan_axis: the axis on which they are stacked.
-        maxtext: the version whose layout is written.
-        layout: "restore" as `lora.lora_restore_path` reads it, "training" as checkpoints of training have it,
+        maxtext: the MaxText version of the layout.
+        layout: "restore" as `lora.lora_restore_path` reads it, "training" as in training checkpoints,
             "converter" as MaxText's converter writes it.
         scale: a factor for the adapter, in addition to its own scale.
     """
@@ -80,14 +80,14 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     """Return an adapter in MaxText's layout, with rank and alpha in its metadata.
 
     Raises:
-        FormatError: the adapter does not match this base, or has parts that MaxText does not support; lists
-            them with reasons.
+        FormatError: the adapter does not match this base, or has parts that MaxText does not support, listed
+            with reasons.
         UsageError: the scale is NaN or infinite.
     """
     fit = fit_adapter(base, adapter)
     family = family_in(required_family(base), version_called(options.maxtext))
     if options.scan:
-        family.refuse_scanned("convert it as the model that it is for", has_towers=False)
+        family.refuse_scanned("convert it like the model that it adapts", has_towers=False)
     known = model_factor_rows(base, options.scan_axis if options.scan else None, family)
     by_weight = {name: row for row in known.rows for name in weight_names(row, known.sizes)}
     _refuse_unsupported(base, fit, by_weight)
@@ -100,13 +100,13 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     sizes = {**known.sizes, **{row.rank: rank for row in rows}}
     arrays = _arrays(fit.factors, rows, sizes, ratios)
     mapped = _mapped(rows, sizes, base, arrays)
-    declared = _lora_metadata(
+    metadata = _lora_metadata(
         mapped.arrays, rank, finite("scale", options.scale, scale * abs(options.scale) * rank)
     )
     named = {BASE_NAME: name} if isinstance(name := adapter.config.get(BASE_NAME), str) else {}
-    tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, LORA_KEY: declared, **named})
+    tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, LORA_KEY: metadata, **named})
     is_rslora = bool(adapter.config.get("use_rslora"))
-    notes = _notes(mapped, fit.factors, ratios, declared, rows, sizes, is_rslora=is_rslora)
+    notes = _notes(mapped, fit.factors, ratios, metadata, rows, sizes, is_rslora=is_rslora)
     nested = (
         [_NESTED_SCAN_REMARK]
         if options.scan and any(len(group.stacked) > 1 for group in family.layers)
@@ -118,20 +118,20 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
 
 
 def _refuse_unsupported(base: Base, adapter: Adapter, by_weight: Mapping[str, Row]) -> None:
-    problems = [f"{name}: it replaces the whole array" for name in adapter.replaced]
+    problems = [f"{name}: it replaces the complete array" for name in adapter.replaced]
     for factor in adapter.factors:
         row = by_weight.get(factor.name)
         if factor.kind != "linear" or factor.has_inputs_first:
-            problems.append(f"{factor.name}: its factors are of no linear layer ({factor.kind})")
+            problems.append(f"{factor.name}: its factors do not belong to a linear layer ({factor.kind})")
         elif factor.magnitude is not None:
-            problems.append(f"{factor.name}: it sets lengths of rows (DoRA)")
+            problems.append(f"{factor.name}: it sets row norms (DoRA)")
         elif row is None:
             problems.append(f"{factor.name}: MaxText has no such weight")
         elif reason := no_factors_reason(row):
             problems.append(f"{factor.name}: {reason}")
     if problems or not adapter.factors:
         raise FormatError(
-            "MaxText has no place for parts of this adapter:" + listing(problems or ["it has no factors"]),
+            "MaxText does not support parts of this adapter:" + listing(problems or ["it has no factors"]),
             location=adapter.location,
             expected="factors of the dense layers of the decoder",
             hint=f"merge it into its base instead: {_merge_hint(base, adapter)}",
@@ -165,7 +165,7 @@ def _arrays(
 ) -> dict[str, LazyArray]:
     """Return the arrays of all rows: factors padded to the common rank, and zeros for missing layers."""
     by_name = {factor.name: factor for factor in factors}
-    result: dict[str, LazyArray] = {}
+    arrays: dict[str, LazyArray] = {}
     for row in rows:
         names = list(row.row.right.keys(sizes))
         there = [by_name[name] for name in names if name in by_name]
@@ -176,8 +176,8 @@ def _arrays(
             for name in names:
                 factor = by_name.get(name)
                 array = None if factor is None else _scaled(getattr(factor, kind), ratios.get(name), kind)
-                result[name.removesuffix(WEIGHT) + end] = _padded_array(array, shape, dtype)
-    return result
+                arrays[name.removesuffix(WEIGHT) + end] = _padded_array(array, shape, dtype)
+    return arrays
 
 
 def _scaled(array: LazyArray, ratio: float | None, kind: str) -> LazyArray:
@@ -236,7 +236,7 @@ def _notes(
     mapped: Mapped,
     factors: Sequence[FactorPair],
     ratios: Mapping[str, float],
-    declared: Mapping[str, object],
+    metadata: Mapping[str, object],
     rows: Sequence[FactorRow],
     sizes: Mapping[str, int],
     *,
@@ -245,22 +245,22 @@ def _notes(
     inexact, values = [], []
     negated = sum(ratio == -1.0 for ratio in ratios.values())
     if negated:
-        values.append(Note.of_arrays(negated, "B negated, as MaxText takes no negative alpha"))
-    if others := len(ratios) - negated:
-        text = "B multiplied, as MaxText has one scale for all, and rounded to its dtype"
-        inexact.append(Note.of_arrays(others, text))
+        values.append(Note.of_arrays(negated, "B negated, because MaxText does not accept a negative alpha"))
+    if other_count := len(ratios) - negated:
+        text = "B multiplied, because MaxText has one scale for all factors, and rounded to its dtype"
+        inexact.append(Note.of_arrays(other_count, text))
     ranks = {factor.rank for factor in factors}
     if len(ranks) > 1:
         values.append(
-            Note("factors", f"of ranks {', '.join(map(str, sorted(ranks)))} get zeros up to the largest")
+            Note("factors", f"with ranks {', '.join(map(str, sorted(ranks)))} are zero-padded to the largest")
         )
     remark = (
-        f"the metadata has rank {declared['lora_rank']} and alpha {declared['lora_alpha']:g}; pass "
+        f"the metadata has rank {metadata['lora_rank']} and alpha {metadata['lora_alpha']:g}; pass "
         "lora.lora_rank "
         "and lora.lora_alpha as well, because MaxText's trainers need them before they read the metadata"
     )
     if is_rslora:
-        remark += "; the alpha gives the scale of rsLoRA: MaxText divides by the rank, not by its root"
+        remark += "; the alpha gives the scale of rsLoRA: MaxText divides by the rank, not by its square root"
     remarks = (remark, *_filled_remarks(rows, sizes, factors))
     return notes_of(mapped.values) + Notes(tuple(inexact), tuple(values), remarks=remarks)
 

@@ -1,4 +1,4 @@
-"""Write adapters in the files that PEFT, vLLM and others load."""
+"""Write adapters as files for PEFT, vLLM and other tools."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class PeftFiles:
 
 
 def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float = 1.0) -> PeftFiles:
-    """Return the files of an adapter of linear layers.
+    """Return the PEFT files of an adapter.
 
     Args:
         base: the adapted model.
         adapter: the adapter in the base's names.
-        name: what the configuration calls the base; None as of `ckpttools.adapters.bases`.
+        name: the base's name in the configuration; None to use `base_name`.
         scale: a factor for the adapter, in addition to its own scale.
 
     Raises:
@@ -56,11 +56,11 @@ def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float 
         leaves[f"{module}.lora_B.weight",] = factor.b
     ordered = sort_naturally([str(path[0]) for path in leaves])
     tree = Tree({(name,): leaves[name,] for name in ordered}, Metadata(location=adapter.location))
-    others = [_module(base, name) for name in base.weights if name.endswith(WEIGHT)]
+    modules = [_module(base, name) for name in base.weights if name.endswith(WEIGHT)]
     called = base_name(base, adapter, name)
-    declared = _config(adapter.factors, names, others, scale) | {BASE_NAME: called.text}
+    settings = _config(adapter.factors, names, modules, scale) | {BASE_NAME: called.text}
     another = Notes(remarks=tuple(other_base_remarks(base, adapter, "converted as one of")))
-    return PeftFiles(tree, config_file(declared), called.notes + another)
+    return PeftFiles(tree, config_file(settings), called.notes + another)
 
 
 def _module(base: Base, name: str) -> str:
@@ -68,13 +68,13 @@ def _module(base: Base, name: str) -> str:
     if base.family is not None:
         own = base.family.spelling_of(base.weights)
         theirs = next((spelling for spelling in base.family.spellings if spelling.name == _TRANSFORMERS), own)
-        # A model without towers has modules that are called as its files are.
+        # Models without towers have the same module names in transformers as in their files.
         name = name if own.model_types else str(theirs.key(Key((own.plain(name),))))
     return name.removesuffix(WEIGHT)
 
 
 def _config(
-    factors: Sequence[FactorPair], names: Mapping[str, str], others: Iterable[str], scale: float
+    factors: Sequence[FactorPair], names: Mapping[str, str], all_modules: Iterable[str], scale: float
 ) -> dict[str, object]:
     (rank, _), *_ = Counter(factor.rank for factor in factors).most_common(1)
     alphas = {factor.name: finite("scale", scale, factor.scale * factor.rank * scale) for factor in factors}
@@ -85,7 +85,7 @@ def _config(
         "task_type": "CAUSAL_LM",
         "r": rank,
         "lora_alpha": _as_integer(alpha),
-        "target_modules": _targets(modules, others),
+        "target_modules": _targets(modules, all_modules),
         "rank_pattern": {_pattern(names[item.name]): item.rank for item in factors if item.rank != rank},
         "alpha_pattern": {
             _pattern(names[name]): _as_integer(own) for name, own in alphas.items() if own != alpha
@@ -100,10 +100,10 @@ def _config(
     }
 
 
-def _targets(modules: Sequence[str], others: Iterable[str]) -> list[str]:
+def _targets(modules: Sequence[str], all_modules: Iterable[str]) -> list[str]:
     """Return module names if all modules of a name are adapted, else full paths."""
     adapted = set(modules)
-    partly = {_last_name(other) for other in others if other not in adapted}
+    partly = {_last_name(other) for other in all_modules if other not in adapted}
     return sorted({_last_name(module) if _last_name(module) not in partly else module for module in modules})
 
 

@@ -62,7 +62,7 @@ def is_target(declared, module):
 
 
 def made_by_peft(declared, base):
-    """The modules of a base that get factors, as its weights are called."""
+    """Return the modules of a base that get factors."""
     weights = names(base)
     modules = {name.removesuffix(".weight") for name in weights if name.endswith(".weight")}
     result = {module for module in modules if is_target(declared, module)}
@@ -95,7 +95,7 @@ def test_adapter_config_describes_remaining_parts(tmp_path, case, gone):
     part = tmp_path / "part"
     told = succeed("select", PEFT / case, part, "--drop", gone, "--to", "safetensors").output
     declared, whole = said_of(part), said_of(PEFT / case)
-    assert f"{CONFIG}: only what is left is in" in " ".join(told.split())
+    assert "name only the remaining modules" in " ".join(told.split())
     assert made_by_peft(declared, base_of(case)) == {*modules_of(names(part))}
     for name in declared["modules_to_save"] or ():
         assert any(f".{name}." in item for item in names(part))
@@ -113,7 +113,7 @@ def test_adapter_config_describes_remaining_parts(tmp_path, case, gone):
 
 
 @pytest.mark.parametrize("targets", [r".*layers\.\d+\.(mlp|self_attn)\..*_proj", "all-linear", None])
-def test_one_text_becomes_the_names_of_modules(tmp_path, targets):
+def test_target_modules_pattern_becomes_module_names(tmp_path, targets):
     adapter = adapter_saying(tmp_path, "plain", target_modules=targets)
     ckpttools.select(adapter, tmp_path / "part", drop="*layers.0.*", format="safetensors")
     assert said_of(tmp_path / "part")["target_modules"] == list(modules_of(names(tmp_path / "part")))
@@ -121,15 +121,15 @@ def test_one_text_becomes_the_names_of_modules(tmp_path, targets):
     assert said_of(tmp_path / "whole")["target_modules"] == targets
 
 
-def test_parameters_of_any_module(tmp_path):
+def test_unqualified_parameter_targets_keep_their_modules(tmp_path):
     adapter = adapter_saying(tmp_path, "experts", target_parameters=["gate_up_proj", "down_proj"])
     ckpttools.select(adapter, tmp_path / "part", drop="*layers.1.*", format="safetensors")
     expected = [f"model.layers.0.mlp.experts.{name}" for name in ("down_proj", "gate_up_proj")]
     assert said_of(tmp_path / "part")["target_parameters"] == expected
 
 
-def test_a_module_that_is_saved_as_a_whole(tmp_path):
-    """By its path, where others of that name are left out."""
+def test_modules_to_save_lists_remaining_modules_by_path(tmp_path):
+    """A full path distinguishes it from removed modules with the same name."""
     adapter = adapter_saying(tmp_path, "plain", modules_to_save=["input_layernorm", "score"])
     file = adapter / "adapter_model.safetensors"
     norm = load_file(base_of("plain") / "model.safetensors")["model.norm.weight"]
@@ -144,8 +144,8 @@ def test_a_module_that_is_saved_as_a_whole(tmp_path):
     assert "it has only parts of score" in " ".join(told.split()) and not (out / CONFIG).exists()
 
 
-def test_modules_that_are_saved_as_a_whole_are_found_by_any_end_of_their_names(tmp_path):
-    """PEFT takes `norm` for `input_layernorm` as well."""
+def test_modules_to_save_matches_name_suffixes(tmp_path):
+    """PEFT matches `norm` with `input_layernorm` as well."""
     adapter = adapter_saying(tmp_path, "plain", modules_to_save=["norm"])
     file = adapter / "adapter_model.safetensors"
     norm = load_file(base_of("plain") / "model.safetensors")["model.norm.weight"]
@@ -164,8 +164,8 @@ def test_modules_that_are_saved_as_a_whole_are_found_by_any_end_of_their_names(t
     ckpttools.merge_adapter(base_of("plain"), tmp_path / "merged", adapter=inner)
 
 
-def test_an_adapter_with_the_head_that_peft_saves_beside_its_factors_is_one(tmp_path):
-    """What PEFT 0.21 saves where `target_modules` names `lm_head`."""
+def test_adapter_with_saved_head_keeps_its_config(tmp_path):
+    """PEFT 0.21 saves the head if `target_modules` names `lm_head`."""
     targets = [*said_of(PEFT / "plain")["target_modules"], "lm_head"]
     adapter = adapter_saying(tmp_path, "plain", target_modules=targets)
     file = adapter / "adapter_model.safetensors"
@@ -185,8 +185,8 @@ def test_an_adapter_with_the_head_that_peft_saves_beside_its_factors_is_one(tmp_
     assert "adapters lie beside" not in succeed("inspect", "tree", adapter).output
 
 
-def test_targets_are_matched_only_where_parameters_have_factors():
-    """Each of 23,000 modules with each of as many names took three minutes."""
+def test_only_modules_with_factors_are_matched():
+    """Matching 23,000 modules with as many names took three minutes."""
     declared = {"target_modules": "(no pattern"}
     assert PeftConfig(declared, "here").parameters_of("q_proj") == set()
     with pytest.raises(ConfigError, match="target_modules"):
@@ -213,13 +213,13 @@ def test_fully_trained_modules_get_no_factors(tmp_path):
 def test_incomplete_adapter_parts_lose_their_config(tmp_path, case, gone, why):
     out = tmp_path / "part"
     told = " ".join(succeed("select", PEFT / case, out, "--drop", gone, "--to", "safetensors").output.split())
-    assert f"{CONFIG} is left out, as what is left is no adapter: {why}" in told
+    assert f"{CONFIG} is left out, because the remaining arrays are not an adapter: {why}" in told
     assert [item.name for item in out.iterdir()] == ["adapter_model.safetensors"]
     assert "PeftModel" not in told
 
 
-def test_a_part_that_is_stored_otherwise(tmp_path):
-    """Its configuration goes along, and is that of the part."""
+def test_config_follows_parts_to_other_formats(tmp_path):
+    """The configuration is copied and describes the part."""
     ckpttools.convert(PEFT / "plain", tmp_path / "orbax", drop="*mlp*", format="orbax")
     ckpttools.convert(tmp_path / "orbax", tmp_path / "half", drop="*layers.0.*", format="safetensors")
     assert made_by_peft(said_of(tmp_path / "half"), base_of("plain")) == {
@@ -227,11 +227,11 @@ def test_a_part_that_is_stored_otherwise(tmp_path):
     }
 
 
-def test_configurations_that_are_not_read(tmp_path):
+def test_unsupported_config_is_copied_with_a_remark(tmp_path):
     adapter = adapter_saying(tmp_path, "plain", bias="lora_only")
     plan = ckpttools.select.plan(adapter, tmp_path / "part", drop="*mlp*", format="safetensors").plan
     told = " ".join(plan.notes.remarks)
-    assert f"{CONFIG} describes the whole adapter, including what is left out" in told
+    assert f"{CONFIG} describes the complete adapter, including the arrays that are left out" in told
     shutil.rmtree(adapter)
     adapter_saying(tmp_path, "plain", target_modules={"q_proj": 1})
     with pytest.raises(ConfigError, match="target_modules"):
@@ -239,8 +239,8 @@ def test_configurations_that_are_not_read(tmp_path):
 
 
 @pytest.mark.parametrize(("case", "gone"), PARTS)
-def test_peft_itself(tmp_path, case, gone):
-    """It finds all that it makes, and warns of nothing."""
+def test_peft_loads_parts_without_warnings(tmp_path, case, gone):
+    """PEFT finds every module that it creates, without a warning."""
     peft = pytest.importorskip("peft", reason="the extra `transformers` is not installed")
     transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
     ckpttools.select(PEFT / case, tmp_path / "part", drop=gone, format="safetensors")
@@ -255,8 +255,8 @@ def test_peft_itself(tmp_path, case, gone):
 
 
 @pytest.mark.parametrize(("layout", "scan"), [("restore", True), ("training", True), ("restore", False)])
-def test_a_part_of_maxtexts_adapter(tmp_path, layout, scan):
-    """MaxText makes factors for whatever its pattern of modules matches."""
+def test_maxtext_module_path_matches_remaining_modules(tmp_path, layout, scan):
+    """MaxText creates factors for every module that its pattern matches."""
     built = tmp_path / "made"
     options = {"base": base_of("plain"), "layout": layout, "scan": scan}
     ckpttools.adapter_to_maxtext(PEFT / "plain", built, **options)

@@ -32,14 +32,14 @@ GLOBAL = {"global_head_dim": 8, "num_global_key_value_heads": 2}
 
 
 def without_towers(config):
-    """The configuration of the text model."""
+    """Return the configuration of the text model."""
     kept = {name: value for name, value in config.items() if name not in ("vision_config", "audio_config")}
     return {name: without_towers(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 @cache
 def configs():
-    """The smallest configuration that is there for each family."""
+    """Return the smallest available configuration of each family."""
     result: dict[str, dict] = {}
     for root in (GOLDEN, GOLDEN_0_2_5, FIXTURES / "oracle"):
         for file in sorted((*root.glob("*/hf/config.json"), *root.glob("*/config.json"))):
@@ -55,7 +55,7 @@ def configs():
     return result
 
 
-def test_every_family_is_tried():
+def test_every_family_has_a_case():
     assert set(configs()) == set(families())
 
 
@@ -64,7 +64,7 @@ RANK = 2
 
 
 def linear(name, shape, random, scale=0.5):
-    """Noise as factors of a linear layer, whose product is as large as weights are."""
+    """Return random factors of a linear layer, with a product of the size of weights."""
     a, b = (random.normal(0, 0.3, item).astype("f4") for item in ((RANK, shape[1]), (shape[0], RANK)))
     return FactorPair(name, lazy(a), lazy(b), scale, RANK)
 
@@ -85,7 +85,7 @@ def share(name):
 
 
 def adapter_of(base, random, names=None):
-    """Factors of the matrices that there are, but for some layers."""
+    """Return factors of all matrices except in some layers."""
     weights = {name: array for name, array in base.weights.items() if names is None or name in names}
     some = [name for name in weights if is_matrix(name, weights[name]) and random.random() < share(name)]
     factors = [linear(name, weights[name].shape, random) for name in some]
@@ -95,13 +95,13 @@ def adapter_of(base, random, names=None):
 
 
 def scans(family):
-    """Whether a family's layers are stacked here: where MaxText does."""
+    """Return whether the layers of a family are stacked, as in MaxText."""
     return not family.never_scanned
 
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory):
-    """Of a family's name a model of noise and the MaxText checkpoint of it, as bases."""
+    """Return a randomly initialized model of a family and its MaxText checkpoint, as bases."""
     location = tmp_path_factory.mktemp("configs")
     return cache(lambda name: made_bases(name, location / f"{name}.json"))
 
@@ -129,7 +129,7 @@ def near(built: Tree, expected: Tree, base: Tree) -> None:
 
 
 @EVERY_FAMILY
-def test_merging_and_converting_may_be_exchanged(family, bases):
+def test_merge_and_convert_commute(family, bases):
     base, maxtext = bases(family)
     adapter = adapter_of(base, np.random.default_rng(2))
     one = merge_into_base(maxtext, adapter).tree
@@ -142,7 +142,7 @@ def test_merging_and_converting_may_be_exchanged(family, bases):
 
 
 @EVERY_FAMILY
-def test_an_adapter_is_the_same_in_maxtext(family, bases):
+def test_adapter_is_equivalent_in_maxtext(family, bases):
     base, maxtext = bases(family)
     own = families()[family]
     axis = 1 if scans(own) else None
@@ -178,8 +178,8 @@ def test_an_adapter_is_the_same_in_maxtext(family, bases):
         ("mixtral", "block_sparse_moe.experts", (("w1", "w3"), ("w2",))),
     ],
 )
-def test_factors_of_fused_experts_are_those_of_single_ones(bases, family, module, parts):
-    """As transformers 5 fuses them, and PEFT multiplies: A (expert rank, in), B (out, rank expert)."""
+def test_fused_expert_factors_equal_single_expert_factors(bases, family, module, parts):
+    """Transformers 5 fuses them and PEFT multiplies them: A (expert rank, in), B (out, rank expert)."""
     base, _ = bases(family)
     random = np.random.default_rng(5)
     for fused, names in zip(("gate_up_proj", "down_proj"), parts, strict=True):
@@ -196,12 +196,12 @@ def test_factors_of_fused_experts_are_those_of_single_ones(bases, family, module
             built = [result[name].delta(base.weights[name].shape).read() for name in own]
             assert np.allclose(np.concatenate(built), delta[expert], atol=1e-5)
     few = FactorPair(factor.name, lazy(a[RANK:]), lazy(b[:, RANK:]), 0.5, RANK, "experts", None)
-    with pytest.raises(CheckpointError, match="another number of experts"):
+    with pytest.raises(CheckpointError, match="a different number of experts"):
         fit_adapter(base, Adapter("adapter", (few,)))
 
 
-def test_modules_tell_which_axis_is_that_of_inputs(bases):
-    """Whatever the configuration says: PEFT corrects it where it makes the modules."""
+def test_modules_determine_the_input_axis(bases):
+    """PEFT corrects a wrong `fan_in_fan_out` when it creates the modules."""
     base, _ = bases("llama")
     name = "model.layers.0.self_attn.q_proj.weight"
     factor = replace(linear(name, base.weights[name].shape, np.random.default_rng(6)), has_inputs_first=True)
@@ -210,7 +210,7 @@ def test_modules_tell_which_axis_is_that_of_inputs(bases):
     tree = Tree({(conv1d.name,): lazy(np.zeros((4, 4), "f4"))}, Metadata(config={"model_type": "gpt2"}))
     assert fit_adapter(open_base(tree), Adapter("adapter", (conv1d,))).factors[0].has_inputs_first is True
     long = replace(linear("a", (4, 4), np.random.default_rng(9)), has_inputs_first=True)
-    with pytest.raises(CheckpointError, match="of linear layers alone") as refused:
+    with pytest.raises(CheckpointError, match="of linear layers") as refused:
         replace(long, magnitude=lazy(np.ones(4, "f4"))).change(lazy(np.zeros((4, 4), "f4")))
     assert "with PEFT" in str(refused.value)
 
@@ -219,12 +219,12 @@ def test_tied_head_is_reported_under_any_table_name():
     tree = Tree({("transformer.wte.weight",): lazy(np.zeros((4, 4), "f4"))}, Metadata())
     head = linear("lm_head.weight", (4, 4), np.random.default_rng(8))
     adapter = Adapter("adapter", (head,), {head.name: lazy(np.zeros((4, 4), "f4"))})
-    with pytest.raises(CheckpointError, match="output head, which is the table"):
+    with pytest.raises(CheckpointError, match="output head, but in the base"):
         fit_adapter(open_base(tree), adapter)
 
 
 @EVERY_FAMILY
-def test_factors_come_back_to_the_bit_where_values_stay(family, bases):
+def test_unscaled_factors_round_trip_exactly(family, bases):
     base, _ = bases(family)
     own = families()[family]
     rows = model_factor_rows(base, 1 if scans(own) else None, own)
@@ -246,8 +246,8 @@ def test_factors_come_back_to_the_bit_where_values_stay(family, bases):
 
 @pytest.mark.parametrize("family", ["gemma3", "gemma4", "llama4"])
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_modules_are_called_as_those_of_the_class_that_loads_the_model(family, is_whole):
-    """Of a text model as its weights; PEFT says little of factors for modules that there are not."""
+def test_module_names_match_the_loading_class(family, is_whole):
+    """PEFT hardly reports factors for modules that do not exist."""
     whole = configs()[family]
     config = whole if is_whole else whole["text_config"] | {"model_type": f"{family}_text"}
     base = open_base(model(config, 1))

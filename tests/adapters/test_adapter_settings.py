@@ -18,20 +18,20 @@ PEFT = FIXTURES / "peft"
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
-    """A tree of an adapter that MaxText restores."""
+    """Return the tree of an adapter that MaxText restores."""
     path = tmp_path_factory.mktemp("converted") / "adapter"
     ckpttools.adapter_to_maxtext(PEFT / "plain", path, base=PEFT / "bases" / "llama-float32")
     return ckpttools.open(path)
 
 
 def printed(tree, path, **stated):
-    """What is printed for an adapter whose metadata states this."""
+    """Return what is printed for an adapter with this metadata."""
     ckpttools.convert(tree.with_metadata(custom={"scan_layers": True, "lora": stated}), path, format="orbax")
     return next_steps(path).uses
 
 
 @pytest.mark.parametrize("alpha", [16, 16.0, 1e1, 0.5, 1e-5, 2.5e-7, 1e22, 1 / 3])
-def test_alpha_is_printed_so_that_yaml_reads_the_same_number(converted, tmp_path, alpha):
+def test_printed_alpha_survives_yaml(converted, tmp_path, alpha):
     (line,) = printed(converted, tmp_path / "a", lora_rank=2, lora_alpha=alpha)
     (declared,) = (item.partition("=")[2] for item in line.split() if item.startswith("lora.lora_alpha="))
     assert yaml.safe_load(declared) == float(declared) == alpha
@@ -57,7 +57,7 @@ def test_alpha_that_maxtext_cannot_apply_is_reported(converted, tmp_path, stated
     ("model", "is_nested"), [("qwen3-next", True), ("gemma4-moe", True), ("qwen3", False)]
 )
 @pytest.mark.parametrize("scan", [True, False])
-def test_layers_scanned_within_a_scan_get_a_note(tmp_path, model, is_nested, scan):
+def test_nested_scans_get_a_note(tmp_path, model, is_nested, scan):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     folder = next(item for item in (GOLDEN_0_2_5, GOLDEN) if (item / model).is_dir()) / model / "hf"

@@ -50,7 +50,7 @@ def numbers(path):
 
 
 def assert_near(built, expected, ulps=4):
-    """Within some steps between numbers of the size of the largest: PEFT adds in an order of its own."""
+    """Compare with a tolerance of a few ulp of the largest value, because PEFT adds in another order."""
     assert built.keys() == expected.keys()
     for name, array in expected.items():
         assert (built[name].dtype, built[name].shape) == (array.dtype, array.shape), name
@@ -73,7 +73,7 @@ def test_merge_matches_peft(tmp_path, case):
     ("case", "scan"),
     [("bfloat16", True), ("patterns", False), ("dora", True), ("embeddings", True), ("experts", False)],
 )
-def test_merging_and_converting_may_be_exchanged(tmp_path, case, scan):
+def test_merge_and_convert_commute(tmp_path, case, scan):
     ckpttools.hf_to_maxtext(base_of(case), tmp_path / "maxtext", scan=scan)
     ckpttools.merge_adapter(tmp_path / "maxtext", tmp_path / "one", adapter=PEFT / case)
     ckpttools.merge_adapter(base_of(case), tmp_path / "two", adapter=PEFT / case)
@@ -84,8 +84,8 @@ def test_merging_and_converting_may_be_exchanged(tmp_path, case, scan):
 @pytest.mark.parametrize(
     ("case", "dtype", "native"), [("patterns", "bfloat16", False), ("dora", "float32", True)]
 )
-def test_a_quantized_base_becomes_numbers_on_the_way(tmp_path, case, dtype, native):
-    """As a cast makes them, and then a merge: arrays and configuration."""
+def test_quantized_base_is_dequantized_before_the_merge(tmp_path, case, dtype, native):
+    """Arrays and configuration equal those of a cast followed by a merge."""
     base, adapter = tmp_path / "base", PEFT / case
     ckpttools.quantize(base_of(case), base)
     if native:
@@ -124,17 +124,17 @@ def test_unadapted_arrays_keep_their_bits(tmp_path):
         )
 
 
-def test_a_scale_of_minus_one_takes_an_adapter_away_again(tmp_path):
+def test_scale_minus_one_reverts_a_merge(tmp_path):
     base = base_of("plain")
     ckpttools.merge_adapter(base, tmp_path / "merged", adapter=PEFT / "plain")
     run("adapter", "merge", tmp_path / "merged", PEFT / "plain", tmp_path / "back", "--scale", "-1")
     assert_near(numbers(tmp_path / "back"), numbers(base), ulps=16)
     told = run("adapter", "merge", base, PEFT / "dora", tmp_path / "no", "--scale", "2", code=2)
-    assert "sets lengths of rows (DoRA)" in told and "--scale" in told
+    assert "sets row norms (DoRA)" in told and "--scale" in told
 
 
-def test_names_of_a_state_that_somebody_saved_as_it_was(tmp_path):
-    """With the adapter's own name in them."""
+def test_state_dict_with_adapter_name_is_merged(tmp_path):
+    """Such names contain the name of the adapter."""
     shutil.copytree(PEFT / "plain", tmp_path / "kept")
     file = tmp_path / "kept" / "adapter_model.safetensors"
     kept = {name.replace(".weight", ".default.weight"): array for name, array in load_file(file).items()}
@@ -147,7 +147,7 @@ def test_names_of_a_state_that_somebody_saved_as_it_was(tmp_path):
 
 
 def test_directory_called_0_next_to_an_adapter_is_ambiguous(tmp_path):
-    """Anything may be in it; where it is an adapter of MaxText, which one is meant must be said."""
+    """If it contains a MaxText adapter, the user must say which one to use."""
     location, base = tmp_path / "both", base_of("plain")
     shutil.copytree(PEFT / "plain", location)
     (location / "0").mkdir()
@@ -163,7 +163,7 @@ def test_directory_called_0_next_to_an_adapter_is_ambiguous(tmp_path):
 
 
 def changed_config(tmp_path, case="plain", **declared):
-    """An adapter with another configuration."""
+    """Return an adapter with another configuration."""
     location = tmp_path / "adapter"
     shutil.rmtree(location, ignore_errors=True)
     shutil.copytree(PEFT / case, location)
@@ -175,25 +175,34 @@ def changed_config(tmp_path, case="plain", **declared):
 @pytest.mark.parametrize(
     ("declared", "told"),
     [
-        ({"peft_type": "LOHA"}, "adapter of another kind (LOHA)"),
+        ({"peft_type": "LOHA"}, "this kind of adapter is not supported: LOHA"),
         ({"bias": "all"}, "it trains the model's own biases"),
-        ({"use_qalora": True}, "its factors are of groups of inputs"),
+        ({"use_qalora": True}, "its factors apply to groups of inputs"),
         ({"layer_replication": [[0, 1], [0, 1]]}, "it has more layers than its base"),
-        ({"init_lora_weights": "pissa_niter_4"}, "its base is not the model that it names"),
-        ({"r": 3}, "the configuration says another rank than the factors have"),
-        ({"lora_alpha": "much"}, "lora_alpha is no number"),
-        ({"rank_pattern": {"(": 2}}, "a key of rank_pattern is not a pattern"),
-        ({"rank_pattern": {"a{99999999999999999999}": 2}}, "a key of rank_pattern is not a pattern"),
-        ({"alpha_pattern": {"(" * 5000 + ")" * 5000: 2}}, "a key of alpha_pattern is not a pattern"),
-        ({"alpha_pattern": {"(.*)*(.*)*(.*)*(.*)*!": 2}}, "a key of alpha_pattern is not a pattern"),
-        ({"rank_pattern": ["q_proj"]}, "rank_pattern is no object"),
-        ({"lora_alpha": 10**400}, "lora_alpha is no number"),
+        ({"init_lora_weights": "pissa_niter_4"}, "its base differs from the model that it names"),
+        ({"r": 3}, "the configured rank is not the rank of the factors"),
+        ({"lora_alpha": "much"}, "lora_alpha is not a number"),
+        ({"rank_pattern": {"(": 2}}, "a key of rank_pattern is not a supported pattern"),
+        (
+            {"rank_pattern": {"a{99999999999999999999}": 2}},
+            "a key of rank_pattern is not a supported pattern",
+        ),
+        (
+            {"alpha_pattern": {"(" * 5000 + ")" * 5000: 2}},
+            "a key of alpha_pattern is not a supported pattern",
+        ),
+        (
+            {"alpha_pattern": {"(.*)*(.*)*(.*)*(.*)*!": 2}},
+            "a key of alpha_pattern is not a supported pattern",
+        ),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern is not an object"),
+        ({"lora_alpha": 10**400}, "lora_alpha is not a number"),
         ({"use_rslora": "false"}, "use_rslora is neither true nor false"),
         ({"fan_in_fan_out": "no"}, "fan_in_fan_out is neither true nor false"),
         ({"use_dora": True}, "no lora_magnitude_vector"),
-        ({"modules_to_save": ["lm_head"]}, "nothing of modules_to_save, lm_head"),
-        ({"modules_to_save": 1.5}, "modules_to_save is no list of names"),
-        ({"target_parameters": [None]}, "target_parameters is no list of names"),
+        ({"modules_to_save": ["lm_head"]}, "no arrays for modules_to_save, lm_head"),
+        ({"modules_to_save": 1.5}, "modules_to_save is not a list of names"),
+        ({"target_parameters": [None]}, "target_parameters is not a list of names"),
     ],
 )
 def test_unsupported_adapters_are_refused(tmp_path, declared, told):
@@ -204,20 +213,20 @@ def test_unsupported_adapters_are_refused(tmp_path, declared, told):
     assert told in looked, "it can be looked at all the same"
 
 
-def test_an_adapter_of_another_model_is_refused(tmp_path):
+def test_adapter_of_another_model_is_refused(tmp_path):
     told = run("adapter", "merge", base_of("plain"), PEFT / "experts", tmp_path / "out", code=3)
-    assert "the base has no such weights" in told and "mlp.experts.gate_up_proj" in told
+    assert "weights that the base does not have" in told and "mlp.experts.gate_up_proj" in told
     ckpttools.hf_to_maxtext(base_of("plain"), tmp_path / "maxtext")
     told = run("adapter", "merge", tmp_path / "maxtext", PEFT / "experts", tmp_path / "out", code=3)
-    assert "the base has no such weights" in told
+    assert "weights that the base does not have" in told
 
 
-def test_factors_without_their_other_half_are_refused(tmp_path):
+def test_single_factors_are_refused(tmp_path):
     location = changed_config(tmp_path)
     arrays = load_file(location / "adapter_model.safetensors")
     arrays.pop(next(name for name in arrays if "lora_B" in name))
     save_file(arrays, location / "adapter_model.safetensors")
-    with pytest.raises(CheckpointError, match="a factor of a product is not there"):
+    with pytest.raises(CheckpointError, match="a factor is missing"):
         ckpttools.merge_adapter(base_of("plain"), tmp_path / "out", adapter=location)
 
 
@@ -234,13 +243,13 @@ def test_unadapted_layers_are_reported(tmp_path):
     assert not [remark for remark in whole.notes.remarks if remark.startswith("the adapter has no factors")]
 
 
-def test_a_module_that_is_replaced_in_one_layer_alone(tmp_path):
-    """In a stack the other layers stay the base's own; and what is not there is missed."""
+def test_module_replaced_in_one_layer_keeps_the_others(tmp_path):
+    """The other layers of a stack stay the base's own, and missing replacements are reported."""
     adapter = changed_config(tmp_path, "one-layer", modules_to_save=["1.input_layernorm", "lm_head"])
     file, norm = adapter / "adapter_model.safetensors", "model.layers.1.input_layernorm.weight"
     arrays = {**load_file(file), f"base_model.model.{norm}": np.arange(16, dtype=np.float16)}
     save_file(arrays, file)
-    with pytest.raises(CheckpointError, match=r"(?s)no weights of these:.*lm_head.weight"):
+    with pytest.raises(CheckpointError, match=r"(?s)no weights for these:.*lm_head.weight"):
         ckpttools.merge_adapter(base_of("plain"), tmp_path / "merged", adapter=adapter)
     head = numbers(base_of("plain"))["lm_head.weight"]
     save_file({**arrays, "base_model.model.lm_head.weight": head}, file)
@@ -251,7 +260,7 @@ def test_a_module_that_is_replaced_in_one_layer_alone(tmp_path):
     assert np.array_equal(after[:, 1], np.arange(16)) and np.array_equal(after[:, 0], before[:, 0])
 
 
-def test_a_model_is_no_adapter(tmp_path):
+def test_model_is_not_accepted_as_adapter(tmp_path):
     told = run("adapter", "merge", base_of("plain"), base_of("plain"), tmp_path / "out", code=3)
     assert "this is not an adapter" in told
 
@@ -263,7 +272,7 @@ def test_adapter_without_its_config_is_reported(tmp_path):
     assert "without its adapter_config.json" in told and "copy adapter_config.json" in told
 
 
-def test_the_note_of_a_merge_names_both_bases(tmp_path):
+def test_merge_note_names_both_bases(tmp_path):
     told = run("adapter", "merge", base_of("plain"), PEFT / "plain", tmp_path / "out", "--dry-run")
     assert f"merged into {base_of('plain')}" in " ".join(told.split())
     name = base_of("plain").name
@@ -273,13 +282,13 @@ def test_the_note_of_a_merge_names_both_bases(tmp_path):
         assert ("merged into" in told) == is_told, "the directory has its name"
 
 
-def test_a_conversion_says_that_an_adapter_is_of_another_model(tmp_path):
+def test_conversion_notes_adapter_of_another_model(tmp_path):
     base, named = base_of("plain"), {"base_model_name_or_path": "me/other"}
     adapter = changed_config(tmp_path, "plain", **named)
     there = run("adapter", "to-maxtext", adapter, tmp_path / "lora", "--base", base)
     back = run("adapter", "to-peft", tmp_path / "lora", tmp_path / "back", "--base", base)
     for told in (there, back):
-        assert f"is of me/other, and is converted as one of {base}" in " ".join(told.split())
+        assert f"names me/other as its base, and is converted as one of {base}" in " ".join(told.split())
     own = changed_config(tmp_path, "plain", base_model_name_or_path=f"me/{base.name}")
     for where in (base, base / "model.safetensors"):
         assert "says that it is of" not in run("adapter", "merge", where, own, tmp_path / "out", "--dry-run")
@@ -289,14 +298,14 @@ def test_a_conversion_says_that_an_adapter_is_of_another_model(tmp_path):
 
 
 @pytest.mark.parametrize("words", [("quantize",), ("shrink", "--layers", "1")])
-def test_an_adapter_is_no_model_that_is_made_smaller(words, tmp_path):
+def test_shrink_refuses_adapters(words, tmp_path):
     command, *options = words
     told = run(command, PEFT / "plain", tmp_path / "out", *options, code=3)
     assert "this is a LoRA adapter of tiny/llama, not a whole model" in told
     assert not (tmp_path / "out").exists()
 
 
-def test_why_an_adapter_is_not_read_is_one_line(tmp_path):
+def test_unreadable_adapter_is_reported_in_one_line(tmp_path):
     tensors = load_file(PEFT / "plain/adapter_model.safetensors")
     adapter = changed_config(tmp_path, "plain")
     doubled = {name.replace(".weight", ".other.weight"): array for name, array in tensors.items()}
@@ -304,7 +313,7 @@ def test_why_an_adapter_is_not_read_is_one_line(tmp_path):
     result = ckpttools.inspect(adapter).adapter
     assert result is not None and result.problem is not None and "\n" not in result.problem
     text = succeed("inspect", "tree", adapter).output
-    assert "it is not read: these are of several adapters" in text and "\\n" not in text
+    assert "it is not read: these arrays belong to several adapters" in text and "\\n" not in text
 
 
 def test_unmappable_adapter_hint_merges_it(tmp_path, monkeypatch):
@@ -325,7 +334,7 @@ def test_inspect_describes_peft_adapter():
     assert "a LoRA of tiny/llama" in text and "rank        2, alpha 6, dora" in text
 
 
-def test_whether_an_adapter_fits_a_base(tmp_path):
+def test_inspect_against_compares_adapter_with_base(tmp_path):
     against = ckpttools.inspect(PEFT / "experts", against=base_of("experts")).comparison
     assert against is not None and against.is_same and against.num_compared == 12
     text = run_different("inspect", "tree", PEFT / "experts", "--against", base_of("plain"))
@@ -343,7 +352,7 @@ def run_different(*words):
 
 
 @pytest.mark.parametrize("case", ["dora", "experts"])
-def test_a_plan_in_a_file_says_all_of_a_merge(case):
+def test_plan_file_reproduces_a_merge(case):
     tree = ckpttools.merge_adapter.plan(base_of(case), "/nowhere/out", adapter=PEFT / case).plan.tree
     files = []
     lines = NodeLines(lambda source: files.append(source) or len(files) - 1)
@@ -363,7 +372,7 @@ def test_a_plan_in_a_file_says_all_of_a_merge(case):
         ("plain", "converter", True),
     ],
 )
-def test_to_maxtext_and_back(tmp_path, case, layout, scan):
+def test_adapter_converts_to_maxtext_and_back(tmp_path, case, layout, scan):
     flag = "--scan" if scan else "--no-scan"
     words = ("adapter", "to-maxtext", PEFT / case, tmp_path / "maxtext", "--base", base_of(case))
     told = run(*words, "--layout", layout, flag)
@@ -378,7 +387,7 @@ def test_to_maxtext_and_back(tmp_path, case, layout, scan):
 
 
 def test_adapter_round_trip_keeps_bits(tmp_path):
-    """But for the query's, whose values MaxText has scaled."""
+    """Except those of the query, which MaxText scales."""
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "maxtext", base=base_of("plain"))
     ckpttools.adapter_to_peft(tmp_path / "maxtext", tmp_path / "back", base=base_of("plain"), base_name="b")
     before = load_file(PEFT / "plain" / "adapter_model.safetensors")
@@ -394,7 +403,7 @@ def test_adapter_round_trip_keeps_bits(tmp_path):
 MLP = ("gate_proj", "up_proj", "down_proj")
 
 
-def test_a_maxtext_base_says_how_layers_lie(tmp_path):
+def test_maxtext_base_decides_the_scan_axis(tmp_path):
     ckpttools.hf_to_maxtext(base_of("plain"), tmp_path / "base", scan=False)
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "adapter", base=tmp_path / "base")
     tree = ckpttools.open(tmp_path / "adapter")
@@ -403,7 +412,7 @@ def test_a_maxtext_base_says_how_layers_lie(tmp_path):
     assert tree.metadata.custom["lora"]["lora_rank"] == 2 and tree.metadata.custom["lora"]["lora_alpha"] == 6
 
 
-def test_a_scale_is_in_alpha(tmp_path):
+def test_scale_is_stored_in_alpha(tmp_path):
     words = ("--base", base_of("plain"), "--scale", "0.5")
     run("adapter", "to-maxtext", PEFT / "plain", tmp_path / "half", *words)
     assert ckpttools.open(tmp_path / "half").metadata.custom["lora"]["lora_alpha"] == 3
@@ -414,9 +423,9 @@ def test_a_scale_is_in_alpha(tmp_path):
 @pytest.mark.parametrize(
     ("case", "told"),
     [
-        ("dora", "it sets lengths of rows (DoRA)"),
-        ("embeddings", "it replaces the whole array"),
-        ("experts", "its factors are of no linear layer (experts)"),
+        ("dora", "it sets row norms (DoRA)"),
+        ("embeddings", "it replaces the complete array"),
+        ("experts", "its factors do not belong to a linear layer (experts)"),
     ],
 )
 def test_unmappable_adapters_are_refused(tmp_path, case, told):
@@ -426,22 +435,22 @@ def test_unmappable_adapters_are_refused(tmp_path, case, told):
 
 
 @pytest.mark.parametrize("size", ["intermediate_size", "hidden_size", "num_attention_heads"])
-def test_factors_of_another_size_are_not_filled_up(tmp_path, size):
-    """Names are those of the base; zeros are for ranks alone."""
+def test_mismatched_factors_are_not_padded(tmp_path, size):
+    """Names match the base; only ranks are padded with zeros."""
     config = json.loads((base_of("plain") / "config.json").read_bytes())
     write_llama(tmp_path / "base", **{**config, "dtype": "float32", size: config[size] * 2})
     declared = run(
         "adapter", "to-maxtext", PEFT / "plain", tmp_path / "out", "--base", tmp_path / "base", code=3
     )
-    assert "not those of the base's weight" in declared and not (tmp_path / "out").exists()
+    assert "do not fit the base's weight" in declared and not (tmp_path / "out").exists()
 
 
 def test_unrecorded_alpha_must_be_given(tmp_path):
-    """As of Tunix, which notes none."""
+    """Tunix does not record alpha."""
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "noted", base=base_of("plain"))
     tree = ckpttools.open(tmp_path / "noted")
     bare = tree.with_metadata(custom={})
-    with pytest.raises(CheckpointError, match="nothing says the alpha"):
+    with pytest.raises(CheckpointError, match="does not record its alpha"):
         ckpttools.adapter_to_peft(bare, tmp_path / "out", base=base_of("plain"))
     ckpttools.adapter_to_peft(bare, tmp_path / "out", base=base_of("plain"), alpha=6)
     ckpttools.adapter_to_peft(tree, tmp_path / "same", base=base_of("plain"))
@@ -451,7 +460,7 @@ def test_unrecorded_alpha_must_be_given(tmp_path):
     names = [item.pop("base_model_name_or_path") for item in (one, two)]
     assert one == two and names == [str(base_of("plain")), "tiny/llama"]
     ckpttools.adapter_to_peft(tree, tmp_path / "again", base=base_of("plain"), alpha=6)
-    with pytest.raises(UsageError, match=r"another alpha[^@]*\n +expected 6 "):
+    with pytest.raises(UsageError, match=r"a different alpha[^@]*\n +expected 6 "):
         ckpttools.adapter_to_peft(tree, tmp_path / "other", base=base_of("plain"), alpha=3)
     # What this writes it replaces, its configuration as well, and nothing that lies beside.
     words = "adapter", "to-peft", tmp_path / "noted", tmp_path / "again", "--base", base_of("plain")
@@ -463,7 +472,7 @@ def test_unrecorded_alpha_must_be_given(tmp_path):
 
 @pytest.mark.parametrize("base", ["memory://adapters/base", base_of("plain")], ids=["memory", "local"])
 def test_wrong_adapter_inputs_are_explained(tmp_path, base):
-    """From a directory and from a store, as it would be written and as it is planned."""
+    """Sources are a directory and a store; both the command and its plan are checked."""
     if str(base).startswith("memory"):
         ckpttools.copy(base_of("plain"), base)
     merge = "adapter", "merge", base, PEFT / "plain", tmp_path / "out"
@@ -488,7 +497,7 @@ LAYERS = 3
 
 
 def legacy(rank):
-    """An adapter as MaxText's inference engine takes it, on a model with three layers."""
+    """Return an adapter in the layout of MaxText's inference engine, for three layers."""
     random = np.random.default_rng(0)
     shapes = {
         "query": ((32, LAYERS, rank), (rank, LAYERS, 4, 16)),
@@ -503,8 +512,8 @@ def legacy(rank):
 
 
 @pytest.mark.parametrize("rank", [2, LAYERS])
-def test_factors_as_the_inference_engine_has_them(tmp_path, rank):
-    """With the axes of kernels; and of a rank that is the number of layers, too."""
+def test_inference_engine_factors_are_merged(tmp_path, rank):
+    """They have the axes of kernels; one rank equals the number of layers."""
     write_llama(
         tmp_path / "hf", num_hidden_layers=LAYERS, hidden_size=32, num_attention_heads=4, dtype="float32"
     )
@@ -523,7 +532,7 @@ def test_factors_as_the_inference_engine_has_them(tmp_path, rank):
 
 
 def saved(leaves, location):
-    """A checkpoint of these arrays."""
+    """Save a checkpoint of these arrays."""
     tree = tree_with(leaves)
     return ckpttools.convert(tree, location, format="orbax").destination
 
@@ -537,26 +546,26 @@ def test_inspect_describes_maxtext_adapter(tmp_path):
     assert against.is_same
 
 
-def test_factors_below_no_module(tmp_path):
+def test_factors_without_a_module_are_reported(tmp_path):
     save_file({f"wi_lora_{which}": np.ones((2, 2), "f4") for which in "ab"}, tmp_path / "a.safetensors")
     result = ckpttools.inspect(tmp_path / "a.safetensors").adapter
     assert result is not None and (result.ranks, result.targets) == ({2: 1}, {"wi": 1})
 
 
-def test_as_many_layers_as_inputs_and_ranks(tmp_path):
-    """Nothing tells then which of them the first axis is, and a guess would be another adapter."""
+def test_ambiguous_factor_axes_are_refused(tmp_path):
+    """If layers, inputs and ranks have the same length, the first axis is ambiguous."""
     write_llama(tmp_path / "hf", num_hidden_layers=3, hidden_size=3, num_attention_heads=1, head_dim=4)
     leaves = {}
     for which, shape in (("a", (3, 3, 3)), ("b", (3, 3, 4))):
         path = ("decoder", "layers", "self_attention", "query", f"kernel_lora_{which}", "value")
         leaves[path] = np.ones(shape, np.float32)
     adapter = saved(leaves, tmp_path / "a")
-    with pytest.raises(CheckpointError, match="do not show which axis"):
+    with pytest.raises(CheckpointError, match="do not show which axes"):
         ckpttools.merge_adapter(tmp_path / "hf", tmp_path / "out", adapter=adapter, alpha=1)
 
 
-def test_as_many_layers_as_ranks_where_layers_come_first(tmp_path):
-    """As kernels of the inference engine have them B begins with its rank, as others with its layers."""
+def test_layers_first_factors_with_equal_rank_are_refused(tmp_path):
+    """In the inference engine, B begins with the rank; in other layouts, with the layers."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAMA_CONFIG | {"num_hidden_layers": 3}))
     tree = model(json.loads(config.read_bytes()), 0)
@@ -566,11 +575,11 @@ def test_as_many_layers_as_ranks_where_layers_come_first(tmp_path):
     for which, shape in (("a", (3, 64, 3)), ("b", (3, 3, 128))):
         path = ("decoder", "layers", "mlp", "wi_0", f"kernel_lora_{which}", "value")
         leaves[path] = np.ones(shape, np.float32)
-    with pytest.raises(CheckpointError, match="do not show which axis"):
+    with pytest.raises(CheckpointError, match="do not show which axes"):
         adapter_of_maxtext(base, tree_with(leaves), alpha=1)
 
 
-def test_a_scale_that_is_no_number_is_refused(tmp_path):
+def test_non_finite_scale_is_refused(tmp_path):
     base, adapter = base_of("plain"), PEFT / "plain"
     ckpttools.adapter_to_maxtext(adapter, tmp_path / "maxtext", base=base)
     for words in (
@@ -586,10 +595,10 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path):
         assert "must be a finite number" in run("adapter", *words, code=2)
 
 
-def test_a_weight_that_is_changed_twice_is_refused():
+def test_weight_with_two_factor_pairs_is_refused():
     base, adapter = bases.open_base(ckpttools.open(base_of("plain"))), open_peft(parse(PEFT / "plain"))
     twice = replace(adapter, factors=(*adapter.factors, adapter.factors[0]))
-    with pytest.raises(FormatError, match="changes these weights several times") as refused:
+    with pytest.raises(FormatError, match="changes these weights more than once") as refused:
         merge_into_base(base, twice)
     assert adapter.factors[0].name in str(refused.value)
 
@@ -598,20 +607,20 @@ def test_a_weight_that_is_changed_twice_is_refused():
     ("declared", "alpha"),
     [({"use_rslora": True}, 6 * 2**0.5), ({}, 6), ({"alpha_pattern": {"q_proj": 3}}, None)],
 )
-def test_a_configuration_of_peft_beside_maxtexts_factors(tmp_path, declared, alpha):
-    """Of one that MaxText's own converter left there all counts, or it is refused."""
+def test_peft_config_next_to_maxtext_factors_is_used(tmp_path, declared, alpha):
+    """A PEFT configuration from MaxText's converter is used completely or refused."""
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "adapter", base=base_of("plain"))
     tree = ckpttools.open(tmp_path / "adapter").with_metadata(custom={})
     config = json.loads((PEFT / "plain" / "adapter_config.json").read_bytes()) | declared
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
     if alpha is None:
-        with pytest.raises(CheckpointError, match="ranks or alphas of their own"):
+        with pytest.raises(CheckpointError, match="different ranks or alphas for some modules"):
             recorded_settings(tree)
     else:
         assert recorded_settings(tree) == {"lora_rank": 2, "lora_alpha": pytest.approx(alpha)}
 
 
-def test_the_alpha_of_rslora_is_said_to_be_another(tmp_path):
+def test_rslora_alpha_is_converted_with_a_remark(tmp_path):
     for declared, is_told in ((True, True), (False, False)):
         adapter = changed_config(tmp_path, "plain", use_rslora=declared)
         told = run(
@@ -620,7 +629,7 @@ def test_the_alpha_of_rslora_is_said_to_be_another(tmp_path):
         assert ("the alpha gives the scale of rsLoRA" in " ".join(told.split())) == is_told
 
 
-def test_arrays_that_are_there_several_times_or_not_at_all(tmp_path):
+def test_duplicate_and_missing_arrays_are_refused(tmp_path):
     adapter = changed_config(tmp_path)
     file = adapter / "adapter_model.safetensors"
     plain = load_file(file)
@@ -649,8 +658,8 @@ def test_inspect_names_setting_that_loads_adapter(tmp_path):
     assert "lora.lora_restore_path" in told and "load_parameters_path" not in told
 
 
-def test_experts_that_the_configuration_names_without_their_module(tmp_path):
-    """PEFT 0.21 makes these of target_modules that name projections of experts, with their own patterns."""
+def test_expert_parameters_without_module_names_are_merged(tmp_path):
+    """PEFT 0.21 creates them for target_modules that name expert projections."""
     declared = json.loads((PEFT / "experts" / "adapter_config.json").read_bytes())
     bare = {
         "target_parameters": ["down_proj", "gate_up_proj"],
@@ -668,8 +677,8 @@ def test_experts_that_the_configuration_names_without_their_module(tmp_path):
         assert_near(numbers(tmp_path / "merged"), whole)
 
 
-def test_whole_modules_that_are_saved_several_times(tmp_path):
-    """As PEFT does where it saves embeddings beside modules_to_save: the trained one twice, the base's."""
+def test_duplicate_saved_modules_must_be_equal(tmp_path):
+    """With embeddings and modules_to_save, PEFT saves the trained module twice and the base's once."""
     adapter = changed_config(tmp_path, "embeddings")
     file = adapter / "adapter_model.safetensors"
     plain = load_file(file)
@@ -690,11 +699,11 @@ def test_whole_modules_that_are_saved_several_times(tmp_path):
     assert others == [plain, plain]
     name = "base_model.model.lm_head.modules_to_save.weight"
     save_file({**load_file(file), "base_model.model.lm_head.weight": head, name: head + 1}, file)
-    with pytest.raises(FormatError, match=r"lm_head\.weight, with other numbers"):
+    with pytest.raises(FormatError, match=r"lm_head\.weight, with different values"):
         ckpttools.merge_adapter.plan(base_of("embeddings"), tmp_path / "no", adapter=adapter)
 
 
-def test_the_head_of_a_tied_model_that_is_saved_beside_its_table(tmp_path):
+def test_saved_head_of_a_tied_model_is_accepted(tmp_path):
     tied = write_llama(tmp_path / "base", tie_word_embeddings=True, dtype="float32")
     table = tied["model.embed_tokens.weight"] * 2
     adapter = tmp_path / "adapter"
@@ -708,12 +717,12 @@ def test_the_head_of_a_tied_model_that_is_saved_beside_its_table(tmp_path):
     assert "lm_head.weight" not in built
     np.testing.assert_array_equal(built["model.embed_tokens.weight"], table)
     save_file(dict(zip(names, (table, table + 1), strict=True)), file)
-    with pytest.raises(FormatError, match="output head, which is the table"):
+    with pytest.raises(FormatError, match="output head, but in the base"):
         ckpttools.merge_adapter.plan(tmp_path / "base", tmp_path / "no", adapter=adapter)
 
 
 def mixture_adapter(location, random, layers=4, inner=2):
-    """An adapter as PEFT 0.21 writes it of all linear layers of a Mixtral, and what it adds in float64."""
+    """Return PEFT 0.21's adapter for all linear layers of a Mixtral, and its changes in float64."""
     modules = {
         "mlp.experts.base_layer": ("gate_up_proj", 2 * inner, 256, 64),
         "mlp.experts": ("down_proj", inner, 64, 128),
@@ -746,7 +755,7 @@ def mixture_adapter(location, random, layers=4, inner=2):
 LOCAL_EXPERTS = 3
 
 
-def test_an_adapter_of_fused_experts_and_their_gate_for_a_base_that_has_them_apart(tmp_path):
+def test_fused_expert_adapter_fits_a_base_with_single_experts(tmp_path):
     random = np.random.default_rng(1)
     config = LLAMA_CONFIG | {"model_type": "mixtral", "num_local_experts": LOCAL_EXPERTS}
     added = mixture_adapter(tmp_path / "adapter", random)
@@ -772,7 +781,7 @@ def test_an_adapter_of_fused_experts_and_their_gate_for_a_base_that_has_them_apa
     assert ckpttools.inspect(tmp_path / "adapter", against=tmp_path / "base").comparison.is_same
 
 
-def test_a_family_whose_rows_make_other_values_is_refused_wherever_rows_are_used(tmp_path):
+def test_mismatched_family_is_refused_wherever_rows_are_used(tmp_path):
     base, adapter, lora = base_of("plain"), PEFT / "plain", tmp_path / "lora"
     ckpttools.hf_to_maxtext(base, tmp_path / "maxtext")
     ckpttools.adapter_to_maxtext(adapter, lora, base=base, family="llama")
@@ -792,8 +801,8 @@ def test_a_family_whose_rows_make_other_values_is_refused_wherever_rows_are_used
         call.plan(source, tmp_path / "yes", family="llama", **declared)
 
 
-def test_an_adapter_by_itself_stays_one_that_peft_loads(tmp_path):
-    """Whatever is done with it, its configuration lies beside one file of the name that PEFT looks for."""
+def test_rewritten_adapters_stay_loadable_by_peft(tmp_path):
+    """Every command writes the configuration next to one weights file that PEFT finds."""
     base, source = base_of("bin"), PEFT / "bin"
     built = ["adapter_config.json", "adapter_model.safetensors"]
     stored = tmp_path / "stored"
@@ -824,8 +833,8 @@ def test_an_adapter_by_itself_stays_one_that_peft_loads(tmp_path):
 
 @pytest.mark.parametrize("before", ["base_model.model.", "base_model.model.model.layers.0."])
 @pytest.mark.parametrize("wrapper", ["_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."])
-def test_names_of_wrapped_modules(tmp_path, wrapper, before):
-    """As `save_pretrained` has them of a model that was compiled or sharded."""
+def test_wrapped_module_names_are_accepted(tmp_path, wrapper, before):
+    """`save_pretrained` writes such names for compiled or sharded models."""
     adapter = changed_config(tmp_path)
     file = adapter / "adapter_model.safetensors"
     plain = load_file(file)
@@ -847,8 +856,8 @@ def test_unknown_settings_are_reported(tmp_path):
     assert "adapter_config.json has unknown settings" in told and "use_later_kind" in told
 
 
-def test_a_head_that_is_kept_tied_to_its_table(tmp_path):
-    """`ensure_weight_tying` of PEFT: the head's factors are the table's, transposed."""
+def test_tied_head_factors_are_accepted(tmp_path):
+    """With PEFT's `ensure_weight_tying`, the head's factors are the table's, transposed."""
     write_llama(tmp_path / "base", tie_word_embeddings=True, dtype="float32")
     random = np.random.default_rng(3)
     adapter = tmp_path / "adapter"
@@ -868,7 +877,7 @@ def test_a_head_that_is_kept_tied_to_its_table(tmp_path):
     save_file(
         {**table, **{name: array * 2 for name, array in tied.items()}}, adapter / "adapter_model.safetensors"
     )
-    with pytest.raises(FormatError, match="output head, which is the table"):
+    with pytest.raises(FormatError, match="output head, but in the base"):
         ckpttools.merge_adapter.plan(tmp_path / "base", tmp_path / "no", adapter=adapter)
 
 

@@ -26,7 +26,7 @@ NAME = "model.layers.1.mlp.down_proj.weight"
 
 
 def matrices(decay):
-    """A matrix, one that is another plus a difference whose singular values fall, and these values."""
+    """Return two matrices, and the singular values of their difference, which decay."""
     random = np.random.default_rng(0)
     left, right = (np.linalg.qr(random.standard_normal((n, 60)))[0] for n in (90, 70))
     values = np.exp(-np.arange(60) / decay)
@@ -34,7 +34,7 @@ def matrices(decay):
     return lazy((base + left * values @ right.T).astype("f4")), lazy(base), values
 
 
-def test_the_largest_singular_values_and_what_they_leave():
+def test_spectrum_matches_the_largest_singular_values():
     tuned, base, values = matrices(5)
     result = spectrum(tuned, base, 8)
     assert np.allclose(result.values, values[:8], rtol=1e-4)
@@ -45,7 +45,7 @@ def test_the_largest_singular_values_and_what_they_leave():
 
 
 @pytest.mark.parametrize("error", [0.5, 0.05, 0.001])
-def test_as_many_as_leave_no_more_than_an_error(error):
+def test_ranked_spectrum_meets_the_error_limit(error):
     tuned, base, values = matrices(8)
     result = ranked_spectrum(tuned, base, error, 90)
     left = [np.sqrt((values[k:] ** 2).sum() / (values**2).sum()) for k in range(61)]
@@ -54,16 +54,16 @@ def test_as_many_as_leave_no_more_than_an_error(error):
     assert len(ranked_spectrum(tuned, base, error, 3).values) == min(3, expected)
 
 
-def test_an_adapter_that_was_merged_comes_out_again(tmp_path):
+def test_extract_recovers_a_merged_adapter(tmp_path):
     ckpttools.merge_adapter(BASE, tmp_path / "tuned", adapter=PEFT / "plain")
     told = run("adapter", "extract", tmp_path / "tuned", BASE, tmp_path / "adapter", "--rank", "2")
     told = " ".join(told.split())
     assert (
         "14 arrays" in told
-        and "; 0.00% of the difference is left in the worst, " in told
+        and "; 0.00% of the difference is lost in the worst matrix, " in told
         and "ranks" not in told
     )
-    assert "nothing says its name on the hub; say it with --base-name NAME" in told
+    assert "because its name on the Hub is unknown; set it with --base-name NAME" in told
     ckpttools.merge_adapter(BASE, tmp_path / "again", adapter=tmp_path / "adapter")
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("tuned", "again"))
     for name, array in one.items():
@@ -73,7 +73,7 @@ def test_an_adapter_that_was_merged_comes_out_again(tmp_path):
 
 
 def test_extract_from_maxtext_meets_error_limit(tmp_path):
-    """Ranks are what each matrix needs, and alphas follow them."""
+    """Each matrix gets the rank that it needs, and an alpha of the same ratio."""
     ckpttools.merge_adapter(BASE, tmp_path / "tuned", adapter=PEFT / "patterns")
     ckpttools.hf_to_maxtext(tmp_path / "tuned", tmp_path / "maxtext")
     ckpttools.extract_adapter(
@@ -98,7 +98,7 @@ def test_changed_non_matrices_are_named(tmp_path):
     save_file(tensors, tmp_path / "tuned" / "model.safetensors", {"format": "pt"})
     words = ("adapter", "extract", tmp_path / "tuned", tmp_path / "base", tmp_path / "adapter")
     told = " ".join(run(*words, "--rank", "1", "--dtype", "bfloat16").split())
-    assert "no matrices of layers: 1 array (model.norm.weight)" in told
+    assert "not layer matrices: 1 array (model.norm.weight)" in told
     built = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert list(built) == [f"base_model.model.{NAME[:-7]}.lora_{x}.weight" for x in "AB"]
     declared = json.loads((tmp_path / "adapter" / "adapter_config.json").read_bytes())
@@ -106,11 +106,11 @@ def test_changed_non_matrices_are_named(tmp_path):
 
 
 def test_impossible_extractions_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="not said how much"):
+    with pytest.raises(UsageError, match="neither a rank nor an error"):
         ckpttools.extract_adapter(BASE, tmp_path / "out", base=BASE)
     with pytest.raises(UsageError, match="no matrix of a linear layer differs"):
         ckpttools.extract_adapter(BASE, tmp_path / "out", base=BASE, rank=1)
-    with pytest.raises(CheckpointError, match="the models have other weights"):
+    with pytest.raises(CheckpointError, match="do not have the same weights"):
         ckpttools.extract_adapter(PEFT / "bases" / "gpt-oss-float32", tmp_path / "out", base=BASE, rank=1)
     ckpttools.merge_adapter(BASE, tmp_path / "tuned", adapter=PEFT / "plain")
     tensors = load_file(tmp_path / "tuned" / "model.safetensors")
@@ -120,7 +120,7 @@ def test_impossible_extractions_are_refused(tmp_path):
         ckpttools.extract_adapter(tmp_path / "tuned", tmp_path / "out", base=BASE, rank=1)
 
 
-def test_factors_that_do_not_fit_into_the_memory_are_refused(monkeypatch, tmp_path):
+def test_oversized_factors_are_refused(monkeypatch, tmp_path):
     from ckpttools.adapters.bases import open_base
     from ckpttools.adapters.extract import ExtractOptions, extract_low_rank
     from ckpttools.core.dtypes import DTYPES
@@ -133,8 +133,8 @@ def test_factors_that_do_not_fit_into_the_memory_are_refused(monkeypatch, tmp_pa
         extract_low_rank(tuned, base, options, 1000)
 
 
-def test_a_model_that_changes_while_it_is_read(tmp_path):
-    """No array of the adapter is read from it later: what is written is made when it is planned."""
+def test_model_changed_during_extraction_is_refused(tmp_path):
+    """Factors are computed while planning, so the models are not read again later."""
 
     class Meddling(ExtractOptions):
         def spectrum(self, tuned, base, name):
@@ -147,8 +147,8 @@ def test_a_model_that_changes_while_it_is_read(tmp_path):
         extract_low_rank(tuned, base, Meddling(2, None, DTYPES["float32"]), 1 << 30)
 
 
-def test_a_head_that_is_the_table_once_more_is_no_weight_of_its_own(tmp_path):
-    """As FSDP and DeepSpeed save tied models, whose base has the table alone."""
+def test_copied_output_head_is_ignored(tmp_path):
+    """FSDP and DeepSpeed save the head of tied models, but the base has only the table."""
     for name in ("base", "tuned"):
         write_llama(tmp_path / name, num_hidden_layers=2, dtype="float32", tie_word_embeddings=True)
     tensors = load_file(tmp_path / "base" / "model.safetensors")

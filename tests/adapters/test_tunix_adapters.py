@@ -138,13 +138,13 @@ def test_alpha_must_be_given(tmp_path, base):
     ("kernels", "message"),
     [
         ({("attn", "qkv_einsum", "w"): ((EMBED,), (3, HEADS, HEAD), [])}, "no known counterpart"),
-        ({("attn", "kv_einsum", "w"): ((EMBED,), (3, HEADS, HEAD), [])}, "not factors of Tunix"),
-        ({("mlp", "up_proj", "kernel"): ((EMBED,), (MLP * 2,), [])}, "not those of the base's weight"),
-        ({("mlp", "up_proj", "kernel"): ((EMBED, 2), (MLP,), [])}, "not those of the base's weight"),
+        ({("attn", "kv_einsum", "w"): ((EMBED,), (3, HEADS, HEAD), [])}, "do not have Tunix's layout"),
+        ({("mlp", "up_proj", "kernel"): ((EMBED,), (MLP * 2,), [])}, "do not fit the base's weight"),
+        ({("mlp", "up_proj", "kernel"): ((EMBED, 2), (MLP,), [])}, "do not fit the base's weight"),
     ],
     ids=["joined queries, keys and values", "three in two", "wider outputs", "wider inputs"],
 )
-def test_other_factors_are_refused(tmp_path, base, kernels, message):
+def test_unknown_tunix_factors_are_refused(tmp_path, base, kernels, message):
     known = {key: LLAMA[key] for key in [*LLAMA][:1]}
     adapter = saved(tmp_path / "run", factors(known | kernels)[0])
     output = run("adapter", "merge", base, adapter, tmp_path / "out", "--alpha", 2, code=3)
@@ -154,18 +154,18 @@ def test_other_factors_are_refused(tmp_path, base, kernels, message):
 def test_layers_that_the_base_does_not_have_are_refused(tmp_path, base):
     adapter = saved(tmp_path / "run", factors(LLAMA, layers=(0, 7))[0])
     output = run("adapter", "to-peft", adapter, tmp_path / "out", "--base", base, "--alpha", 2, code=3)
-    assert "the base has no such weights" in output and "model.layers.7" in output
+    assert "weights that the base does not have" in output and "model.layers.7" in output
 
 
 @given(st.sampled_from(["wi_0", "wi_1", "wo"]), st.sampled_from(["layers", "layers_0", "moe_layers"]))
-def test_names_of_maxtext_are_not_taken_for_tunix(kernel, layers):
+def test_maxtext_names_are_not_mistaken_for_tunix(kernel, layers):
     from ckpttools.adapters.from_jax import tunix_kernels
 
     head = ("decoder", layers, "mlp", kernel)
     assert not tunix_kernels([(*head, "kernel_lora_a", "value"), (*head, "kernel_lora_b", "value")])
 
 
-def test_sizes_are_those_of_the_base():
+def test_tunix_factors_must_match_base_sizes():
     config = LLAMA_CONFIG
     assert (config["hidden_size"], config["intermediate_size"], config["head_dim"]) == (EMBED, MLP, HEAD)
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == (HEADS, KV_HEADS)

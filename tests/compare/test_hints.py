@@ -281,7 +281,7 @@ def test_an_output_head_alone(tmp_path):
         (("stack", HF, "OUT"), f"`ckpt convert hf-to-maxtext {HF} DST` makes stacked layers"),
         (
             ("adapter", "merge", PEFT / "bases/llama-float32", PEFT / "experts", "OUT"),
-            f"with `--against {PEFT / 'bases/llama-float32'}` it lists all that does not fit",
+            f"with `--against {PEFT / 'bases/llama-float32'}` it lists every mismatch",
         ),
     ],
 )
