@@ -39,6 +39,10 @@ def exit_code_of(end: BaseException, *, traceback: bool) -> int:
     if isinstance(end, click.Abort):  # click's word for what it means by the end of a file
         end = end.__cause__ or end
     with suppress(OSError):  # stderr may be closed
+        if isinstance(end, click.NoSuchOption):
+            from ckpttools.cli.suggestions import explain_unknown_option
+
+            end = click.UsageError(explain_unknown_option(end), end.ctx)
         if isinstance(end, click.ClickException):
             click_error(end)
         elif isinstance(end, Stopped):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import click
 
-from ckpttools.core.errors import near_names
+from ckpttools.cli.suggestions import near_commands
 
 
 class Deferred(NamedTuple):
@@ -91,19 +91,20 @@ class LazyGroup(click.Group):
         # click looks for near names among imported commands only.
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
-            instead = self._instead(ctx, name, self.list_commands(ctx))
+            instead = self._instead(ctx, args, self.list_commands(ctx))
             raise click.UsageError(f"No such command {name!r}. {instead}", ctx)
         result = super().resolve_command(ctx, args)
         ctx.meta[_COMMAND_KEY] = result[1]
         return result
 
-    def _instead(self, ctx: click.Context, name: str, known: Sequence[str]) -> str:
-        """Suggest a similar name, here or one level below, or list all commands."""
+    def _instead(self, ctx: click.Context, args: Sequence[str], known: Sequence[str]) -> str:
+        """Suggest what is probably meant, here or one level below, or list all commands."""
+        name = args[0]
         for group in known:
             command = self.get_command(ctx, group)
             if isinstance(command, click.Group) and name in command.list_commands(ctx):
                 return f"Did you mean '{group} {name}'?"
-        if near := near_names(name, known):
+        if near := near_commands(name, known):
             return f"Did you mean {near[0]!r}?"
         there_are = f"There are: {', '.join(known)}."
         if is_path(name):

@@ -24,6 +24,7 @@ from ckpttools.cli.error_boundary import (
 )
 from ckpttools.cli.lazy import Deferred, LazyGroup, has_written, is_path, is_writer, lazy_command
 from ckpttools.cli.output import print_stderr
+from ckpttools.cli.suggestions import ALIASES, find_synonym, translate_maxtext_script
 from ckpttools.cli.units import format_disk
 from ckpttools.core.errors import StepWarning, UsageError
 from ckpttools.core.message_terms import as_flags
@@ -193,7 +194,17 @@ class _Root(LazyGroup):
             return "PATH", _SUMMARY.load(), args
         return super().resolve_command(ctx, args)
 
-    def _instead(self, ctx: click.Context, name: str, known: Sequence[str]) -> str:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        group, *rest = ALIASES.get(cmd_name, (cmd_name,))
+        command = super().get_command(ctx, group)
+        for name in rest:
+            command = command.get_command(ctx, name) if isinstance(command, click.Group) else None
+        return command
+
+    def _instead(self, ctx: click.Context, args: Sequence[str], known: Sequence[str]) -> str:
+        name = args[0]
+        if line := translate_maxtext_script(name, args[1:]):
+            return f"That is a script of MaxText. Here it is: {line}"
         from ckpttools.formats.interrupted import next_step
         from ckpttools.stores.publishing import find_unfinished
         from ckpttools.stores.registry import parse
@@ -201,7 +212,9 @@ class _Root(LazyGroup):
         begun = find_unfinished(parse(name))
         if begun is not None:
             return f"Interrupted conversion: {next_step(begun)}."
-        meant = super()._instead(ctx, name, known)
+        if synonym := find_synonym(name):
+            return f"Did you mean {synonym}?"
+        meant = super()._instead(ctx, args, known)
         return meant if meant.startswith("Did") else f"No path has this name either. {meant}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -222,12 +222,17 @@ _LETTERS = {"bool": "b", "int": "i", "uint": "u", "float": "f", "complex": "c"}
 _BY_SAFETENSORS = {dtype.safetensors: dtype for dtype in _TABLE if dtype.safetensors}
 _BY_ZARR3 = {dtype.zarr3: dtype for dtype in _TABLE if dtype.zarr3}
 _BY_ZARR2 = {dtype.zarr2[1:]: dtype for dtype in _TABLE if dtype.zarr2 and dtype.zarr2[0] in "<|"}
+# Names of PyTorch, vLLM and safetensors; `fp8` is E4M3 in vLLM.
 _SHORT = {
     "bf16": "bfloat16",
-    "f16": "float16",
-    "fp16": "float16",
-    "f32": "float32",
-    "fp32": "float32",
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+    **{f"{prefix}{bits}": f"float{bits}" for prefix in ("f", "fp") for bits in (16, 32, 64)},
+    **dict.fromkeys(("fp8", "e4m3", "fp8_e4m3"), "float8_e4m3fn"),
+    **dict.fromkeys(("e5m2", "fp8_e5m2"), "float8_e5m2"),
+    **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
 
 
@@ -241,12 +246,11 @@ def parse_dtype(text: str | DType) -> DType:
     """
     if isinstance(text, DType):
         return text
-    name = text.removeprefix("torch.")
+    name = text.removeprefix("torch.").lower()
     name = _SHORT.get(name, name)
     if name in DTYPES:
         return DTYPES[name]
-    written = name.lower()
-    written = f"float{written[2:]}" if written.startswith("fp") else written
+    written = f"float{name[2:]}" if name.startswith("fp") else name
     near = near_names(written, DTYPES, 1)
     if near and not near[0].startswith(written):
         # "float8" is the beginning of seven names, and not float64 misspelled.

@@ -164,6 +164,12 @@ class StorageError(CheckpointError):
     exit_code = 5
 
 
+class MissingPathError(StorageError):
+    """A path that the caller named does not exist."""
+
+    exit_code = 2
+
+
 class LostValuesWarning(Warning):
     """Values that changed because the dtype cannot represent them."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpttools.core.errors import CheckpointError, FormatError, StorageError
+from ckpttools.core.errors import CheckpointError, FormatError, MissingPathError
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import SUFFIX, Unfinished, find_unfinished, read_unfinished
 from ckpttools.stores.registry import parse
@@ -14,8 +14,8 @@ def absent(location: Location) -> CheckpointError:
     if known is not None:
         return known
     left = find_unfinished(location)
-    hint = f"check the spelling of the path{_fetched(location)}" if left is None else next_step(left)
-    return StorageError(f"{location} is not there", hint=hint)
+    hint = f"{location.spelling_hint()}{_fetched(location)}" if left is None else next_step(left)
+    return MissingPathError(f"{location} does not exist", hint=hint)
 
 
 def _fetched(location: Location) -> str:

@@ -11,7 +11,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, by_name
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError
+from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, MissingPathError
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.formats.adapters import ADAPTER, adapter_in, has_adapter, is_adapter_alone
@@ -87,8 +87,9 @@ class ModelFiles:
     @classmethod
     def _from_model(cls, path: Location) -> ModelFiles:
         if not path.exists():
-            raise StorageError(
-                f"{path} is not there", hint=f"{option('like')} names a model's directory, or its config.json"
+            raise MissingPathError(
+                f"{path} does not exist",
+                hint=f"{option('like')} names a model's directory, or its config.json",
             )
         if path.is_file():
             alone = FormatError("this is a configuration alone", location=path, expected=_COMPLETE_MODEL)

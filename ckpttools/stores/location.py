@@ -10,14 +10,17 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import PurePosixPath
 
-from ckpttools.core.errors import CheckpointError, StorageError, UsageError
+from ckpttools.core.errors import CheckpointError, MissingPathError, StorageError, UsageError, near_names
 from ckpttools.stores.abilities import SupportsPut, SupportsRename, SupportsWalk, SupportsWrite
 from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, Status, Store
 
 _NO_PLAIN_NAME = re.compile(r"(?:^|/)\.?(?:/|$)")
 _MAGIC = re.compile(r"[*?[]")
+# Names of a directory that are compared with a misspelled one.
+_MAX_SIBLINGS = 10_000
 
 
 class Location:
@@ -150,9 +153,23 @@ class Location:
         """
         result = self.status()
         if result is None:
-            got, hint = "No such file or directory", "check the spelling of the path"
-            raise StorageError(f"cannot inspect {self}", got=got, hint=hint)
+            raise MissingPathError(f"{self} does not exist", hint=self.spelling_hint())
         return result
+
+    def spelling_hint(self) -> str:
+        """Return a hint for a path that does not exist: a similar path, if the local directory has one."""
+        missing = self
+        while missing.store.scheme == "file" and missing.parent != missing:
+            if missing.parent.is_dir():
+                siblings = (entry.name for entry in missing.parent.entries())
+                near = near_names(missing.name, islice(siblings, _MAX_SIBLINGS), 1)
+                similar = missing.parent / near[0] if near else None
+                if similar is not None and missing != self:
+                    complete = similar / self.key.removeprefix(missing.key).lstrip("/")
+                    similar = complete if complete.exists() else similar
+                return f"did you mean {similar}?" if similar else "check the spelling of the path"
+            missing = missing.parent
+        return "check the spelling of the path"
 
     def exists(self) -> bool:
         """Return whether it exists. Raises StorageError if the store cannot be asked."""

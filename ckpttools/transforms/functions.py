@@ -21,7 +21,7 @@ from ckpttools.array.nodes import Concat, Elementwise, Padded, Relayout, Repeate
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import parse_dtype
-from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError, did_you_mean
+from ckpttools.core.errors import FormatError, MappingError, MissingPathError, UsageError, did_you_mean
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region
@@ -104,7 +104,7 @@ def mapped_by(by: Mapper, *, strict: bool = False) -> Transform:
         strict: refuse arrays that no rule matches.
 
     Raises:
-        StorageError: the file does not exist.
+        MissingPathError: the file does not exist.
         FormatError: running it fails.
         UsageError: the function does not exist; or `strict`, which applies to rules only, is set for a
             function.
@@ -150,7 +150,7 @@ def _refuse_strict(name: str, strict: bool) -> None:
 def _module(home: str, spec: str) -> ModuleType:
     is_file = home.endswith(".py")
     if is_file and not FilePath(home).exists():
-        raise StorageError(f"{home} is not there", hint="check the spelling of the path")
+        raise MissingPathError(f"{home} does not exist", hint="check the spelling of the path")
     try:
         return _load(FilePath(home)) if is_file else importlib.import_module(home)
     except Exception as error:

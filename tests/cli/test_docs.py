@@ -368,7 +368,7 @@ def test_a_command_can_be_added_as_the_page_says(tmp_path):
     assert "From the package largest_command." in listed["output"]
     assert json.loads(result["output"]) == [{"path": "b", "nbytes": 40}]
     assert [line.split()[-1] for line in text["output"].splitlines()] == ["b", "a"]
-    assert missing["code"] == 5
+    assert missing["code"] == 2
     (tmp_path / "largest_command.py").write_text("command = 1")
     (broken,) = ckpt_session(["largest"], path=tmp_path)
     assert broken["code"] == 2

@@ -303,7 +303,7 @@ class TestOptions:
         commands = [command for command in commands if command not in ("hash", "hash as", "remap")]
         for name in ("x.toml", "x.py:f") if option == "--map" else ("x.toml",):
             missing = location.directory / "nothing" / name
-            assert location.codes(commands, None, option, missing) == all_of(commands, 5)
+            assert location.codes(commands, None, option, missing) == all_of(commands, 2)
 
     def test_memory_that_is_too_small(self, location):
         commands = [item for item in having("--memory") if item in CHECKPOINTS]

@@ -128,7 +128,7 @@ class TestHuggingFaceAgainstMaxText:
         hf, built = hugging_face("qwen3"), to_maxtext(hugging_face("qwen3"), ToMaxText()).state
         with pytest.raises(UnknownNameError):
             align(hf, built, AlignOptions(ModelOptions("qwen33")))
-        with pytest.raises(CheckpointError, match="is not there"):
+        with pytest.raises(CheckpointError, match="does not exist"):
             align(hf, built, AlignOptions(like="nowhere"))
 
     def test_a_head_that_is_there_is_compared(self):
@@ -173,7 +173,7 @@ class TestHuggingFaceAgainstHuggingFace:
         hf = hugging_face("qwen3")
         with pytest.raises(UnknownNameError):
             align(hf, hf, AlignOptions(ModelOptions("qwen33")))
-        with pytest.raises(CheckpointError, match="is not there"):
+        with pytest.raises(CheckpointError, match="does not exist"):
             align(hf, hf, AlignOptions(like="nowhere"))
 
     def test_a_missing_array(self):

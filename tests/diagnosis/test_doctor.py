@@ -822,7 +822,7 @@ class TestCommand:
         assert self.run(ORBAX / "standard").exit_code == 0
         assert self.run(ORBAX / "unfinished_atomic_rename").exit_code == 0
         assert self.run(ORBAX / "unfinished_commit_file").exit_code == 1
-        assert self.run(tmp_path / "nothing").exit_code == 5
+        assert self.run(tmp_path / "nothing").exit_code == 2
         assert self.run(tmp_path).exit_code == 3
         assert self.run().exit_code == 2
         assert self.run(ORBAX / "standard", "--fix", "everything").exit_code == 2
@@ -876,7 +876,7 @@ class TestCommand:
     def test_opening_reports_interrupted_conversion(self, tmp_path):
         copy(ORBAX / "standard", tmp_path, "dst.partial/content")
         (tmp_path / "dst.partial/journal.ckpttools").touch()
-        with pytest.raises(StorageError, match="dst is not there") as caught:
+        with pytest.raises(StorageError, match="dst does not exist") as caught:
             open_tree(tmp_path / "dst")
         assert caught.value.hint.startswith(f"{tmp_path / 'dst.partial'} is an interrupted conversion")
         with pytest.raises(FormatError, match="interrupted conversion"):

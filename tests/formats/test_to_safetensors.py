@@ -145,7 +145,7 @@ class TestTheCommand:
         assert "unknown dtype" in refused(2, orbax, destination, "--dtype=float17")
         assert "is not one of" in refused(2, orbax, destination, "--separator=_")
         assert "is not a size" in refused(2, orbax, destination, "--max-shard-size=big")
-        assert "is not there" in refused(5, tmp_path / "none", destination)
+        assert "does not exist" in refused(2, tmp_path / "none", destination)
         assert "does not fit into the memory" in refused(4, orbax, destination, "--memory=1MiB")
         assert list(tmp_path.iterdir()) == []
 

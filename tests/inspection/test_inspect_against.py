@@ -301,7 +301,7 @@ class TestCommand:
         ("what", "code", "words"),
         [
             ("lama", 2, "did you mean llama?"),
-            ("/no/such/place", 5, "/no/such/place is not there"),
+            ("/no/such/place", 2, "/no/such/place does not exist"),
             (LLAMA / "leaves_scanned.json", 3, "does not say which model it is of"),
             (LLAMA, 3, "is not a checkpoint of a known format"),
         ],

@@ -300,7 +300,7 @@ REFUSED = [
     (["run", "--steps", "1000/2"], 2, "names no steps"),
     (["run", "--steps", "2000,1000"], 2, "in rising order"),
     (["run", "--last", "4"], 2, "fewer finished steps"),
-    (["nowhere", "--last", "2"], 5, "check the spelling of the path"),
+    (["nowhere", "--last", "2"], 2, "check the spelling of the path"),
     (["seed-1", "run"], 3, "left over"),
     (["seed-1", "--parameters", "ema"], 2, "there is no ema in the state"),
     (["ema-run", "--parameters", "opt_state/0"], 3, "are not the parameters"),

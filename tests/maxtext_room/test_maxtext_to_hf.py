@@ -283,7 +283,7 @@ class TestWhichModel:
 
     def test_missing_like_directory_is_refused(self, tmp_path):
         convert(tmp_path / "maxtext", "qwen3")
-        with pytest.raises(CheckpointError, match="is not there"):
+        with pytest.raises(CheckpointError, match="does not exist"):
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=tmp_path / "none"))
 
     def test_like_another_model(self, tmp_path):

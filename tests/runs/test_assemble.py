@@ -376,7 +376,7 @@ def test_the_command(job, tmp_path):
     assert ckpt("assemble", job / "host0").exit_code == 2
     inside = ckpt("assemble", job / "host0", job / "host1", job / "host0" / "out")
     assert inside.exit_code == 2 and not (job / "host0" / "out").exists()
-    assert ckpt("assemble", ORBAX / "nothing", "--list").exit_code == 5
+    assert ckpt("assemble", ORBAX / "nothing", "--list").exit_code == 2
     (tmp_path / "empty").mkdir()
     assert ckpt("assemble", tmp_path / "empty", "--list").exit_code == 3
 

@@ -117,7 +117,7 @@ class TestVerify:
         assert "verify_files" in caught.value.hint
         with pytest.raises(MemoryBudgetError):
             ckpttools.verify_files(HUB, memory="100MiB")
-        assert "does not exist" in ended("verify", f"{HUB}/nothing", code=5).output
+        assert "does not exist" in ended("verify", f"{HUB}/nothing", code=2).output
 
 
 def blobs(home) -> set[str]:
@@ -241,13 +241,13 @@ class TestNames:
         monkeypatch.chdir(tmp_path)
         shutil.copytree(SHARDED, "org/llama")
         assert "taken for" not in ended("convert", "hf-to-maxtext", "org/llama", "out", code=0).stderr
-        done = ended("convert", "hf-to-maxtext", "org/lama", "out2", code=5)
-        assert "org/lama is not there" in done.stderr and "taken for" not in done.stderr
+        done = ended("convert", "hf-to-maxtext", "org/lama", "out2", code=2)
+        assert "org/lama does not exist" in done.stderr and "taken for" not in done.stderr
 
     @pytest.mark.parametrize("name", ["llama", "a/b/c", "../llama", "org/.git", "datasets/x", "/org/llama"])
     def test_invalid_hub_name_is_a_path(self, server, tmp_path, monkeypatch, name):
         monkeypatch.chdir(tmp_path)
-        assert "taken for" not in ended("convert", "to-zarr3", name, "out", code=5).stderr
+        assert "taken for" not in ended("convert", "to-zarr3", name, "out", code=2).stderr
         assert not server.log
 
 

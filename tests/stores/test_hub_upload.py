@@ -277,7 +277,7 @@ class TestCommands:
         assert ckpttools.convert("org/llama", "any", format="zarr3").source == f"hf://org/llama@{COMMIT}"
         declared = run("convert", "maxtext-to-hf", ITEM, "again", "--like", "org/llama")
         assert "org/llama is not a local directory; using hf://org/llama" in declared
-        with pytest.raises(StorageError, match="org/llama is not there"):
+        with pytest.raises(StorageError, match="org/llama does not exist"):
             ckpttools.convert(Path("org/llama"), "no", format="zarr3")
 
     def test_existing_repository_is_replaced_only_with_overwrite(self, server, tmp_path):

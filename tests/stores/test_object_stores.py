@@ -466,7 +466,7 @@ class TestFaults:
     def test_an_object_that_is_not_there_is_named(self, cloud):
         location = cloud.filled({"a": b""})
         done = ckpt("inspect", "tree", location / "nope")
-        assert done.exit_code == 5 and f"{location / 'nope'} is not there" in done.output
+        assert done.exit_code == 2 and f"{location / 'nope'} does not exist" in done.output
 
     def test_no_connection_is_said_soon(self, impatient):
         with environment(STORAGE_EMULATOR_HOST="127.0.0.1:1"):

@@ -151,7 +151,7 @@ class TestDestinations:
         done = ckpt("convert", "hf-to-maxtext", HF, f"gs://{gcs.bucket}")
         assert done.exit_code == 2 and "a complete bucket" in done.output
         done = ckpt("convert", "hf-to-maxtext", HF, "gs://no-such-bucket/x")
-        assert done.exit_code == 5 and "does not exist" in done.output
+        assert done.exit_code == 2 and "does not exist" in done.output
 
     def test_source_and_destination_are_apart(self, gcs):
         source = gcs.filled(files_in(TRAINED))

@@ -200,7 +200,7 @@ class TestOtherServers:
         assert done.exit_code == 5, done.output
         name = "does not offer the XML API of Google Cloud Storage (the JSON API alone is not enough)"
         assert f"Error: {clouds.server.url} {name}" in done.output, done.output
-        assert "STORAGE_EMULATOR_HOST" in done.output and "is not there" not in done.output
+        assert "STORAGE_EMULATOR_HOST" in done.output and "does not exist" not in done.output
         assert clouds.server.buckets[clouds.bucket] == before
 
     @pytest.mark.parametrize("scheme", ["s3", "az"])

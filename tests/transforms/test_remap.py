@@ -482,7 +482,7 @@ class TestFunctions:
 
     def test_missing_file_is_refused(self, tmp_path):
         spec = tmp_path / "none" / "x.py"
-        assert f"{spec} is not there" in run("remap", HF, tmp_path / "out", "--map", f"{spec}:f", code=5)
+        assert f"{spec} does not exist" in run("remap", HF, tmp_path / "out", "--map", f"{spec}:f", code=2)
 
     def test_code_that_does_not_run(self, tmp_path):
         (tmp_path / "broken.py").write_text("def f(:\n")
@@ -566,7 +566,7 @@ class TestCommand:
 
     def test_bad_calls(self, tmp_path, code):
         assert "--map" in run("remap", HF, tmp_path / "out", code=2)
-        run("remap", HF, tmp_path / "out", "--map", tmp_path / "none.toml", code=5)
+        run("remap", HF, tmp_path / "out", "--map", tmp_path / "none.toml", code=2)
         assert "decides about every array" in run(
             "remap", HF, tmp_path / "out", "--map", f"{code}:rename", "--strict", code=2
         )

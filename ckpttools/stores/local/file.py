@@ -17,7 +17,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
+from ckpttools.core.errors import (
+    CheckpointError,
+    FormatError,
+    MissingPathError,
+    SourceChangedError,
+    StorageError,
+)
 from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.base import LARGEST_WHOLE, File, too_large
 
@@ -363,7 +369,8 @@ def storage_error(doing: str, path: str | Path, error: OSError) -> StorageError:
         "PermissionError": "check who owns it and its mode bits",
         "FileNotFoundError": "check the spelling of the path",
     }
-    return StorageError(
+    is_missing = isinstance(error, FileNotFoundError)
+    return (MissingPathError if is_missing else StorageError)(
         f"{doing} {path}",
         got=f"{error.strerror} (errno {error.errno})",
         hint=hints.get(type(error).__name__),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import StorageError
+from ckpttools.core.errors import MissingPathError, StorageError
 from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.certificates import distrust
 
@@ -213,7 +213,7 @@ def _error(asked: BucketRequest, got: str, expected: str | None, hint: str | Non
 
 def _no_bucket(asked: BucketRequest) -> StorageError:
     words = asked.words
-    return StorageError(
+    return MissingPathError(
         f"{words.bucket} {asked.bucket!r} does not exist",
         location=asked.location,
         got=f"the response of {asked.endpoint or words.cloud}",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from ckpttools.core.errors import FormatError, StorageError
+from ckpttools.core.errors import FormatError, MissingPathError, StorageError
 from ckpttools.stores import block_cache as blocks
 from ckpttools.stores.abilities import LinkTrials, StoredLock
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
@@ -340,6 +340,7 @@ class ObjectStore(Store):
         )
 
     def _no_directory(self, key: str) -> StorageError:
-        got = "it does not exist" if self.stat(key) is None else "a file"
-        hint = "check the spelling of the path"
-        return StorageError(f"cannot list {self.uri(key)}", got=got, hint=hint)
+        is_missing = self.stat(key) is None
+        got = "it does not exist" if is_missing else "a file"
+        error = MissingPathError if is_missing else StorageError
+        return error(f"cannot list {self.uri(key)}", got=got, hint="check the spelling of the path")

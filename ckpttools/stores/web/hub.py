@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from urllib3.response import BaseHTTPResponse
 
-from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
+from ckpttools.core.errors import CheckpointError, FormatError, MissingPathError, StorageError, UsageError
 from ckpttools.core.text import matches_any
 from ckpttools.stores.base import DirEntry, File, Status, is_inside
 from ckpttools.stores.contents import Content, Contents
@@ -118,7 +118,7 @@ class HubStore(WebStore):
             hint = f"its files are listed at {self._page(name)}/tree/{self._snapshot(name).commit}"
         except CheckpointError as error:
             return error
-        return StorageError(f"{self.uri(key)} does not exist", hint=hint)
+        return MissingPathError(f"{self.uri(key)} does not exist", hint=hint)
 
     def write_alternative(self, key: str) -> str:
         return f"write to a local file, then: hf upload {'/'.join(key.split('/')[:2])} FILE"

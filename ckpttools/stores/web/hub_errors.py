@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ckpttools.core.errors import NoSpaceError, StorageError
+from ckpttools.core.errors import MissingPathError, NoSpaceError, StorageError
 from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.certificates import added_certificates, distrust, tls_context
 
 
-class AbsentError(StorageError):
+class AbsentError(MissingPathError):
     """A repository or revision does not exist, or the user may not see it."""
 
 

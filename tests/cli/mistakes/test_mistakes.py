@@ -1,0 +1,85 @@
+"""Mistakes that users make at the command line, and what `ckpt` answers.
+
+Each case is a command, its exit code, and the part of the answer that helps.
+"""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from support.command_line import ckpt
+
+MODEL = Path(__file__).parents[3] / "fixtures" / "golden" / "qwen3" / "hf"
+
+COMMANDS = {
+    "show M": "Did you mean 'cat' to print values?",
+    "info M": "Did you mean 'ckpt PATH'?",
+    "rm M": "Did you mean 'prune' to delete steps of a run?",
+    "mv M x": "'remap' to rename its arrays",
+    "merge M x": "Did you mean 'adapter merge', or 'average' for whole models?",
+    "lora merge M x": "'adapter merge'",
+    "check M": "Did you mean 'doctor'",
+    "keys M": "Did you mean 'inspect tree'?",
+    "version": "Did you mean 'ckpt --version'?",
+    "help": "Did you mean 'ckpt --help'?",
+    "inspct tree M": "Did you mean 'inspect'?",
+    "dif M M": "Did you mean 'diff'?",
+    "zzzz": "There are: adapter, assemble,",
+    "convert hf-to-maxtex M x": "hf-to-maxtext",
+    "to_maxtext model_name=qwen3-0.6b base_output_directory=/out scan_layers=false": (
+        "ckpt convert hf-to-maxtext HF_DIR /out --no-scan"
+    ),
+    "maxtext.checkpoint_conversion.to_maxtext hf_model_path=/hf base_output_directory=/out": (
+        "ckpt convert hf-to-maxtext /hf /out"
+    ),
+    "to_huggingface.py load_parameters_path=/run/0/items base_output_directory=/hf": (
+        "ckpt convert maxtext-to-hf /run/0/items /hf --like HF_DIR"
+    ),
+    "llama_or_mistral_ckpt.py --base-model-path /hf --maxtext-model-path /out --model-size llama2-7b": (
+        "ckpt convert hf-to-maxtext /hf /out"
+    ),
+    "--json": "Put --json after the command",
+}
+
+OPTIONS = {
+    "convert hf-to-maxtext M x --force": "Did you mean --overwrite?",
+    "convert hf-to-maxtext M x --drpo y": "Did you mean --drop?",
+    "convert hf-to-maxtext M x --scan_layers=false": "Did you mean --scan or --no-scan?",
+    "convert hf-to-maxtext M x --num-workers 4": "Did you mean --jobs?",
+    "convert hf-to-maxtext M --output x": "The destination is an argument, after the source.",
+    "convert hf-to-maxtext M x --device cpu": "No device is needed",
+    "convert hf-to-maxtext M x --trust-remote-code": "No code of a model is ever run",
+    "copy M --to x": "The destination is an argument",
+    "copy M x --verbos": "`ckpt copy --help` lists all options.",
+    "inspect tree M --include '*'": "Did you mean --filter?",
+    "diff M M --dtyp": "lists all options",
+}
+
+PATHS = {
+    "inspect tree fixtures/goldn/qwen3/hf": "did you mean fixtures/golden/qwen3/hf?",
+    "cat fixtures/golden/qwen33/hf lm_head.weight": "did you mean fixtures/golden/qwen3/hf?",
+    "diff fixtures/golden/qwen3/hff M": "did you mean fixtures/golden/qwen3/hf?",
+    "convert to-zarr3 /no/such/directory x": "check the spelling of the path",
+    "cat M norm.weight": "did you mean model.norm.weight?",
+    "cat M lm_head.weigth": "did you mean lm_head.weight?",
+    "cat M 'lm_head.weight[900]'": "900 is out of bounds for an axis of 256",
+    "cat M 'lm_head.weight[1,2,3]'": "3 indices for 2 dimensions",
+}
+
+
+@pytest.mark.parametrize("line", [*COMMANDS, *OPTIONS, *PATHS])
+def test_message_says_what_to_type(line, monkeypatch):
+    monkeypatch.chdir(MODEL.parents[3])
+    done = ckpt(*(str(MODEL) if word == "M" else word for word in shlex.split(line)))
+    assert done.exit_code == 2, done.output
+    assert {**COMMANDS, **OPTIONS, **PATHS}[line] in done.stderr
+    assert "Traceback" not in done.stderr and done.stdout == ""
+
+
+@pytest.mark.parametrize("alias", ["tree", "stats", "report", "rename", "hf-to-maxtext", "maxtext-to-hf"])
+def test_alias_is_the_command_itself(alias):
+    assert ckpt(alias, "--help").exit_code == 0
+
+
+def test_alias_prints_what_the_command_prints():
+    assert ckpt("tree", MODEL, "--depth", 1).stdout == ckpt("inspect", "tree", MODEL, "--depth", 1).stdout
