@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pairs import command, seconds
 
-from ckpttools.api.conversion import Conversion
+from ckpttools.api.prepared import Prepared
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
@@ -58,7 +58,7 @@ def write(directory: Path, arrays: int) -> Path:
     }
     writer = OrbaxWriter(step=0, item="items")
     tree = Tree(leaves, Metadata(step=0, custom={"scan_layers": False}))
-    Conversion(build(tree, writer, memory=1 << 30, jobs=2), writer).run(directory)
+    Prepared(build(tree, writer, memory=1 << 30, jobs=2), writer).run(directory)
     return directory / "0" / "items"
 
 

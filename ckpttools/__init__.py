@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from ckpttools.api.average import average as average
     from ckpttools.api.cat import cat as cat
     from ckpttools.api.chunks import chunks as chunks
-    from ckpttools.api.conversion import Conversion as Conversion
-    from ckpttools.api.conversion import Resources as Resources
-    from ckpttools.api.conversion import open as open
     from ckpttools.api.conversion_fn import conversion_fn as conversion_fn
     from ckpttools.api.conversion_fn import family_conversion_fn as family_conversion_fn
     from ckpttools.api.conversion_fn import use_in_maxtext as use_in_maxtext
@@ -51,6 +48,8 @@ if TYPE_CHECKING:
     from ckpttools.api.plan_training import plan_training as plan_training
     from ckpttools.api.plans import write_plan as write_plan
     from ckpttools.api.prepared import Prepared as Prepared
+    from ckpttools.api.prepared import Resources as Resources
+    from ckpttools.api.prepared import WriteOptions as WriteOptions
     from ckpttools.api.prune import prune as prune
     from ckpttools.api.publish_plan import publish_plan as publish_plan
     from ckpttools.api.quantize import quantize as quantize
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from ckpttools.api.save import save as save
     from ckpttools.api.save import save_async as save_async
     from ckpttools.api.shrink import shrink as shrink
+    from ckpttools.api.sources import open as open
     from ckpttools.api.stats import stats as stats
     from ckpttools.api.summary import summary as summary
     from ckpttools.api.synth import stitch as stitch
@@ -105,7 +105,6 @@ _MODULES = {
     "api.transforms": "cast remap select stack strip_optimizer transform unstack",
     "api.cat": "cat",
     "api.chunks": "chunks",
-    "api.conversion": "Conversion Resources open",
     "api.conversion_fn": "conversion_fn family_conversion_fn use_in_maxtext",
     "api.convert": "convert",
     "api.copy": "copy",
@@ -121,7 +120,7 @@ _MODULES = {
     "api.run_part": "run_part",
     "api.plan_training": "plan_training",
     "api.plans": "write_plan",
-    "api.prepared": "Prepared",
+    "api.prepared": "Prepared Resources WriteOptions",
     "api.prune": "prune",
     "api.publish_plan": "publish_plan",
     "api.quantize": "quantize",
@@ -131,6 +130,7 @@ _MODULES = {
     "api.save": "plan_save save save_async",
     "api.shrink": "shrink",
     "api.plan_status": "plan_status",
+    "api.sources": "open",
     "api.stats": "stats",
     "api.summary": "summary",
     "api.synth": "stitch synth",

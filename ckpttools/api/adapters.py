@@ -16,9 +16,8 @@ from ckpttools.adapters.report import adapter_report
 from ckpttools.adapters.to_maxtext import LoraLayout, ToMaxTextAdapter, to_maxtext_adapter
 from ckpttools.adapters.to_peft import PeftFiles, to_peft
 from ckpttools.api.arguments import Size, Storing, float_dtype_of, text_of
-from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.convert import Changing, write_changed
-from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.api.prepared import Prepared, WriteRequest, Writing, command
 from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
@@ -143,17 +142,15 @@ def adapter_to_maxtext(
         Tree({}), "orbax", parse(destination, is_written=True), as_step=0, **part_of(common, Storing)
     )
 
-    def plan(resources: Resources) -> Conversion:
+    _check_base(base, destination)
+    with WriteRequest(source, destination, **part_of(common, Writing)) as request:
         (known,) = _bases(model, like, opened(base))
         own = None if known.rows is None else known.rows.scan_axis
         scanned = scan if scan is not None else known.rows is None or own is not None
         axis = scan_axis if scan_axis is not None else 1 if own is None else own
         options = ToMaxTextAdapter(scanned, axis, maxtext, layout, scale)
         built = to_maxtext_adapter(known, _peft_alone(source), options)
-        return resources.plan(built.tree, writer, built.notes)
-
-    _check_base(base, destination)
-    return prepare(plan, source, destination, **part_of(common, Writing))
+        return request.complete(request.resources.plan(built.tree, writer, built.notes))
 
 
 @command(Writing)
@@ -195,14 +192,12 @@ def adapter_to_peft(
     model = ModelOptions(text_of(family), rope_layout)
     read = read_options({"step": step, "max_index_bytes": max_index_bytes})
 
-    def plan(resources: Resources) -> Conversion:
+    _check_base(base, destination)
+    with WriteRequest(source, destination, **writing) as request:
         (known,) = _bases(model, like, opened(base))
         adapter = _of_maxtext(opened(source, read), known, alpha)
         built = to_peft(known, adapter, base_name, scale)
-        return resources.plan(built.tree, _writer(built), built.notes)
-
-    _check_base(base, destination)
-    return prepare(plan, source, destination, **writing)
+        return request.complete(request.resources.plan(built.tree, _writer(built), built.notes))
 
 
 @command(Writing)
@@ -244,15 +239,14 @@ def extract_adapter(
     options = ExtractOptions(rank, error, float_dtype_of(dtype) or DTYPES["float32"])
     model = ModelOptions(text_of(family))
 
-    def plan(resources: Resources) -> Conversion:
+    _check_base(base, destination)
+    with WriteRequest(source, destination, **writing) as request:
+        resources = request.resources
         tuned, known = _bases(model, like, opened(source), opened(base))
         built = extract_low_rank(tuned, known, options, resources.memory // 2)
         files = to_peft(known, built.adapter, base_name)
         rest = replace(resources, memory=resources.memory - built.nbytes)
-        return rest.plan(files.tree, _writer(files), built.notes + files.notes)
-
-    _check_base(base, destination)
-    return prepare(plan, source, destination, **writing)
+        return request.complete(rest.plan(files.tree, _writer(files), built.notes + files.notes))
 
 
 def _bases(model: ModelOptions, like: LocationLike | None, *trees: Tree) -> list[Base]:

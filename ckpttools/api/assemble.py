@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.convert import Changing
-from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.api.prepared import Prepared, WriteRequest, Writing, command
 from ckpttools.api.sources import Opening, part_of, read_options
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
@@ -191,13 +190,11 @@ def assemble(
     notes = _notes(save, twins, has_iterators=iterators is not None)
     tree = _tree(save, locations[0], notes)
 
-    def plan(resources: Resources) -> Conversion:
+    with WriteRequest(tree, destination, **writing) as request:
         writer = writer_for(tree, destination=parse(destination), keeps_names=False, shares=True, **how)
         if isinstance(writer, OrbaxWriter) and iterators is not None:
             writer = replace(writer, beside={ITEM: iterators})
-        return plan_tree(tree, writer, resources)
-
-    return prepare(plan, tree, destination, **writing)
+        return request.complete(plan_tree(tree, writer, request.resources))
 
 
 def _locations(where: LocationLike | Sequence[LocationLike]) -> list[Location]:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from ckpttools.api.arguments import Patterns, Storing, patterns_of
-from ckpttools.api.conversion import Conversion, Resources
-from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.api.prepared import Prepared, WriteRequest, Writing, command
 from ckpttools.api.sources import Opening, Source, opened, part_of, read_options, rest_of
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
@@ -58,7 +57,7 @@ def write_changed(
     opening, writing = part_of(declared, Opening), part_of(declared, Writing)
     how = rest_of(declared, Opening, Writing)
 
-    def plan(resources: Resources) -> Conversion:
+    with WriteRequest(source, destination, **writing) as request:
         tree = make(opening) if make else opened(source, read_options(opening))
         writer = writer_for(
             tree,
@@ -67,9 +66,7 @@ def write_changed(
             least_share=least_share,
             **how,
         )
-        return plan_tree(tree.pipe(*transforms), writer, resources)
-
-    return prepare(plan, source, destination, **writing)
+        return request.complete(plan_tree(tree.pipe(*transforms), writer, request.resources))
 
 
 @command(Changing, more=writer_options)

@@ -7,9 +7,8 @@ from dataclasses import replace
 from itertools import chain
 
 from ckpttools.api.arguments import Size
-from ckpttools.api.conversion import Resources
 from ckpttools.api.overwrite_guard import optimizer_in
-from ckpttools.api.prepared import command
+from ckpttools.api.prepared import Resources, command
 from ckpttools.api.sources import Observe
 from ckpttools.copying.prepared import Effort, PreparedCopy
 from ckpttools.copying.selection import selected

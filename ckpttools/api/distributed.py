@@ -119,6 +119,7 @@ def _first(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> 
     is_planned = False
     try:
         prepared = plan()
+        prepared = replace(prepared, options=replace(prepared.options, observe=callbacks.observe, command=""))
         _ = prepared.gain  # before anything is written
         content = content_of(prepared)
         file = decoded(content, "the plan")
@@ -131,12 +132,7 @@ def _first(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> 
         code = _own_code(prepared)
         callbacks.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe, code=code))
         _wait(job, file, callbacks.waiting, earlier)
-        receipt = prepared.conversion.run(
-            prepared.destination,
-            overwrite=prepared.overwrite,
-            observe=callbacks.observe,
-            planned=file.header.plan,
-        )
+        receipt = prepared.execute(file.header.plan)
     except BaseException as error:
         declared = first_line(error)
         if not is_planned:
@@ -146,7 +142,7 @@ def _first(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> 
     job.set_status(_END, "")
     # To the publishing all tasks were done before, by one of the job or another.
     return replace(
-        prepared.reported(receipt),
+        receipt,
         seconds=time.monotonic() - began,
         tasks_resumed=before.tasks_done,
         bytes_resumed=before.bytes_done,

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, Size, Storing, float_dtype_of, patterns_of, text_of
-from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.output_checks import check_source
-from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.api.prepared import Prepared, Resources, WriteRequest, Writing, command
 from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments
@@ -106,12 +105,8 @@ def hf_to_maxtext(
     writer = writer_for(
         Tree({}), "orbax", parse(destination, is_written=True), as_step=0, **part_of(common, Storing)
     )
-    return prepare(
-        lambda resources: plan_to_maxtext(source, options, resources, writer),
-        source,
-        destination,
-        **part_of(common, Writing),
-    )
+    with WriteRequest(source, destination, **part_of(common, Writing)) as request:
+        return request.complete(plan_to_maxtext(source, options, request.resources, writer))
 
 
 @validate_arguments
@@ -120,7 +115,7 @@ def plan_to_maxtext(
     options: ToMaxText | None = None,
     resources: Resources | None = None,
     writer: Writer | None = None,
-) -> Conversion:
+) -> Prepared:
     """Plan a conversion without reading arrays or writing.
 
     Args:
@@ -149,8 +144,8 @@ def plan_to_maxtext(
     }
     beside = WithSidecars(writer, Sidecars(sidecars_of(tree).files, built.carried), location, written_down)
     state = beside.with_sidecars(with_origin(built.state, tree))
-    conversion = resources.plan(state, beside, built.notes + check_source(tree, ("layer-lists",)))
+    prepared = resources.plan(state, beside, built.notes + check_source(tree, ("layer-lists",)))
     # Whether a dropped head equals the embedding is visible only in its values. Planning comes first, because
     # it refuses models that do not fit in memory.
-    refuse_lost_head(built.lost_head, tree, memory=resources.memory, reserved=conversion.plan.held_bytes)
-    return conversion
+    refuse_lost_head(built.lost_head, tree, memory=resources.memory, reserved=prepared.plan.held_bytes)
+    return prepared

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 from ckpttools.api.arguments import Size, float_dtype_of, text_of
-from ckpttools.api.conversion import Conversion, Resources
-from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.api.prepared import Prepared, Resources, WriteRequest, Writing, command
 from ckpttools.api.sources import Source, opened, read_options
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.argument_checks import validate_arguments
@@ -99,13 +98,8 @@ def maxtext_to_hf(
         read=read_options({"step": step, "max_index_bytes": max_index_bytes}),
     )
     writer = writer_for(Tree({}), "safetensors", max_shard_size=max_shard_size)
-    return prepare(
-        lambda resources: plan_to_huggingface(source, options, resources, writer),
-        source,
-        destination,
-        like=like,
-        **writing,
-    )
+    with WriteRequest(source, destination, like, **writing) as request:
+        return request.complete(plan_to_huggingface(source, options, request.resources, writer))
 
 
 @validate_arguments
@@ -116,7 +110,7 @@ def plan_to_huggingface(
     writer: Writer | None = None,
     *,
     change: Transform | None = None,
-) -> Conversion:
+) -> Prepared:
     """Plan a conversion without writing; only dropped rows are read.
 
     Args:
@@ -148,13 +142,13 @@ def plan_to_huggingface(
     away = (*built, *unwanted, *untrue, ADAPTER)
     copied = {name: file for name, file in files.sidecars.items() if name not in away}
     beside = WithSidecars(writer or writer_for(Tree({}), "safetensors"), Sidecars(copied), built=built)
-    conversion = resources.plan(with_origin(model.tree, tree), beside, model.notes + stale_file_notes(untrue))
+    prepared = resources.plan(with_origin(model.tree, tree), beside, model.notes + stale_file_notes(untrue))
     # The only place where a plan reads data: what is cut off is lost, and no header tells whether that is
     # padding. Only once the plan is made, which refuses what does not fit into the memory.
-    held, location = conversion.plan.held_bytes, tree.metadata.location
+    held, location = prepared.plan.held_bytes, tree.metadata.location
     refuse_learned_rows(model.extra, location, options.padding_rows, memory=resources.memory, reserved=held)
     refuse_lost_head(model.lost_head, tree, memory=resources.memory, reserved=held)
-    return conversion
+    return prepared
 
 
 def _changed(

@@ -110,9 +110,9 @@ def content_of(prepared: Prepared) -> bytes:
     call = prepared.call
     if call is not None and call.is_relative:
         # Planned again with absolute locations, because parts may run in other directories.
-        prepared = replace(call.made_again(prepared.conversion.jobs), call=replace(call, is_relative=False))
+        prepared = replace(call.made_again(prepared.jobs), call=replace(call, is_relative=False))
     header = header_of(prepared)
-    prepared.conversion.check(prepared.destination, overwrite=prepared.overwrite, planned=header.plan)
+    prepared.check(header.plan)
     content = encoded(prepared.plan, header)
     if header.call is None and not decoded(content, "the plan").header.has_tasks:
         raise UsageError(
@@ -125,25 +125,25 @@ def content_of(prepared: Prepared) -> bytes:
 
 def header_of(prepared: Prepared) -> Header:
     """Parse the first line of a plan's file."""
-    plan, conversion = prepared.plan, prepared.conversion
+    plan, writer = prepared.plan, prepared.writer
     return Header(
         version=__version__,
         call=_call_of(prepared),
         directory=str(parse(".").absolute()),
-        jobs=conversion.jobs,
+        jobs=prepared.jobs,
         source=source_of(plan),
         destination=str(prepared.destination.absolute()),
-        plan=fingerprint(plan, conversion.writer),
-        overwrite=prepared.overwrite,
+        plan=fingerprint(plan, writer),
+        overwrite=prepared.options.overwrite,
         memory=plan.memory,
-        requests=conversion.requests,
+        requests=prepared.options.requests,
         nbytes=plan.layout.nbytes,
         **plan.totals,
         buffer_bytes=plan.buffer_bytes,
         scratch_bytes=plan.scratch_bytes,
         built=time.time(),
-        replaced=marks_of(prepared.destination) if prepared.overwrite else {},
-        sidecars=sidecar_versions(conversion.writer),
+        replaced=marks_of(prepared.destination) if prepared.options.overwrite else {},
+        sidecars=sidecar_versions(writer),
     )
 
 
@@ -228,13 +228,14 @@ def check_version(header: Header) -> None:
 def _check_shareable(prepared: Prepared) -> None:
     """Raise UsageError if one process has to handle the complete conversion."""
     shared_staging(staging_of(prepared.destination), prepared.destination)
-    if prepared.manifest is not None:
+    options = prepared.options
+    if options.manifest is not None:
         raise UsageError(
             f"{option('manifest')} takes one process, through which everything passes",
             expected="the plan without it",
-            hint=f"hash what was written: ckpt hash {prepared.destination} --manifest {prepared.manifest}",
+            hint=f"hash what was written: ckpt hash {prepared.destination} --manifest {options.manifest}",
         )
-    if prepared.download:
+    if options.download:
         raise UsageError(
             f"{option('download', True)} copies to one machine",
             expected="the plan without it: each part reads what it needs from the hub",

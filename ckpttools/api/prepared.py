@@ -1,41 +1,49 @@
-"""Shared parts of all functions that write: checks, the plan, and its execution.
+"""Shared parts of all functions that write: options, checks, the plan, and its execution.
 
     @command(Writing)
-    def save_as(source: Source, destination: Where, **writing: Unpack[Writing]) -> Prepared:
-        return prepare(lambda resources: …, source, destination, **writing)
+    def save_as(source: Source, destination: LocationLike, **writing: Unpack[Writing]) -> Prepared:
+        with WriteRequest(source, destination, **writing) as request:
+            return request.complete(plan_tree(opened(source), writer, request.resources))
 
-makes two calls of one function: `save_as(…)` writes and returns a `Receipt`, `save_as.plan(…)` returns what
-would be done and does nothing yet.
+defines two calls: `save_as(…)` writes and returns a `Receipt`; `save_as.plan(…)` returns the `Prepared` and
+writes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import field, replace
-from functools import wraps
-from inspect import Signature, signature
+from functools import partial, wraps
+from inspect import BoundArguments, signature
 from shlex import quote
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, cast
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.calls import Call
-from ckpttools.api.conversion import Conversion, Resources
+from ckpttools.api.output_checks import check_output
 from ckpttools.api.sources import Source, location_of
-from ckpttools.core.argument_checks import Named, validate_arguments
+from ckpttools.array.gaps import refuse_incomplete
+from ckpttools.array.tree import Tree
+from ckpttools.core.argument_checks import Named, argument_validator, validate_fields
 from ckpttools.core.budget import DEFAULT_MEMORY, format_size, limit_memory
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import CheckpointError, StorageError, UsageError
 from ckpttools.core.message_terms import option
+from ckpttools.core.notes import Notes
 from ckpttools.core.options import parse_size_option
-from ckpttools.core.text import array_count
+from ckpttools.core.text import array_count, plural
+from ckpttools.formats.base import Writer
 from ckpttools.formats.sidecar import WithSidecars
-from ckpttools.plan.plan import Plan
+from ckpttools.plan.plan import Division, Plan
+from ckpttools.plan.task import cores, reading_costs
 from ckpttools.run.events import Fetching, Observer, Receipt
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.fetching import check_fetched, fetch
 from ckpttools.stores.location import Location
 from ckpttools.stores.models import model_at
 from ckpttools.stores.outside_links import check_outside_links, find_outside_links
+from ckpttools.stores.publishing import find_unfinished
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.sharing import RepositoryOptions, shared
 
@@ -81,141 +89,329 @@ class Writing(TypedDict, total=False):
     allow_outside_links: bool
 
 
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """The options of `Writing`, parsed: `memory` in bytes, and `manifest` as a location."""
+
+    memory: int = DEFAULT_MEMORY
+    jobs: int | None = None
+    requests: int | None = None
+    overwrite: bool = False
+    resume: bool = False
+    manifest: Location | None = None
+    observe: Observer = field(default=lambda event: None)
+    command: str = ""
+    download: bool = False
+    public: bool = False
+    model_card: bool = False
+    allow_outside_links: bool = False
+
+    def updated(self, **writing: Unpack[Writing]) -> WriteOptions:
+        """Return these options with others in their place.
+
+        Raises:
+            UsageError: `memory` is not a size.
+        """
+        changes: dict[str, Any] = {**writing}
+        if "memory" in changes:
+            changes["memory"] = parse_size_option("memory", changes["memory"])
+        if changes.get("manifest") is not None:
+            changes["manifest"] = parse(changes["manifest"], is_written=True)
+        return replace(self, **changes)
+
+
+@validate_fields
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """The resources that a conversion may use.
+
+    Attributes:
+        memory: bytes resident at most.
+        jobs: parallel workers; None for as many as suit the work, at most 16.
+        manifest: whether the output is hashed while it is written, which takes memory for every array.
+        destination: where it is written; None for a local directory.
+        requests: reads under way at once in stores behind a network; None for as many as are found good.
+    """
+
+    memory: int = DEFAULT_MEMORY
+    jobs: int | None = None
+    manifest: bool = False
+    destination: Location | None = None
+    requests: int | None = None
+
+    @property
+    def workers(self) -> int:
+        """Return the number of workers for writing: two per core."""
+        # A worker that writes past the page cache waits for the disk: two cores, 2.47 GB, two workers
+        # 1.65 to 2.1 s, four 1.4 to 1.8 s.
+        return self.jobs or min(16, 2 * cores())
+
+    def plan(self, tree: Tree, writer: Writer, notes: Notes | None = None) -> Prepared:
+        """Plan writing `tree` with `writer`.
+
+        Raises:
+            FormatError: as `check_output`.
+            CheckpointError: as `ckpttools.plan.plan.build`.
+        """
+        location = tree.metadata.location if self.destination is None else str(self.destination)
+        notes, of_output = notes or Notes(), check_output(tree, writer, location)
+        # Most defects of the output were already reported for the source.
+        new = tuple(remark for remark in of_output.remarks if remark not in notes.remarks)
+        notes += replace(of_output, remarks=new)
+        # Imported here: these modules take memory, and the checks above may refuse the conversion first.
+        from ckpttools.plan.plan import build
+
+        with use_concurrency(self.requests):
+            costs = reading_costs(tree.arrays.values())
+            reserved = costs.memory + (_hashing_bytes(tree) if self.manifest else 0)
+            streams = self.destination.store.streams if self.destination else None
+            jobs = self.jobs or max(self.workers, costs.requests or 0, streams.files if streams else 0)
+            if self.requests and streams and not self.jobs:
+                # A worker writes one file at a time.
+                jobs = max(self.requests, costs.requests or 0)
+            build_plan = partial(build, tree, writer, memory=self.memory, jobs=jobs)
+            build_plan = partial(build_plan, notes=notes, reserved=reserved, streams=streams)
+            plan = self._begun_plan(build_plan, writer) or build_plan()
+        options = WriteOptions(self.memory, self.jobs, self.requests)
+        return Prepared(plan, writer, self.destination, options, jobs)
+
+    def _begun_plan(self, build_plan: Callable[..., Plan], writer: Writer) -> Plan | None:
+        """Return the plan that an interrupted command began at the destination; None if it began another one.
+
+        That command may have had more memory or workers, and have divided the arrays into other tasks.
+        """
+        begun = find_unfinished(self.destination) if self.destination else None
+        division = Division.from_text(begun.division) if begun else None
+        if begun is None or division is None:
+            return None
+        from ckpttools.run.fingerprint import fingerprint
+
+        try:
+            plan = build_plan(division=division)
+            return plan if fingerprint(plan, writer) == begun.plan else None
+        except CheckpointError:
+            return None  # other tasks may fit into the memory, or another source may be readable
+
+
+def _hashing_bytes(tree: Tree) -> int:
+    from ckpttools.digest.watching import hashing_bytes
+
+    return hashing_bytes(tree)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Prepared:
     """A planned conversion; nothing was written, and no array was read.
 
     Attributes:
-        conversion: the plan and the writer that it was made for.
-        destination: where the checkpoint will be.
-        overwrite, manifest, observe, command, download: as `Writing`.
+        plan: tasks, files, memory and remarks.
+        writer: of the format, with its options.
+        location: where the checkpoint will be; None if `run` is to name it.
+        options: how it is written.
+        jobs: workers at a time that were expected; fewer may fit.
         call: the call that another process repeats to make the same plan; None if there is none.
     """
 
-    conversion: Conversion
-    destination: Location
-    overwrite: bool = False
-    manifest: Location | None = None
-    observe: Observer = field(default=lambda event: None)
-    command: str = ""
-    download: bool = False
+    plan: Plan
+    writer: Writer
+    location: Location | None = None
+    options: WriteOptions = field(default_factory=WriteOptions)
+    jobs: int = 1
     call: Call | None = None
 
     @property
-    def plan(self) -> Plan:
-        """Return the plan: tasks, files, memory and remarks."""
-        return self.conversion.plan
+    def destination(self) -> Location:
+        """Return where the checkpoint will be. Raise UsageError if only `run` names it."""
+        if self.location is None:
+            raise UsageError("the plan has no destination", hint="name it: run(destination)")
+        return self.location
 
     @property
     def gain(self) -> MeshGain | None:
         """Return the reads of a mesh's devices before and after; None without a mesh."""
         return None
 
-    def reported(self, done: Receipt) -> Receipt:
-        """Return the receipt with the function's own additions."""
-        return done
+    def check(self, planned: str = "") -> None:
+        """Raise the error that would stop `run` before it writes; `planned` is its fingerprint, if known."""
+        from ckpttools.run.executor import check
 
-    def check(self) -> None:
-        """Raise the error that would stop `run` before it writes."""
-        self.conversion.check(self.destination, overwrite=self.overwrite)
-        if self.download:
+        check(self.plan, self.writer, self.destination, self.options.overwrite, self._check_replaced, planned)
+        if self.options.download:
             check_fetched(self.plan.sources)
 
-    def run(self, observe: Observer | None = None) -> Receipt:
-        """Run the conversion; errors as in `Conversion.run`.
+    def run(self, destination: LocationLike | None = None, **changes: Unpack[Writing]) -> Receipt:
+        """Run the conversion.
 
         Args:
-            observe: called with every event, in place of `self.observe`.
+            destination: where the checkpoint will be; None for `self.destination`.
+            changes: `overwrite`, `manifest`, `observe` and `command`, in place of those in `self.options`.
+
+        Raises:
+            MemoryBudgetError: the plan has no room for digests: `Resources.manifest` reserves it.
+            UsageError: the manifest would be part of the output, or is one of the source's files.
+            CheckpointError: as `ckpttools.run.executor.execute`, or the manifest cannot be written.
         """
-        observe = observe or self.observe
-        if self.download:
+        location = self.location if destination is None else parse(destination, is_written=True)
+        return replace(self, location=location, options=self.options.updated(**changes)).execute()
+
+    def execute(
+        self,
+        planned: str = "",
+        check_replaced: Callable[[], None] = lambda: None,
+        finalize: Callable[[], None] = lambda: None,
+    ) -> Receipt:
+        """Run the conversion; errors as in `run`.
+
+        Args:
+            planned: see `ckpttools.run.executor.execute`.
+            check_replaced: raises, before all else, if something is at the destination that may not be
+                replaced.
+            finalize: called when the checkpoint has its name; not if there is a manifest.
+        """
+        from ckpttools.run.executor import execute
+
+        options = self.options
+        if options.download:
             self.check()
-            fetch(self.plan.sources, lambda done, total: observe(Fetching(done, total)))
-        return self.conversion.run(
+            fetch(self.plan.sources, lambda done, total: options.observe(Fetching(done, total)))
+
+        def refuse(location: Location) -> None:
+            check_replaced()
+            self._check_replaced(location)
+
+        run = partial(
+            execute,
+            self.plan,
+            self.writer,
             self.destination,
-            overwrite=self.overwrite,
-            observe=observe,
-            manifest=self.manifest,
-            command=self.command,
+            overwrite=options.overwrite,
+            check_replaced=refuse,
+            check_published=self._check_published,
+            observe=options.observe,
+            command=options.command,
+            planned=planned,
         )
+        with use_concurrency(options.requests):
+            if options.manifest is None:
+                return run(finalize=finalize)
+            from ckpttools.api.output_file import check_manifest
+            from ckpttools.digest.watching import run_hashing
+
+            source = self.plan.tree.metadata.location
+            check_manifest(options.manifest, source, self.destination, overwrite=options.overwrite)
+            return run_hashing(self.plan, run, options.manifest, overwrite=options.overwrite)
+
+    def _check_published(self, destination: Location) -> None:
+        """Check the published checkpoint before the one that it replaces is deleted.
+
+        Raises:
+            CheckpointError: it cannot be opened, or has other arrays than planned.
+        """
+        from ckpttools.formats.registry import open_tree
+
+        published = open_tree(destination)
+        refuse_incomplete(published.arrays.values(), str(destination))
+        if len(published.arrays) != len(self.plan.tree.arrays):
+            raise StorageError(
+                f"{destination} is not the checkpoint that was written",
+                got=plural(len(published.arrays), "array"),
+                expected=plural(len(self.plan.tree.arrays), "array"),
+            )
+
+    def _check_replaced(self, destination: Location) -> None:
+        from ckpttools.api.overwrite_guard import check_replaceable
+
+        check_replaceable(destination, self.plan.tree, self.writer)
 
     def __repr__(self) -> str:
-        plan = self.plan
+        plan, where = self.plan, self.location
         return (
-            f"Prepared({str(self.destination)!r}: {array_count(plan.tree.arrays)}, {plan.bytes_out:,} bytes, "
+            f"Prepared({self.writer.name if where is None else repr(str(where))}: "
+            f"{array_count(plan.tree.arrays)}, {plan.bytes_out:,} bytes, "
             f"{format_size(plan.projected_peak)} of memory at most)"
         )
 
 
-def prepare(
-    plan: Callable[[Resources], Conversion],
-    source: Source,
-    destination: LocationLike,
-    *,
-    like: LocationLike | None = None,
-    memory: Size = DEFAULT_MEMORY,
-    jobs: int | None = None,
-    requests: int | None = None,
-    overwrite: bool = False,
-    resume: bool = False,
-    manifest: LocationLike | None = None,
-    observe: Observer = lambda event: None,
-    command: str = "",
-    download: bool = False,
-    public: bool = False,
-    model_card: bool = False,
-    allow_outside_links: bool = False,
-) -> Prepared:
-    """Make all checks that need no plan, then plan.
+class WriteRequest:
+    """A request to write a checkpoint: the checks that need no plan, then the memory limit for planning.
 
     Args:
-        plan: makes the plan within the resources.
         source, destination: the input and output, which must not overlap.
         like: another input.
-        memory, jobs, requests, overwrite, resume, manifest, observe, command, download, public, model_card,
-            allow_outside_links: as `Writing`.
+        writing: how it is written.
+
+    Attributes:
+        options: the parsed options.
+        resources: the memory and workers for planning.
 
     Raises:
-        UsageError: the destination cannot be written or overlaps what is read, there is nothing to resume, or
-            the manifest cannot have its name.
-        CheckpointError: as `plan`.
+        UsageError: the destination cannot be written or overlaps an input, there is nothing to resume, or the
+            manifest cannot have its name.
     """
-    from ckpttools.api.output_file import check_manifest
-    from ckpttools.run.overlap_check import check_apart
-    from ckpttools.stores.publishing import staging_of
 
-    location = parse(destination, is_written=True)
-    staging_of(location)  # raises where nothing can be written
-    written = None if manifest is None else parse(manifest, is_written=True)
-    read = location_of(source)
-    if read is not None:
-        check_apart(read, location)
-    if like is not None:
-        check_apart(parse(like), location, option("like"))
-    if resume:
-        _require_partial(location)
-    if written is not None:
-        check_manifest(written, read or "", location, overwrite=overwrite)
-    base = str(parse(like)) if like is not None and model_card else ""
-    location = shared(location, RepositoryOptions(public, model_card, base))
-    resources = Resources(parse_size_option("memory", memory), jobs, written is not None, location, requests)
-    with limit_memory(resources.memory), use_concurrency(requests):
-        conversion = plan(resources)
-    links: dict[str, str] = {}
-    for root in (read, None if like is None else parse(like)):
-        if root is not None and root.store.scheme == "file":
-            links |= find_outside_links(root.folder(), _files_read(root.folder(), conversion))
-    texts = check_outside_links(links, is_public=public, is_allowed=allow_outside_links)
-    conversion = conversion.with_remarks(texts)
-    return Prepared(conversion, location, overwrite, written, observe, command, download)
+    def __init__(
+        self,
+        source: Source,
+        destination: LocationLike,
+        like: LocationLike | None = None,
+        **writing: Unpack[Writing],
+    ) -> None:
+        from ckpttools.api.output_file import check_manifest
+        from ckpttools.run.overlap_check import check_apart
+        from ckpttools.stores.publishing import staging_of
+
+        location = parse(destination, is_written=True)
+        staging_of(location)  # raises where nothing can be written
+        self.options = options = WriteOptions().updated(**writing)
+        read = location_of(source)
+        if read is not None:
+            check_apart(read, location)
+        if like is not None:
+            check_apart(parse(like), location, option("like"))
+        if options.resume:
+            _require_partial(location)
+        if options.manifest is not None:
+            check_manifest(options.manifest, read or "", location, overwrite=options.overwrite)
+        base = str(parse(like)) if like is not None and options.model_card else ""
+        location = shared(location, RepositoryOptions(options.public, options.model_card, base))
+        is_hashed = options.manifest is not None
+        self.resources = Resources(options.memory, options.jobs, is_hashed, location, options.requests)
+        other = None if like is None else parse(like)
+        self._inputs = [item for item in (read, other) if item is not None]
+        self._limits = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._limits.enter_context(limit_memory(self.options.memory))
+        self._limits.enter_context(use_concurrency(self.options.requests))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._limits.close()
+
+    def complete(self, prepared: Prepared) -> Prepared:
+        """Return planned work with the destination and options of this request.
+
+        Raises:
+            UsageError: symbolic links lead outside an input, and the output is public.
+        """
+        links: dict[str, str] = {}
+        for root in self._inputs:
+            if root.store.scheme == "file":
+                links |= find_outside_links(root.folder(), _files_read(root.folder(), prepared))
+        is_allowed = self.options.allow_outside_links
+        remarks = check_outside_links(links, is_public=self.options.public, is_allowed=is_allowed)
+        plan = prepared.plan
+        if remarks:
+            plan = replace(plan, notes=plan.notes + Notes(remarks=remarks))
+        return replace(prepared, plan=plan, location=self.resources.destination, options=self.options)
 
 
-def _files_read(folder: Location, conversion: Conversion) -> Iterator[str]:
+def _files_read(folder: Location, prepared: Prepared) -> Iterator[str]:
     """Yield the local paths of the files that a conversion reads, sidecars included."""
-    yield from (source.path for source in conversion.plan.sources)
+    yield from (source.path for source in prepared.plan.sources)
     if folder.is_dir():
         yield from ((folder / entry.name).key for entry in folder.entries() if entry.name.endswith(".json"))
-    writer = conversion.writer
+    writer = prepared.writer
     while isinstance(writer, WithSidecars):
         yield from (file.path for file in writer.sidecars.files.values())
         writer = writer.writer
@@ -278,11 +474,18 @@ def command(
     """
 
     def make(plan: Callable[P, Made]) -> Command[P, Made]:
-        own, plan = signature(plan), validate_arguments(plan, *groups, more=more)
+        own, validate = signature(plan), argument_validator(plan, *groups, more=more)
 
         @wraps(plan)
         def planned(*args: P.args, **options: P.kwargs) -> Made:
-            return _remembering(plan, own)(*args, **options)
+            for name in _MODELS & options.keys():
+                options[name] = _model(options[name])
+            given, named = validate((*map(_model, args[:1]), *args[1:]), options)
+            unchecked: Callable[..., Made] = plan
+            built = unchecked(*given, **named)
+            if isinstance(built, Prepared):
+                return cast(Made, replace(built, call=_call_of(plan.__name__, own.bind(*given, **named))))
+            return built
 
         @wraps(plan)
         def run(*args: P.args, **options: P.kwargs) -> Any:
@@ -295,31 +498,18 @@ def command(
     return make
 
 
-def _remembering(plan: Callable[P, Made], own: Signature) -> Callable[P, Made]:
-    """Wrap a function to accept Hub model names and to record its calls."""
-
-    def called(*args: Any, **options: Any) -> Any:
-        for name in ("source", "like", "adapter", "base"):
-            if name in options:
-                options[name] = _model(options[name])
-        args = (*map(_model, args[:1]), *args[1:])
-        built = cast(Any, plan)(*args, **options)
-        if not isinstance(built, Prepared):
-            return built
-        given = own.bind(*args, **options)
-        rest = next(
-            (
-                parameter.name
-                for parameter in own.parameters.values()
-                if parameter.kind is parameter.VAR_KEYWORD
-            ),
-            "",
-        )
-        more = given.arguments.pop(rest, {})
-        return replace(built, call=Call.of(plan.__name__, {**given.arguments, **more}))
-
-    return cast("Callable[P, Made]", called)
+# Arguments that may name a model on the Hub, besides the first one.
+_MODELS = frozenset(("source", "like", "adapter", "base"))
 
 
 def _model(where: object) -> object:
     return model_at(where) if isinstance(where, str) else where
+
+
+def _call_of(name: str, given: BoundArguments) -> Call:
+    """Record a call; further keyword arguments are recorded like named ones."""
+    arguments = dict(given.arguments)
+    for parameter in given.signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(parameter.name, {})
+    return Call.of(name, arguments)

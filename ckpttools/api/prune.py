@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ckpttools.api.conversion import Conversion, Resources
-from ckpttools.api.prepared import command, prepare
+from ckpttools.api.prepared import WriteRequest, command
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.core.budget import DEFAULT_MEMORY
@@ -177,7 +176,7 @@ class PreparedPrune:
         tree = open_tree(item.directory)
         refuse_incomplete(tree.arrays.values(), str(item.directory))
 
-        def plan(resources: Resources) -> Conversion:
+        with WriteRequest(tree, destination, memory=DEFAULT_MEMORY, command="ckpt prune") as request:
             writer = writer_for(
                 tree,
                 destination=destination,
@@ -189,9 +188,8 @@ class PreparedPrune:
             if isinstance(writer, OrbaxWriter):
                 writer = replace(writer, beside=dict(_beside(step)))
             changed = tree.pipe(KeepScanAxis(StripOptimizer(keep_step=True)))
-            return plan_tree(changed, writer, resources)
-
-        prepare(plan, tree, destination, memory=DEFAULT_MEMORY, command="ckpt prune").run()
+            prepared = request.complete(plan_tree(changed, writer, request.resources))
+        prepared.run()
         return destination
 
 

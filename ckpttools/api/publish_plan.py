@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from shlex import quote
 
 from ckpttools.api.calls import user_code
 from ckpttools.api.plan_status import PlanStatus, plan_status
 from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan, relocation_of
-from ckpttools.api.prepared import Prepared
+from ckpttools.api.prepared import Prepared, WriteOptions
 from ckpttools.api.publication_marks import PublishedPlan, check_unpublished, note_published, published_at
 from ckpttools.api.replanning import replanned
 from ckpttools.api.run_part import standing_of
@@ -66,7 +67,7 @@ def publish_plan(
         UnfinishedError: tasks are missing.
         LockedError: another process is still working.
         SourceChangedError: a source changed after the plan was made; finished tasks are kept.
-        CheckpointError: as `ckpttools.api.conversion.Conversion.run`.
+        CheckpointError: as `ckpttools.Prepared.run`.
     """
     file = opened_plan(plan)
     relocation = relocation_of(file, root)
@@ -117,18 +118,19 @@ def _published(
                 return result
             _check_done(file, standing, destination)
         was_done = True
-        again = again or replanned(file, relocation, prepared, code)
-        _ = again.gain  # of the source, which may be gone when all has its name
+        if again is None:
+            again = replanned(file, relocation, prepared, code)
+            options = WriteOptions(
+                requests=again.options.requests, overwrite=header.overwrite, observe=observe
+            )
+            again = replace(again, location=destination, options=options)
+            _ = again.gain  # of the source, which may be gone when all has its name
         try:
-            receipt = again.conversion.run(
-                destination,
-                overwrite=header.overwrite,
-                observe=observe,
-                planned=header.plan,
+            return again.execute(
+                header.plan,
                 check_replaced=partial(check_unpublished, file, destination),
                 finalize=partial(_conclude, file, destination, warn),
             )
-            return again.reported(receipt)
         except LockedError:
             # The holder of the lock may be publishing this plan; the next look at the destination tells.
             time.sleep(_LOOK_SECONDS)

@@ -9,9 +9,8 @@ from shlex import quote
 from typing import Any, Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, Size, dtype_of, patterns_of
-from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.api.prepared import Prepared, Resources, WriteRequest, Writing, command
 from ckpttools.api.sources import Source, opened, read_options
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
@@ -79,13 +78,8 @@ def quantize(
     read = read_options({"step": step, "prefer_rank": prefer_rank, **limits})
     writer = writer_for(Tree({}), "safetensors", max_shard_size=max_shard_size)
     back = {"like": like, "carry": carry}
-    return prepare(
-        lambda resources: _planned(source, change, read, back, resources, writer),
-        source,
-        destination,
-        like=like,
-        **writing,
-    )
+    with WriteRequest(source, destination, like, **writing) as request:
+        return request.complete(_planned(source, change, read, back, request.resources, writer))
 
 
 def _planned(
@@ -95,7 +89,7 @@ def _planned(
     back: Mapping[str, Any],
     resources: Resources,
     writer: Writer,
-) -> Conversion:
+) -> Prepared:
     tree = opened(source, read)
     refuse_adapter(tree)
     if name_style(tree.arrays) == "maxtext":

@@ -59,7 +59,7 @@ def replanned(
         known = planned(source)
         return bool(known.sample) if known else is_local(source)
 
-    plan, writer = built.conversion.plan, built.conversion.writer
+    plan, writer = built.plan, built.writer
     _check_sidecars(file, writer, relocation)
     if fingerprint(plan, writer, identify, relocation.back, is_timed) != file.header.plan:
         raise UsageError(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Unpack
 
 from ckpttools.api.arguments import Size
-from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.convert import Changing
 from ckpttools.api.mesh_gain import MeshGain, mesh_gain
-from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.api.prepared import Prepared, WriteRequest, Writing, command
 from ckpttools.api.sources import Opening, Source, opened, part_of, read_options, rest_of
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.storage import Sharding
@@ -26,7 +25,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import stored_shardings, writer_for, writer_options
 from ckpttools.formats.zarr.given_chunks import GivenChunks
-from ckpttools.run.events import Observer, Receipt
+from ckpttools.run.events import Receipt
 from ckpttools.sharding.mesh import MeshShape, mesh_chunk, parse_mesh
 from ckpttools.sharding.rules import AppliedRules, RulesLike, resolve_rules
 from ckpttools.sharding.specs import Spec, shard_shape
@@ -62,14 +61,16 @@ class PreparedReshard(Prepared):
         plan, asked = self.plan, self.asked
         return None if asked is None else mesh_gain(asked, self.reading, plan.tree, plan.layout)
 
-    def run(self, observe: Observer | None = None) -> Resharded:
-        """Run the reshard; arguments and errors as in `Prepared.run`."""
-        _ = self.gain  # of the source before anything is written
-        return self.reported(Prepared.run(self, observe))
-
-    def reported(self, done: Receipt) -> Resharded:
-        """Return the receipt with the gain."""
-        return Resharded(**{item.name: getattr(done, item.name) for item in fields(done)}, gain=self.gain)
+    def execute(
+        self,
+        planned: str = "",
+        check_replaced: Callable[[], None] = lambda: None,
+        finalize: Callable[[], None] = lambda: None,
+    ) -> Resharded:
+        """Run the reshard; arguments and errors as in `Prepared.execute`."""
+        gain = self.gain  # of the source, before anything is written
+        done = Prepared.execute(self, planned, check_replaced, finalize)
+        return Resharded(**{item.name: getattr(done, item.name) for item in fields(done)}, gain=gain)
 
 
 @command(Changing, more=writer_options, returns="Resharded")
@@ -108,9 +109,7 @@ def reshard(
     devices, built = parse_mesh(mesh), resolve_rules(rules)
     limit = None if subchunks is None else parse_size_option("subchunks", subchunks)
     reading = read_options(opening)
-    asked: list[AppliedRules] = []
-
-    def plan(resources: Resources) -> Conversion:
+    with WriteRequest(source, destination, **writing) as request:
         tree = opened(source, reading)
         writer = writer_for(
             tree, "orbax", parse(destination), keeps_names=True, **{**how, "reference": False}
@@ -118,15 +117,13 @@ def reshard(
         if not isinstance(writer, OrbaxWriter):
             raise TypeError(f"{writer!r} does not write Orbax")
         applied = AppliedRules(built, tree, devices)
-        asked.append(applied)
         grid = mesh_grid(applied, limit, jax_arrays=stored_shardings(tree))
         result = replace(writer, chunks=GivenChunks(exact=grid.chunks), shardings=grid.shardings)
         notes = tree.metadata.notes + Notes(remarks=tuple(applied.remarks()))
-        return plan_tree(replace(tree, metadata=replace(tree.metadata, notes=notes)), result, resources)
-
-    result = prepare(plan, source, destination, **writing)
-    declared = {item.name: getattr(result, item.name) for item in fields(result)}
-    return PreparedReshard(**declared, asked=asked[0], reading=reading)
+        tree = replace(tree, metadata=replace(tree.metadata, notes=notes))
+        prepared = request.complete(plan_tree(tree, result, request.resources))
+    declared = {item.name: getattr(prepared, item.name) for item in fields(prepared)}
+    return PreparedReshard(**declared, asked=applied, reading=reading)
 
 
 def _check(declared: Mapping[str, object]) -> None:

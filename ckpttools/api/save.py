@@ -8,8 +8,7 @@ from inspect import Parameter, signature
 from typing import Any, Literal
 
 from ckpttools.api.arguments import Size
-from ckpttools.api.conversion import Conversion, Resources
-from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.api.prepared import Prepared, Resources, WriteRequest, Writing, command
 from ckpttools.api.sources import part_of, rest_of
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
@@ -21,7 +20,7 @@ from ckpttools.core.options import parse_size_option
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.plan.plan import Plan
-from ckpttools.run.events import Observer, Receipt
+from ckpttools.run.events import Receipt
 from ckpttools.sharding.distributed_save import DistributedSave, check_chunk_owners
 from ckpttools.sharding.processes import Processes
 from ckpttools.sharding.save_background import Saving, refuse_concurrent_save, start
@@ -40,7 +39,7 @@ def plan_save(
     destination: LocationLike | None = None,
     keep_sharding: bool = False,
     **options: Any,
-) -> Conversion:
+) -> Prepared:
     """Plan a `save` with these arguments; `run(destination)` on the result writes it."""
     location = None if destination is None else parse(destination, is_written=True)
     resources = replace(resources or Resources(), destination=location)
@@ -120,20 +119,16 @@ def save(
         raise UsageError(
             f"{option('model')} applies only to conversions", hint='say to="hf" or to="maxtext" as well'
         )
-    writing = part_of(options, Writing)
-    how = rest_of(options, Writing)
-
-    def plan(resources: Resources) -> Conversion:
-        return plan_save(
+    with WriteRequest(built, destination, **part_of(options, Writing)) as request:
+        prepared = plan_save(
             built,
             _format(tree, format),
-            resources=resources,
+            resources=request.resources,
             destination=destination,
             keep_sharding=keep_sharding,
-            **how,
+            **rest_of(options, Writing),
         )
-
-    return PreparedSave.of(prepare(plan, built, destination, **writing))
+        return PreparedSave.of(request.complete(prepared))
 
 
 @validate_arguments
@@ -200,10 +195,10 @@ class PreparedSave(Prepared):
         """The same, prepared to be saved."""
         return cls(*(getattr(prepared, field.name) for field in fields(prepared)))
 
-    def check(self) -> None:
-        """Raise the error that would stop `run` before it writes."""
+    def check(self, planned: str = "") -> None:
+        """Raise the error that would stop `run` before it writes; `planned` as in `Prepared.check`."""
         self._check_held()
-        Prepared.check(self)
+        Prepared.check(self, planned)
 
     def check_for(self, processes: Processes | None) -> None:
         """The same in the process that makes the destination, in others what is to be saved there.
@@ -219,31 +214,38 @@ class PreparedSave(Prepared):
         if processes.number == 0:
             Prepared.check(self)
 
-    def run(self, observe: Observer | None = None) -> Receipt:
-        """Run the save; errors as in `Conversion.run`.
+    def execute(
+        self,
+        planned: str = "",
+        check_replaced: Callable[[], None] = lambda: None,
+        finalize: Callable[[], None] = lambda: None,
+    ) -> Receipt:
+        """Run the save; arguments and errors as in `Prepared.execute`.
 
         Raises:
             UsageError: an array has no elements, or these processes cannot save together.
-            SourceChangedError: JAX has deleted one.
+            SourceChangedError: JAX has deleted an array.
         """
+        if planned:  # only the last steps, which read no array
+            return Prepared.execute(self, planned, check_replaced, finalize)
         processes = _processes_of(self.plan.tree)
         for holder in holders(self.plan.tree):
             if isinstance(holder, ShardHolder):
                 holder.refresh_version()
         if processes is None:
             self._check_held()
-            return Prepared.run(self, observe)
+            return Prepared.execute(self, planned, check_replaced, finalize)
         processes.run_in_all("planned", self._check_together)
-        return self.together(processes, observe).run()
+        return self.together(processes).run()
 
-    def together(self, processes: Processes, observe: Observer | None = None) -> DistributedSave:
+    def together(self, processes: Processes) -> DistributedSave:
         """The same with the other processes that have parts of the arrays, when all have planned it."""
         return DistributedSave(
             self.plan,
-            self.conversion.writer,
+            self.writer,
             self.destination,
-            self.overwrite,
-            observe or self.observe,
+            self.options.overwrite,
+            self.options.observe,
             lambda: Prepared.check(self),
             self._publish,
             processes,
@@ -252,7 +254,7 @@ class PreparedSave(Prepared):
     def _check_together(self) -> None:
         self._check_held()
         check_chunk_owners(self.plan)
-        if self.manifest is not None:
+        if self.options.manifest is not None:
             raise UsageError(
                 f"{option('manifest')} is written by one process, and none sees all arrays",
                 hint="hash the saved checkpoint: ckpttools.hash(destination, manifest=…)",
@@ -260,10 +262,7 @@ class PreparedSave(Prepared):
 
     def _publish(self, plan: Plan, planned: str) -> Receipt:
         """Publish when all processes have finished their tasks."""
-        conversion = replace(self.conversion, plan=plan)
-        return conversion.run(
-            self.destination, overwrite=self.overwrite, command=self.command, planned=planned
-        )
+        return replace(self, plan=plan).execute(planned)
 
     def _check_held(self) -> None:
         for holder in holders(self.plan.tree):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 from ckpttools.array.fingerprint import sources
 from ckpttools.array.tree import Tree
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.budget import limit_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
@@ -129,6 +130,21 @@ def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> 
             hint="pass the options to ckpttools.open, or give the path",
         )
     return source
+
+
+@validate_arguments
+def open(path: LocationLike, step: int | None = None, **reading: Unpack[PathReading]) -> Tree:
+    """Open the checkpoint at `path` in any format. Reads headers and indexes, but no array.
+
+    Args:
+        path: a file, an item, a step or a run directory.
+        step: the step to open; None takes the latest finished one.
+        reading: `ckpttools.api.sources.PathReading`, such as `with_optimizer=True` for DeepSpeed's moments.
+
+    Raises:
+        CheckpointError: nothing is there, or it cannot be read.
+    """
+    return opened(path, read_options({"step": step, **reading}))
 
 
 def config_alone(

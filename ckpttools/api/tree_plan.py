@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.output_checks import check_source, compare_with_config
+from ckpttools.api.prepared import Prepared, Resources
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name, dotted
 from ckpttools.core.notes import Notes
@@ -33,7 +33,7 @@ from ckpttools.roles.of_tree import roles
 from ckpttools.stores.registry import parse
 
 
-def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) -> Conversion:
+def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) -> Prepared:
     """Plan writing `tree` with `writer`; reads no array.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,7 +23,10 @@ from ckpttools.cli.options import (
     step_option,
 )
 from ckpttools.cli.transform_options import common_options, storage_options, target_options
-from ckpttools.cli.write import write
+from ckpttools.cli.write import WriteCommand
+
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
 
 _like_option = like_option("The original model of a MaxText BASE. Default: the one stored in it.")
 _scale_option = click.option(
@@ -65,7 +68,7 @@ def adapter() -> None:
     """
 
 
-@adapter.command("merge", short_help="Merge an adapter into a model's weights.")
+@adapter.command("merge", short_help="Merge an adapter into a model's weights.", cls=WriteCommand)
 @click.argument("source", metavar="BASE", type=MODEL)
 @click.argument("adapter", metavar="ADAPTER", type=MODEL)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
@@ -80,7 +83,7 @@ def adapter() -> None:
 @family_option
 @target_options
 @common_options
-def merge(**options: Any) -> None:
+def merge(**options: Any) -> Prepared:
     """Write a model with a LoRA adapter merged into its weights.
 
     BASE is a Hugging Face model or a MaxText checkpoint; DST is the same kind with other weights. ADAPTER is
@@ -96,10 +99,10 @@ def merge(**options: Any) -> None:
     """
     from ckpttools.api.adapters import merge_adapter
 
-    write(merge_adapter.plan, **options)
+    return merge_adapter.plan(**options)
 
 
-@adapter.command("extract", short_help="Extract a LoRA adapter from a fine-tuned model.")
+@adapter.command("extract", short_help="Extract a LoRA adapter from a fine-tuned model.", cls=WriteCommand)
 @click.argument("source", metavar="TUNED", type=MODEL)
 @click.argument("base", metavar="BASE", type=MODEL)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
@@ -117,7 +120,7 @@ def merge(**options: Any) -> None:
 @family_option
 @resource_options
 @output_options
-def extract(**options: Any) -> None:
+def extract(**options: Any) -> Prepared:
     """Write the changes of a fine-tuned model as a PEFT LoRA adapter.
 
     TUNED and BASE are Hugging Face models or MaxText checkpoints. The difference of each linear layer's
@@ -131,10 +134,10 @@ def extract(**options: Any) -> None:
     """
     from ckpttools.api.adapters import extract_adapter
 
-    write(extract_adapter.plan, **options)
+    return extract_adapter.plan(**options)
 
 
-@adapter.command("to-maxtext", short_help="Convert a PEFT adapter to MaxText.")
+@adapter.command("to-maxtext", short_help="Convert a PEFT adapter to MaxText.", cls=WriteCommand)
 @click.argument("source", metavar="ADAPTER", type=MODEL)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
 @_base_options
@@ -163,7 +166,7 @@ def extract(**options: Any) -> None:
 @storage_options
 @resource_options
 @output_options
-def to_maxtext(**options: Any) -> None:
+def to_maxtext(**options: Any) -> Prepared:
     """Write a PEFT LoRA adapter in the layout that MaxText restores.
 
     BASE is the Hugging Face model, or its MaxText checkpoint. DST gets 0/items; pass
@@ -176,10 +179,10 @@ def to_maxtext(**options: Any) -> None:
     """
     from ckpttools.api.adapters import adapter_to_maxtext
 
-    write(adapter_to_maxtext.plan, **options)
+    return adapter_to_maxtext.plan(**options)
 
 
-@adapter.command("to-peft", short_help="Convert a MaxText adapter to PEFT.")
+@adapter.command("to-peft", short_help="Convert a MaxText adapter to PEFT.", cls=WriteCommand)
 @click.argument("source", metavar="ADAPTER", type=ANY_PATH)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
 @_base_options
@@ -190,7 +193,7 @@ def to_maxtext(**options: Any) -> None:
 @max_index_option
 @resource_options
 @output_options
-def to_peft(**options: Any) -> None:
+def to_peft(**options: Any) -> Prepared:
     """Write a MaxText LoRA adapter in the layout that PEFT and vLLM load.
 
     ADAPTER is a checkpoint with factors, scanned or not, of any rank: from MaxText's own fine-tuning, from
@@ -202,4 +205,4 @@ def to_peft(**options: Any) -> None:
     """
     from ckpttools.api.adapters import adapter_to_peft
 
-    write(adapter_to_peft.plan, **options)
+    return adapter_to_peft.plan(**options)

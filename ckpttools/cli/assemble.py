@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,12 +20,15 @@ from ckpttools.cli.options import (
 from ckpttools.cli.output import labeled_lines, print_report, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.transform_options import target_options
-from ckpttools.cli.write import write
+from ckpttools.cli.write import WriteCommand
 from ckpttools.core.text import format_age, plural, printable, sample_names
 from ckpttools.stores.location import Location
 
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
 
-@click.command(short_help="Combine the parts that hosts of a job saved.")
+
+@click.command(short_help="Combine the parts that hosts of a job saved.", cls=WriteCommand)
 @click.argument("locations", metavar="HOST_DIR… [DST]", nargs=-1, required=True, type=ANY_PATH)
 @click.option(
     "--list",
@@ -52,7 +55,7 @@ from ckpttools.stores.location import Location
 @with_optimizer_option
 @resource_options
 @output_options
-def assemble(locations: tuple[Location, ...], is_listing: bool, **options: Any) -> None:
+def assemble(locations: tuple[Location, ...], is_listing: bool, **options: Any) -> Prepared | None:
     """Combine the parts that hosts keep: emergency, multi-tier or peer-to-peer checkpoints.
 
     HOST_DIR is the local directory of a host, with its steps in it, or a directory above those of several
@@ -70,23 +73,19 @@ def assemble(locations: tuple[Location, ...], is_listing: bool, **options: Any) 
     from ckpttools.api.calls import absolute
 
     if is_listing:
-        _list_saves(locations, options)
-        return
+        _list_saves(locations, options, as_json=click.get_current_context().obj.as_json)
+        return None
     *hosts, destination = map(absolute, locations)
     if not hosts:
         raise click.UsageError("missing DST: pass the host directories, then DST; or --list")
-
-    def call(source: Location, destination: Location, **declared: Any) -> Any:
-        return put_together.plan(hosts, destination, **declared)
-
-    write(call, source=hosts[0], destination=destination, **options)
+    return put_together.plan(hosts, destination, **options)
 
 
-def _list_saves(locations: tuple[Location, ...], options: dict[str, Any]) -> None:
+def _list_saves(locations: tuple[Location, ...], options: dict[str, Any], *, as_json: bool) -> None:
     from ckpttools.api.assemble import list_saves
 
     listing = list_saves(locations, requests=options["requests"], max_index_bytes=options["max_index_bytes"])
-    print_report(listing, format_lines(listing), as_json=options["as_json"])
+    print_report(listing, format_lines(listing), as_json=as_json)
 
 
 _COLUMNS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,11 +18,14 @@ from ckpttools.cli.options import (
     resource_options,
 )
 from ckpttools.cli.transform_options import dtype_option, target_options
-from ckpttools.cli.write import write
+from ckpttools.cli.write import WriteCommand
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import flag
 from ckpttools.stores.location import Location
 from ckpttools.transforms.mean_weights import DECAYS
+
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
 
 _NUMBER = re.compile(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]+)?", re.IGNORECASE)
 _choice_options = combine_options(
@@ -92,7 +95,7 @@ def _reject_blanks(weights: list[float] | None, locations: list[Location]) -> No
         )
 
 
-@click.command(short_help="Average several checkpoints or steps of a run.")
+@click.command(short_help="Average several checkpoints or steps of a run.", cls=WriteCommand)
 @click.argument("source", metavar="SRC", type=ANY_PATH)
 @click.argument("others", metavar="[SRC]...", type=ANY_PATH, nargs=-1)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
@@ -104,7 +107,7 @@ def _reject_blanks(weights: list[float] | None, locations: list[Location]) -> No
 @prefer_rank_option
 @resource_options
 @output_options
-def average(others: tuple[Location, ...], **options: Any) -> None:
+def average(others: tuple[Location, ...], **options: Any) -> Prepared:
     """Write the mean of steps of a run, or of checkpoints of one model in any formats.
 
     Sums are accumulated in checkpoint order, in float32 or wider, and rounded once: the result is bitwise the
@@ -121,4 +124,4 @@ def average(others: tuple[Location, ...], **options: Any) -> None:
     from ckpttools.api.average import average
 
     _reject_blanks(options["weights"], [*others, options["destination"]])
-    write(average.plan, others=others, **options)
+    return average.plan(others=others, **options)

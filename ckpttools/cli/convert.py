@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckpttools.cli.generated_options import generated_options, make_command
 from ckpttools.cli.lazy import Deferred, LazyGroup, lazy_command
 from ckpttools.cli.transform_options import common_options, model_source_and_destination, transform_options
-from ckpttools.cli.write import write
+from ckpttools.cli.write import WriteCommand
+
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
 
 # Commands that are imported only when they run.
 _COMMANDS = {
@@ -48,8 +51,8 @@ def to_format(name: str) -> click.Command:
     from ckpttools.api.convert import convert
     from ckpttools.formats.registry import writable
 
-    def command(**options: Any) -> None:
-        write(convert.plan, format=name, **options)
+    def command(**options: Any) -> Prepared:
+        return convert.plan(format=name, **options)
 
     format = writable()[name]
     options = (
@@ -58,4 +61,4 @@ def to_format(name: str) -> click.Command:
         transform_options,
         common_options,
     )
-    return make_command(f"convert to-{name}", format.help, command, *options)
+    return make_command(f"convert to-{name}", format.help, command, *options, cls=WriteCommand)

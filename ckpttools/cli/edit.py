@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,8 +20,11 @@ from ckpttools.cli.transform_options import (
     strict_option,
     target_options,
 )
-from ckpttools.cli.write import write
+from ckpttools.cli.write import WriteCommand
 from ckpttools.maxtext.versions import VERSIONS
+
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
 
 parameter_options = combine_options(
     click.option("--keep-step", is_flag=True, help="Keep the training step; by default DST has step 0."),
@@ -36,7 +39,9 @@ parameter_options = combine_options(
 """Options for the parameters that remain."""
 
 
-@click.command("strip-optimizer", short_help="Drop the optimizer state; keep only the parameters.")
+@click.command(
+    "strip-optimizer", short_help="Drop the optimizer state; keep only the parameters.", cls=WriteCommand
+)
 @source_and_destination
 @parameter_options
 @patterns_option("--keep", "Keep matching arrays; a key such as 'ema_params' includes everything below it.")
@@ -44,7 +49,7 @@ parameter_options = combine_options(
 @dtype_option
 @target_options
 @common_options
-def strip_optimizer(**options: Any) -> None:
+def strip_optimizer(**options: Any) -> Prepared:
     """Write only the parameters of a training checkpoint.
 
     SRC may be a run directory, a step or an item. DST gets 0/items, or <step>/items with
@@ -65,10 +70,10 @@ def strip_optimizer(**options: Any) -> None:
     """
     from ckpttools.api.transforms import strip_optimizer
 
-    write(strip_optimizer.plan, **options)
+    return strip_optimizer.plan(**options)
 
 
-@click.command(short_help="Stack per-layer arrays for scan_layers=true.")
+@click.command(short_help="Stack per-layer arrays for scan_layers=true.", cls=WriteCommand)
 @source_and_destination
 @click.option(
     "--scan-axis",
@@ -109,7 +114,7 @@ def strip_optimizer(**options: Any) -> None:
 @dtype_option
 @target_options
 @common_options
-def stack(**options: Any) -> None:
+def stack(**options: Any) -> Prepared:
     """Stack separate layers (layers_0, layers_1, …) for MaxText's scan_layers=true.
 
     Parameters are stacked on --scan-axis, and so are the optimizer's moments in a training checkpoint; random
@@ -128,10 +133,10 @@ def stack(**options: Any) -> None:
     """
     from ckpttools.api.transforms import stack
 
-    write(stack.plan, **options)
+    return stack.plan(**options)
 
 
-@click.command(short_help="Split stacked layers into one array per layer.")
+@click.command(short_help="Split stacked layers into one array per layer.", cls=WriteCommand)
 @source_and_destination
 @click.option(
     "--scan-axis",
@@ -149,7 +154,7 @@ def stack(**options: Any) -> None:
 @dtype_option
 @target_options
 @common_options
-def unstack(**options: Any) -> None:
+def unstack(**options: Any) -> Prepared:
     """Split stacked layers into one array per layer for MaxText's scan_layers=false.
 
     Parameters and, in a training checkpoint, the optimizer's moments are split on --scan-axis, random number
@@ -165,10 +170,10 @@ def unstack(**options: Any) -> None:
     """
     from ckpttools.api.transforms import unstack
 
-    write(unstack.plan, **options)
+    return unstack.plan(**options)
 
 
-@click.command(short_help="Keep or drop arrays by name.")
+@click.command(short_help="Keep or drop arrays by name.", cls=WriteCommand)
 @source_and_destination
 @keep_option
 @drop_option
@@ -181,7 +186,7 @@ def unstack(**options: Any) -> None:
 )
 @target_options
 @common_options
-def select(**options: Any) -> None:
+def select(**options: Any) -> Prepared:
     """Write the arrays that match --keep (default: all), without those that match --drop.
 
     --prefix selects a model within another and removes the prefix; patterns refer to the names in SRC.
@@ -198,10 +203,10 @@ def select(**options: Any) -> None:
     """
     from ckpttools.api.transforms import select
 
-    write(select.plan, **options)
+    return select.plan(**options)
 
 
-@click.command(short_help="Cast a checkpoint to other dtypes.")
+@click.command(short_help="Cast a checkpoint to other dtypes.", cls=WriteCommand)
 @source_and_destination
 @dtype_option
 @dtype_map_option
@@ -209,7 +214,7 @@ def select(**options: Any) -> None:
 @dequantize_like_option
 @target_options
 @common_options
-def cast(**options: Any) -> None:
+def cast(**options: Any) -> Prepared:
     """Cast a checkpoint to other dtypes, rounding to nearest even.
 
     NaN and infinity are kept. Values that overflow or underflow are counted, and so are those that become NaN
@@ -229,10 +234,10 @@ def cast(**options: Any) -> None:
     """
     from ckpttools.api.transforms import cast
 
-    write(cast.plan, **options)
+    return cast.plan(**options)
 
 
-@click.command(short_help="Rename, drop and rearrange arrays by rules or a function.")
+@click.command(short_help="Rename, drop and rearrange arrays by rules or a function.", cls=WriteCommand)
 @source_and_destination
 @map_option
 @strict_option
@@ -250,7 +255,7 @@ def cast(**options: Any) -> None:
 )
 @target_options
 @common_options
-def remap(**options: Any) -> None:
+def remap(**options: Any) -> Prepared:
     """Rename, drop and rearrange arrays by rules, a Python function, or a MaxText version.
 
     A file contains rules in TOML or JSON; the first match wins:
@@ -279,4 +284,4 @@ def remap(**options: Any) -> None:
     """
     from ckpttools.api.transforms import remap
 
-    write(remap.plan, **options)
+    return remap.plan(**options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ckpttools.cli.options import NON_EMPTY_TEXT, Command, Decorator, combine_options
+from ckpttools.cli.options import NON_EMPTY_TEXT, Decorator, combine_options
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import flag
 from ckpttools.core.options import Option
@@ -32,22 +31,22 @@ class _ParsedType(click.ParamType):  # type: ignore[type-arg]  # generic from cl
 
 def generated_options(options: Collection[Option]) -> Decorator:
     """Add options; the command gets those that the user gave, even if equal to the default."""
-    names = {option.name for option in options}
+    return combine_options(*map(_make_flag, options))
 
-    def with_those_given(command: Command) -> Command:
-        @functools.wraps(command)
-        def built(**values: Any) -> Any:
-            source = click.get_current_context().get_parameter_source
-            left_out = {name for name in names if source(name) is ParameterSource.DEFAULT}
-            return command(**{name: value for name, value in values.items() if name not in left_out})
 
-        return built
+class _GivenOption(click.Option):
+    """An option that the command gets only if the user gave it."""
 
-    return combine_options(*map(_make_flag, options), with_those_given)
+    def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> Any:
+        result = super().handle_parse_result(ctx, opts, args)
+        if self.name and ctx.get_parameter_source(self.name) is ParameterSource.DEFAULT:
+            ctx.params.pop(self.name, None)
+        return result
 
 
 def _make_flag(option: Option) -> Decorator:
     declared: dict[str, Any] = {
+        "cls": _GivenOption,
         "default": option.default,
         "show_default": option.default is not None,
         "help": option.help,
@@ -67,7 +66,13 @@ def _click_type(option: Option) -> click.ParamType[Any]:
     return NON_EMPTY_TEXT if option.type is str else _ParsedType(option.name, option.type)
 
 
-def make_command(name: str, help: str, body: Callable[..., None], *decorators: Decorator) -> click.Command:
+def make_command(
+    name: str,
+    help: str,
+    body: Callable[..., Any],
+    *decorators: Decorator,
+    cls: type[click.Command] = click.Command,
+) -> click.Command:
     """Create a command whose examples in the help text, after "Example:", are not wrapped.
 
     Raises:
@@ -75,7 +80,7 @@ def make_command(name: str, help: str, body: Callable[..., None], *decorators: D
     """
     text = help if "\nExample:" in help else f"{help.rstrip()}\n\nExample:\n  ckpt {name} SRC DST\n"
     command = combine_options(*decorators)(body)
-    built = click.command(name, help=text.replace("\nExample:", "\n\b\nExample:"))(command)
+    built = click.command(name, cls, help=text.replace("\nExample:", "\n\b\nExample:"))(command)
     flags = Counter(opt for param in built.params for opt in (*param.opts, *param.secondary_opts))
     if twice := sorted(item for item, count in flags.items() if count > 1):
         raise UsageError(

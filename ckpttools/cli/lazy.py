@@ -97,6 +97,14 @@ class LazyGroup(click.Group):
         ctx.meta[_COMMAND_KEY] = result[1]
         return result
 
+    def resolve_words(self, ctx: click.Context) -> tuple[str, click.Command, list[str]]:
+        """Return the name of the command that a parsed context names, the command, and its words."""
+        # click 8.2 renamed the attribute.
+        first = getattr(ctx, "_protected_args", None) or getattr(ctx, "protected_args", [])
+        name, command, words = self.resolve_command(ctx, [*first, *ctx.args])
+        assert command is not None  # unknown names are errors
+        return name or "", command, words
+
     def _instead(self, ctx: click.Context, args: Sequence[str], known: Sequence[str]) -> str:
         """Suggest what is probably meant, here or one level below, or list all commands."""
         name = args[0]

@@ -34,6 +34,7 @@ from ckpttools.core.text import plural
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from ckpttools.api.prepared import Prepared
     from ckpttools.stores.costs import Traffic
 
 
@@ -65,11 +66,11 @@ def _make_transform_command(point: EntryPoint) -> click.Command:
     from ckpttools.api.transforms import transform
     from ckpttools.cli.generated_options import generated_options, make_command
     from ckpttools.cli.transform_options import common_options, source_and_destination, target_options
-    from ckpttools.cli.write import write
+    from ckpttools.cli.write import WriteCommand
     from ckpttools.transforms.registry import help_of, options_of
 
-    def command(**options: Any) -> None:
-        write(transform.plan, transforms=point.name, **options)
+    def command(**options: Any) -> Prepared:
+        return transform.plan(transforms=point.name, **options)
 
     options = (
         source_and_destination,
@@ -77,7 +78,7 @@ def _make_transform_command(point: EntryPoint) -> click.Command:
         target_options,
         common_options,
     )
-    return make_command(point.name, help_of(point.name), command, *options)
+    return make_command(point.name, help_of(point.name), command, *options, cls=WriteCommand)
 
 
 _GROUPS = {

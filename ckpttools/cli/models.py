@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shlex import split
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,8 +28,11 @@ from ckpttools.cli.transform_options import (
     model_source_and_destination,
     storage_options,
 )
-from ckpttools.cli.write import write
+from ckpttools.cli.write import WriteCommand
 from ckpttools.formats.safetensors.format import MAX_SHARD
+
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
 
 rope_layout_option = click.option(
     "--rope-layout",
@@ -116,13 +119,15 @@ _mapping_options = combine_options(
 )
 
 
-@click.command("hf-to-maxtext", short_help="Convert Hugging Face safetensors to a MaxText checkpoint.")
+@click.command(
+    "hf-to-maxtext", short_help="Convert Hugging Face safetensors to a MaxText checkpoint.", cls=WriteCommand
+)
 @model_source_and_destination
 @_mapping_options
 @storage_options
 @resource_options
 @output_options
-def hf_to_maxtext(**options: Any) -> None:
+def hf_to_maxtext(**options: Any) -> Prepared:
     """Convert a Hugging Face checkpoint to one that MaxText trains and decodes.
 
     SRC is a directory with config.json and the weights, as safetensors or as PyTorch and its trainers save
@@ -138,7 +143,7 @@ def hf_to_maxtext(**options: Any) -> None:
     """
     from ckpttools.api.hf_to_maxtext import hf_to_maxtext
 
-    write(hf_to_maxtext.plan, **options)
+    return hf_to_maxtext.plan(**options)
 
 
 def _conversion_arguments(
@@ -199,13 +204,15 @@ _reverse_options = combine_options(
 )
 
 
-@click.command("maxtext-to-hf", short_help="Convert a MaxText checkpoint to Hugging Face safetensors.")
+@click.command(
+    "maxtext-to-hf", short_help="Convert a MaxText checkpoint to Hugging Face safetensors.", cls=WriteCommand
+)
 @model_source_and_destination
 @_reverse_options
 @generated_options([MAX_SHARD])
 @resource_options
 @output_options
-def maxtext_to_hf(**options: Any) -> None:
+def maxtext_to_hf(**options: Any) -> Prepared:
     """Convert a MaxText checkpoint to one that transformers and vLLM load.
 
     SRC is a run directory, a step or an item, with parameters only or training state (the optimizer is not
@@ -218,7 +225,7 @@ def maxtext_to_hf(**options: Any) -> None:
     """
     from ckpttools.api.maxtext_to_hf import maxtext_to_hf
 
-    write(maxtext_to_hf.plan, **options)
+    return maxtext_to_hf.plan(**options)
 
 
 padding_rows_option = click.option(

@@ -202,23 +202,22 @@ def _require_address_space() -> None:
         )
 
 
-def _limit_process_memory(command: Command) -> Command:
-    @functools.wraps(command)
-    def limited(*, memory: int, **options: Any) -> Any:
+def _limit_process_memory(context: click.Context, option: click.Parameter, memory: int) -> int:
+    if not context.resilient_parsing:
         _require_address_space()
-        # Counts everything that is opened inside, from the first byte.
-        click.get_current_context().with_resource(limit_memory(memory))
-        return command(memory=memory, **options)
+        # Counts everything that is opened from now on. The context of the command itself is not closed if
+        # another of its options is wrong.
+        context.find_root().with_resource(limit_memory(memory))
+    return memory
 
-    return limited
 
-
-_limit_parameters = combine_options(
+limit_options = combine_options(
     click.option(
         "--memory",
         type=SIZE,
         default="1GiB",
         show_default=True,
+        callback=_limit_process_memory,
         help="Peak memory limit: 512MiB, 2GB, …",
     ),
     count_option(
@@ -227,16 +226,14 @@ _limit_parameters = combine_options(
     ),
     requests_option,
 )
-limit_options = combine_options(_limit_parameters, _limit_process_memory)
 """Add memory and concurrency limits; the command runs within this memory."""
 resource_options = combine_options(
-    _limit_parameters,
+    limit_options,
     click.option(
         "--download",
         is_flag=True,
         help="Download hf:// inputs to the Hugging Face cache first, and verify them.",
     ),
-    _limit_process_memory,
 )
 """Add the limits of commands that open a checkpoint, and `--download`."""
 

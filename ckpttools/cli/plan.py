@@ -1,10 +1,9 @@
-"""`ckpt plan`: capture what a command would do in a plan file."""
+"""`ckpt plan`: save the plan of a command in a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
@@ -12,36 +11,13 @@ import click
 from ckpttools.cli.options import ANY_PATH, json_option
 from ckpttools.cli.output import print_json, print_lines, print_stderr
 from ckpttools.cli.units import format_disk
+from ckpttools.cli.write import WriteCommand
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import plural
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.api.prepared import Prepared
-
-
-_CAPTURED: ContextVar[list[Prepared] | None] = ContextVar("planned commands", default=None)
-
-
-DISTRIBUTED = "distributed"
-"""The option of all commands whose work can be distributed."""
-
-
-def is_capturing_plan() -> bool:
-    """Return whether only the plan of this command is wanted."""
-    return _CAPTURED.get() is not None
-
-
-def captures_plan(prepared: Prepared, *, dry_run: bool, resume: bool) -> bool:
-    """Hand the prepared work to a pending `prepare_command`, and return whether there is one."""
-    result = _CAPTURED.get()
-    if result is None:
-        return False
-    if dry_run or resume:
-        flag = "--dry-run" if dry_run else "--resume"
-        raise UsageError(f"{flag} has no meaning for a plan in a file", hint="leave it out")
-    result.append(prepared)
-    return True
 
 
 def prepare_command(words: Sequence[str]) -> Prepared:
@@ -57,48 +33,28 @@ def prepare_command(words: Sequence[str]) -> Prepared:
     from ckpttools.cli.lazy import LazyGroup
     from ckpttools.cli.main import main
 
-    with _capture() as result, main.make_context("ckpt", list(words)) as context:
-        # Any other command would run instead of being captured.
-        _require_writer(main, context, words)
-        LazyGroup.invoke(main, context)
-    return result[0]
+    with ExitStack() as contexts:
+        context = contexts.enter_context(main.make_context("ckpt", list(words)))
+        names: list[str] = []
+        while isinstance(group := context.command, LazyGroup):
+            name, command, rest = group.resolve_words(context)
+            names.append(name)
+            if not isinstance(command, click.Group | WriteCommand):
+                raise _not_shareable_error(names)
+            context = contexts.enter_context(command.make_context(name, rest, parent=context))
+        assert isinstance(context.command, WriteCommand)
+        prepared = context.command.prepare(context)
+    if prepared is None:
+        raise _not_shareable_error(names)
+    return prepared
 
 
-def _find_command(
-    group: click.Group, context: click.Context, words: Sequence[str]
-) -> tuple[click.Command | None, list[str]]:
-    """Find the command of a command line (None if there is none) and the group names before it."""
-    command: click.Command | None = group
-    names = [word for word in words if not word.startswith("-")]
-    depth = 0
-    while isinstance(command, click.Group) and depth < len(names):
-        command = command.get_command(context, names[depth])
-        depth += 1
-    return command, names[:depth]
-
-
-def _require_writer(group: click.Group, context: click.Context, words: Sequence[str]) -> None:
-    """Raise UsageError for a command that does not write by tasks."""
-    command, names = _find_command(group, context, words)
-    # click reports unknown commands itself.
-    if isinstance(command, click.Group) or command is None:
-        return
-    if not any(param.name == DISTRIBUTED for param in command.params):
-        raise UsageError(
-            f"`ckpt {' '.join(names)}` cannot be shared among processes",
-            expected="a command that writes a checkpoint, such as convert hf-to-maxtext, cast or stack",
-            hint="run it by itself",
-        )
-
-
-@contextmanager
-def _capture() -> Iterator[list[Prepared]]:
-    result: list[Prepared] = []
-    token = _CAPTURED.set(result)
-    try:
-        yield result
-    finally:
-        _CAPTURED.reset(token)
+def _not_shareable_error(names: Sequence[str]) -> UsageError:
+    return UsageError(
+        f"`ckpt {' '.join(names)}` cannot be shared among processes",
+        expected="a command that writes a checkpoint, such as convert hf-to-maxtext, cast or stack",
+        hint="run it by itself",
+    )
 
 
 @click.command(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,11 +19,14 @@ from ckpttools.cli.options import (
     step_option,
 )
 from ckpttools.cli.transform_options import model_source_and_destination
-from ckpttools.cli.write import write
+from ckpttools.cli.write import WriteCommand
 from ckpttools.formats.safetensors.format import MAX_SHARD
 
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
 
-@click.command(short_help="Quantize a model to FP8 or MXFP4.")
+
+@click.command(short_help="Quantize a model to FP8 or MXFP4.", cls=WriteCommand)
 @model_source_and_destination
 @click.option(
     "--scheme",
@@ -55,7 +58,7 @@ from ckpttools.formats.safetensors.format import MAX_SHARD
 @prefer_rank_option
 @resource_options
 @output_options
-def quantize(**options: Any) -> None:
+def quantize(**options: Any) -> Prepared:
     """Quantize a model to FP8 or MXFP4 for transformers and vLLM.
 
     SRC is a Hugging Face model or a MaxText checkpoint. The matrices of linear layers are quantized;
@@ -69,4 +72,4 @@ def quantize(**options: Any) -> None:
     """
     from ckpttools.api.quantize import quantize
 
-    write(quantize.plan, **options)
+    return quantize.plan(**options)

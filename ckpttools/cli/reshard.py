@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckpttools.cli.generated_options import generated_options
 from ckpttools.cli.options import NON_EMPTY_TEXT, SIZE
 from ckpttools.cli.transform_options import common_options, source_and_destination
-from ckpttools.cli.write import write
+from ckpttools.cli.write import WriteCommand
 from ckpttools.formats.orbax.options import OPTIONS
+
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
 
 _UNSUPPORTED_OPTIONS = ("chunks", "reference")
 
 
-@click.command(short_help="Rewrite a checkpoint's chunks for a device mesh.")
+@click.command(short_help="Rewrite a checkpoint's chunks for a device mesh.", cls=WriteCommand)
 @source_and_destination
 @click.option(
     "--mesh",
@@ -40,7 +43,7 @@ _UNSUPPORTED_OPTIONS = ("chunks", "reference")
 )
 @generated_options([option for option in OPTIONS if option.name not in _UNSUPPORTED_OPTIONS])
 @common_options
-def reshard(**options: Any) -> None:
+def reshard(**options: Any) -> Prepared:
     """Write an Orbax checkpoint in which each device of a mesh reads full chunks.
 
     DST also stores the sharding on that mesh: Orbax restores arrays with it, unless a target overrides it.
@@ -53,4 +56,4 @@ def reshard(**options: Any) -> None:
     """
     from ckpttools.api.reshard import reshard
 
-    write(reshard.plan, **options)
+    return reshard.plan(**options)

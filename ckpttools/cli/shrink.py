@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +13,10 @@ from ckpttools.cli.transform_options import (
     model_source_and_destination,
     target_options,
 )
-from ckpttools.cli.write import write
+from ckpttools.cli.write import WriteCommand
+
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
 
 
 def _layers(context: click.Context, option: click.Parameter, value: str | None) -> int | list[int] | None:
@@ -25,7 +28,7 @@ def _layers(context: click.Context, option: click.Parameter, value: str | None) 
         raise click.BadParameter(f"{value!r} is neither a number nor a list such as 0,1,5.") from error
 
 
-@click.command(short_help="Make a smaller model: fewer layers, experts or tokens.")
+@click.command(short_help="Make a smaller model: fewer layers, experts or tokens.", cls=WriteCommand)
 @model_source_and_destination
 @click.option(
     "--layers",
@@ -45,7 +48,7 @@ def _layers(context: click.Context, option: click.Parameter, value: str | None) 
 @dtype_option
 @target_options
 @common_options
-def shrink(**options: Any) -> None:
+def shrink(**options: Any) -> Prepared:
     """Write a smaller model, with some layers, experts or tokens, for bring-up and tests.
 
     SRC is a Hugging Face model or any MaxText checkpoint; optimizer moments are cut with the weights.
@@ -60,4 +63,4 @@ def shrink(**options: Any) -> None:
     """
     from ckpttools.api.shrink import shrink
 
-    write(shrink.plan, **options)
+    return shrink.plan(**options)

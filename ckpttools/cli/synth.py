@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckpttools.cli.options import ANY_PATH, DTYPE, MODEL, output_options, resource_options
 from ckpttools.cli.transform_options import common_options, new_target_options, target_options
-from ckpttools.cli.write import write
+from ckpttools.cli.write import WriteCommand
+
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
 
 
-@click.command(short_help="Create a randomly initialized model from a config.")
+@click.command(short_help="Create a randomly initialized model from a config.", cls=WriteCommand)
 @click.argument("source", metavar="CONFIG", type=MODEL)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
 @click.option(
@@ -35,7 +38,7 @@ from ckpttools.cli.write import write
 @new_target_options
 @resource_options
 @output_options
-def synth(**options: Any) -> None:
+def synth(**options: Any) -> Prepared:
     """Create a randomly initialized model of any family.
 
     CONFIG is a config.json, or its directory; no weights are needed. Norms are the identity; other weights
@@ -49,16 +52,16 @@ def synth(**options: Any) -> None:
     """
     from ckpttools.api.synth import synth
 
-    write(synth.plan, **options)
+    return synth.plan(**options)
 
 
-@click.command(short_help="Combine one model's towers with another's decoder.")
+@click.command(short_help="Combine one model's towers with another's decoder.", cls=WriteCommand)
 @click.argument("source", metavar="SRC", type=MODEL)
 @click.argument("decoder", metavar="DECODER", type=MODEL)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
 @target_options
 @common_options
-def stitch(**options: Any) -> None:
+def stitch(**options: Any) -> Prepared:
     """Combine the towers of SRC with the text model of DECODER: embedding, layers, final norm and head.
 
     Both are Hugging Face models, or both MaxText's; the text models must have the same shapes. DECODER may be
@@ -70,4 +73,4 @@ def stitch(**options: Any) -> None:
     """
     from ckpttools.api.synth import stitch
 
-    write(stitch.plan, **options)
+    return stitch.plan(**options)

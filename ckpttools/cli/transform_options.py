@@ -1,14 +1,14 @@
 """Options of commands that open a checkpoint, change its tree and write it.
 
-    @click.command("select", short_help="…")
-    @places
+    @click.command("select", short_help="…", cls=WriteCommand)
+    @source_and_destination
     @click.option("--keep", …)
     @target_options
     @common_options
-    def select(**options: Any) -> None:
+    def select(**options: Any) -> Prepared:
         from ckpttools.api.transforms import select
 
-        write(select.plan, **options)
+        return select.plan(**options)
 
 Commands that convert take all transforms at once: `transform_options`.
 """

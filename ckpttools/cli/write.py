@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from ckpttools.cli.command_line import resumable_command
 from ckpttools.cli.lazy import mark_written
 from ckpttools.cli.output import print_json, print_lines, print_stderr, width
-from ckpttools.cli.plan import captures_plan, is_capturing_plan
 from ckpttools.cli.table import Column, draw_table
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import UsageError
 from ckpttools.core.text import plural, printable
 from ckpttools.quantized.errors import QuantizationError, total_error
 from ckpttools.stores.location import Location
@@ -19,53 +23,79 @@ if TYPE_CHECKING:
     from ckpttools.api.prepared import Prepared
 
 
-def write(
-    call: Callable[..., Prepared],
-    *,
-    source: Location,
-    destination: Location,
-    dry_run: bool,
-    progress: bool,
-    as_json: bool,
-    distributed: bool = False,
-    coordinator: str | None = None,
-    process: str | None = None,
-    **options: Any,
-) -> None:
-    """Plan, then print the plan or run it.
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """Choices of how planned work is handled: the flags of `ckpttools.cli.options.output_options`."""
 
-    Args:
-        call: plans what the command does, such as `ckpttools.select.plan`.
-        source, destination: what is read and what is written.
-        dry_run, progress, as_json, distributed, coordinator, process: as
-            `ckpttools.cli.options.output_options` says.
-        options: of the call.
+    dry_run: bool
+    progress: bool
+    as_json: bool
+    distributed: bool
+    coordinator: str | None
+    process: str | None
+
+    @classmethod
+    def taken(cls, ctx: click.Context) -> OutputOptions:
+        """Take the flags out of a context's parameters, so that the command's function gets the others."""
+        return cls(**{item.name: ctx.params.pop(item.name) for item in fields(cls)})
+
+
+class WriteCommand(click.Command):
+    """A command whose function returns planned work, which is then printed, run or saved.
+
+    The function gets the arguments of a call in `ckpttools.api`, and `OutputOptions` in `context.obj`. It
+    returns the result of the call's `plan`, or None if it did something else.
     """
-    is_dealt_out = (distributed and not dry_run) or is_capturing_plan()
-    if is_dealt_out:
-        from ckpttools.api.calls import absolute
 
-        source, destination = absolute(source), absolute(destination)
-        options = {
-            name: absolute(item) if isinstance(item, Location) else item for name, item in options.items()
-        }
-    plan = partial(call, source, destination, command=resumable_command(), **options)
-    if is_dealt_out and not is_capturing_plan():
-        run_distributed(plan, coordinator, process, progress=progress, as_json=as_json)
-        return
-    prepared = plan()
-    if captures_plan(prepared, dry_run=dry_run, resume=bool(options.get("resume"))):
-        return
-    if dry_run:
-        _print_plan(prepared, source, as_json)
-    else:
-        _run(prepared, progress, as_json)
+    def invoke(self, ctx: click.Context) -> None:
+        output = ctx.obj = OutputOptions.taken(ctx)
+        ctx.params["command"] = resumable_command()
+        if output.distributed and not output.dry_run:
+            _make_absolute(ctx.params)
+            run_distributed(partial(super().invoke, ctx), output)
+            return
+        prepared = super().invoke(ctx)
+        if prepared is None:
+            return
+        if output.dry_run:
+            _print_plan(prepared, _source(ctx), output.as_json)
+        else:
+            _run(prepared, output)
+
+    def prepare(self, ctx: click.Context) -> Prepared:
+        """Plan with absolute paths, for other processes.
+
+        Raises:
+            UsageError: a flag only makes sense for a command that runs.
+            CheckpointError: it cannot be planned.
+        """
+        output = ctx.obj = OutputOptions.taken(ctx)
+        for flag, is_given in (("--dry-run", output.dry_run), ("--resume", ctx.params.get("resume"))):
+            if is_given:
+                raise UsageError(f"{flag} has no meaning for a plan in a file", hint="leave it out")
+        _make_absolute(ctx.params)
+        prepared: Prepared = super().invoke(ctx)
+        return prepared
+
+
+def _make_absolute(params: dict[str, Any]) -> None:
+    """Make paths absolute, because other processes may have other working directories."""
+    from ckpttools.api.calls import absolute
+
+    params.update({name: absolute(item) for name, item in params.items() if isinstance(item, Location)})
+
+
+def _source(ctx: click.Context) -> Location:
+    """Return the first location that the command reads."""
+    name = next(item.name for item in ctx.command.params if isinstance(item, click.Argument))
+    given = ctx.params[name or ""]
+    location: Location = given[0] if isinstance(given, tuple) else given
+    return location
 
 
 def _print_plan(prepared: Prepared, source: Location, as_json: bool) -> None:
     from ckpttools.api.plan_report import describe
     from ckpttools.cli.plan_text import print_plan
-    from ckpttools.stores import parse
     from ckpttools.stores.publishing import find_unfinished
 
     report = describe(prepared, source)
@@ -75,13 +105,13 @@ def _print_plan(prepared: Prepared, source: Location, as_json: bool) -> None:
         print_plan(report)
     # An obstacle to the conversion fails the dry run too, after the plan is printed.
     prepared.check()
-    begun = find_unfinished(parse(prepared.destination))
+    begun = find_unfinished(prepared.destination)
     if begun is not None:
-        what = "begins anew" if prepared.overwrite else "is refused"
+        what = "begins anew" if prepared.options.overwrite else "is refused"
         print_stderr(f"{begun.location} exists: the command that began it resumes it; any other {what}")
 
 
-def _run(prepared: Prepared, progress: bool, as_json: bool) -> None:
+def _run(prepared: Prepared, output: OutputOptions) -> None:
     from ckpttools.api.plan_report import made_above
     from ckpttools.cli.plan_text import closing_line, gain_lines, print_next, print_notes
     from ckpttools.cli.progress import progress_observer
@@ -91,10 +121,10 @@ def _run(prepared: Prepared, progress: bool, as_json: bool) -> None:
     print_notes(prepared.plan.notes, (*prepared.plan.remarks, *made_above(prepared.destination)))
     if prepared.gain:
         print_stderr(*gain_lines(prepared.gain))
-    with progress_observer(progress) as observe:
-        receipt = prepared.run(observe)
+    with progress_observer(output.progress) as observe:
+        receipt = prepared.run(observe=observe)
     mark_written()
-    if as_json:
+    if output.as_json:
         print_json(receipt)
     else:
         print_lines([*error_lines(receipt.errors), closing_line(receipt)])
@@ -130,19 +160,12 @@ def _error_cells(error: QuantizationError) -> tuple[str, str]:
     return f"{error.relative:.4f}", f"{error.largest:.3g}"
 
 
-def run_distributed(
-    plan: Callable[[], Prepared],
-    coordinator: str | None,
-    process: str | None,
-    *,
-    progress: bool,
-    as_json: bool,
-) -> None:
+def run_distributed(plan: Callable[[], Prepared], output: OutputOptions) -> None:
     """Run this process's share of the work and report it.
 
     Args:
-        plan: decides the conversion.
-        coordinator, process, progress, as_json: as `ckpttools.cli.options.output_options` says.
+        plan: plans the conversion.
+        output: the address of the job, this process's number, and what is printed.
     """
     from ckpttools.api.distributed import Callbacks, convert_together
     from ckpttools.cli.plan_status_text import part_line, waiting_line
@@ -151,9 +174,9 @@ def run_distributed(
     from ckpttools.plan.parts import parse_part
     from ckpttools.sharding.distributed_job import abandon_job, join_job, leave_job
 
-    job = join_job(coordinator, None if process is None else parse_part(process))
+    job = join_job(output.coordinator, None if output.process is None else parse_part(output.process))
     try:
-        with progress_observer(progress and job.number == 0) as observe:
+        with progress_observer(output.progress and job.number == 0) as observe:
             told = Callbacks(
                 observe,
                 lambda built: print_stderr(part_line(built)),
@@ -161,7 +184,7 @@ def run_distributed(
             )
             receipt = convert_together(job, plan, told)
         if receipt is not None:
-            if as_json:
+            if output.as_json:
                 print_json(receipt)
             else:
                 print_gain(receipt)

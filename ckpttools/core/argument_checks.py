@@ -68,23 +68,40 @@ def validate_arguments(
             is not in `groups`. A function with `**options: Any` and no groups accepts any name.
     """
 
+    validate = argument_validator(call, *groups, more=more)
+
     @wraps(call)
     def built(*args: P.args, **options: P.kwargs) -> R:
-        kinds = argument_types(built)
+        given, named = validate(args, options)
+        unchecked: Callable[..., R] = call
+        return unchecked(*given, **named)
+
+    return built
+
+
+def argument_validator(
+    call: Callable[..., Any], *groups: type, more: Callable[[], Iterable[Named]] = tuple
+) -> Callable[[Sequence[object], Mapping[str, object]], tuple[list[Any], dict[str, Any]]]:
+    """Return a function that validates and converts positional and named arguments of `call`.
+
+    Arguments and errors as in `validate_arguments`.
+    """
+
+    def validate(args: Sequence[object], options: Mapping[str, object]) -> tuple[list[Any], dict[str, Any]]:
+        kinds = argument_types(call)
         if unknown := [] if hands_on_any else options.keys() - kinds:
             _check_names(call, unknown, [*kinds, *(item.name for item in more())])
-        unchecked: Callable[..., R] = call
-        return unchecked(
-            *(_convert_argument(name, value, kinds) for name, value in _name_positional(call, args)),
-            **{name: _convert_argument(name, value, kinds) for name, value in options.items()},
+        return (
+            [_convert_argument(name, value, kinds) for name, value in _name_positional(call, args)],
+            {name: _convert_argument(name, value, kinds) for name, value in options.items()},
         )
 
     hands_on_any = not groups and any(
         parameter.kind is Parameter.VAR_KEYWORD and parameter.annotation == "Any"
         for parameter in signature(call).parameters.values()
     )
-    vars(built)["groups"] = groups
-    return built
+    vars(call)["groups"] = groups
+    return validate
 
 
 def validate_fields(built: type[T]) -> type[T]:

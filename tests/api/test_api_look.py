@@ -155,7 +155,7 @@ def test_plans_and_reports_have_one_line_reprs(models, tmp_path):
     prepared, copy = ckpttools.convert.plan(stacked, out, format="zarr3"), ckpttools.copy.plan(stacked, out)
     told = {
         f"<Plan of 13 arrays in {len(prepared.plan.tasks)} tasks: ": prepared.plan,
-        "<Conversion to orbax: <Plan of 13 arrays in ": plan_to_maxtext(models / "hf"),
+        "Prepared(orbax: 13 arrays, ": plan_to_maxtext(models / "hf"),
         f"<PreparedCopy: <CopyReport of {stacked} to {out}: 1 to be copied, ": copy,
         f"<CopyReport of {stacked} to {out}: 1 copied, ": copy.run(),
         f"<RunListing of {out}: 1 step, 1 finished": ckpttools.ls(out),

@@ -254,7 +254,7 @@ def test_an_option_is_spelled_as_whoever_reads_it_writes_it():
 def test_options_that_a_call_hands_on_are_checked_as_its_own(tmp_path, call):
     changes = {"transforms": []} if call == "transform" else {}
     hand_on = partial(getattr(ckpttools, call).plan, HF, tmp_path / "out", **changes)
-    assert hand_on(max_header_bytes=np.int64(10**7), jobs=np.int64(1)).conversion.jobs == 1
+    assert hand_on(max_header_bytes=np.int64(10**7), jobs=np.int64(1)).jobs == 1
     # Whole numbers of numpy's are such, though no file here is of a process.
     with pytest.raises(UsageError, match="is of checkpoints with files of each process"):
         hand_on(prefer_rank=np.array([1, 0]))

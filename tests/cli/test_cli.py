@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import click
@@ -18,6 +19,7 @@ from support.command_line import ckpt, succeed
 from support.hf_models import write_llama
 from support.locations import HF, ORBAX
 
+import ckpttools
 from ckpttools.cli import units
 from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.main import main
@@ -130,7 +132,7 @@ print(*sys.modules, file=sys.stderr)
             "numpy",
             "rich",
             "json",
-            "ckpttools.api.conversion",
+            "ckpttools.api.prepared",
         }
 
     def test_help_of_a_command(self):
@@ -237,11 +239,25 @@ class TestConvert:
         succeed("convert", "hf-to-maxtext", llama, tmp_path / "new", "--resume")
         assert not (tmp_path / "new.partial").exists()
 
+    def test_first_decision_is_at_most_seven_frames_below_main(
+        self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        def count_callers(*_: object) -> None:
+            callers = [frame.filename for frame in traceback.extract_stack()]
+            frames.append(sum(name.startswith(package) for name in callers))
+            raise ckpttools.CheckpointError("counted")
+
+        frames: list[int] = []
+        package = f"{Path(ckpttools.__file__).parent}{os.sep}"
+        monkeypatch.setattr("ckpttools.api.hf_to_maxtext.to_maxtext", count_callers)
+        ckpt("convert", "hf-to-maxtext", llama, tmp_path / "new")
+        assert frames and frames[0] <= 1 + 7  # `main` itself, and the frames below it
+
     def test_an_interrupt(self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         def interrupted(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("ckpttools.api.conversion.Conversion.run", interrupted)
+        monkeypatch.setattr("ckpttools.Prepared.run", interrupted)
         result = ckpt("convert", "hf-to-maxtext", llama, tmp_path / "new")
         assert result.exit_code == 130
         assert result.stderr == "Stopped. Run the same command again to resume.\n"

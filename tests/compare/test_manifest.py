@@ -22,7 +22,7 @@ from support.golden_data import golden_checkpoint
 from support.locations import GOLDEN
 from support.stored_trees import write
 
-from ckpttools.api.conversion import Resources
+from ckpttools.api.prepared import Resources
 from ckpttools.api.save import plan_tree
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.codecs.registry import parse_compression
@@ -272,7 +272,7 @@ def test_manifest_includes_referenced_arrays(tmp_path):
 
 CONVERT = """
 import sys
-from ckpttools.api.conversion import Resources
+from ckpttools.api.prepared import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 source, destination, memory, manifest = sys.argv[1:]
 conversion = plan_to_maxtext(source, resources=Resources(memory=int(memory), jobs=2))

@@ -23,9 +23,9 @@ from support.locations import GOLDEN_0_2_5
 from support.trees import lazy
 
 import ckpttools
-from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.api.prepared import Resources
 from ckpttools.array.nodes import window
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, keystr

@@ -15,9 +15,9 @@ from support.golden_data import all_described
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
-from ckpttools.api.conversion import Conversion
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.api.prepared import Prepared
 from ckpttools.api.save import plan_save
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
@@ -59,7 +59,7 @@ class TestChanged:
     @pytest.mark.parametrize("change", ["written", "replaced"])
     def test_while_it_is_converted(self, planned, model, tmp_path, change):
         tokenizer, out = model / "tokenizer.json", tmp_path / "out"
-        conversion: Conversion = planned()
+        conversion: Prepared = planned()
 
         def meddle(event: Event) -> None:
             if isinstance(event, Started) and change == "written":

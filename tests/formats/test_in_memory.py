@@ -12,8 +12,8 @@ from support.golden_data import SOURCES
 from support.locations import GOLDEN, HF, TRAINED
 
 import ckpttools
-from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.prepared import Resources
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.stores import Location, parse

@@ -21,8 +21,8 @@ from support.locations import GOLDEN
 from support.orbax_loads import EVERY_CASE, LOADERS, METADATA, SHARDED, some_cases
 from support.scripts import answers
 
-from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.prepared import Resources
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Empty, Metadata, Text, Tree
 from ckpttools.core.dtypes import DTYPES

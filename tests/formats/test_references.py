@@ -33,7 +33,7 @@ from support.scripts import answers
 from support.stored_trees import write
 
 from ckpttools import ToMaxText, plan_to_maxtext
-from ckpttools.api.conversion import Resources
+from ckpttools.api.prepared import Resources
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, Stack, Stored, Take, elementwise, relayout, stack, take, window
 from ckpttools.array.tree import Metadata, Tree

@@ -15,8 +15,8 @@ from support.command_line import ckpt, succeed
 from support.locations import GOLDEN, HF
 
 import ckpttools
-from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.prepared import Resources
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Empty, Metadata, Tree
 from ckpttools.core.dtypes import DTYPES

@@ -13,9 +13,9 @@ from support.golden_data import FAMILIES, SCAN_NAMES, convert
 from support.locations import GOLDEN
 from support.stored_trees import write
 
-from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.api.prepared import Resources
 from ckpttools.array.tree import Tree
 from ckpttools.compare.conversion import in_maxtext_names
 from ckpttools.core.dtypes import DTYPES

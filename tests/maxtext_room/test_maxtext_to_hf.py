@@ -14,9 +14,9 @@ from support.golden_data import FAMILIES, SCAN_NAMES, convert, golden_checkpoint
 from support.locations import FIXTURES, GOLDEN, HF, TRAINED
 
 import ckpttools
-from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.api.prepared import Resources
 from ckpttools.api.save import plan_save, save
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES

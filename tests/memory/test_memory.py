@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 CONVERT = """
 import json, sys
-from ckpttools.api.conversion import Resources
+from ckpttools.api.prepared import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.maxtext.conversion_options import ToMaxText
 source, destination, memory, scan = sys.argv[1:]

@@ -29,8 +29,8 @@ from support.golden_data import (
 )
 from support.locations import GOLDEN
 
-from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.prepared import Resources
 from ckpttools.array.tree import dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree

@@ -12,9 +12,9 @@ from safetensors import deserialize
 from support.golden_data import SCAN_NAMES, Leaves, all_described, arrays_by_tensorstore, leaves_by_package
 from support.locations import GOLDEN_0_2_5
 
-from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.api.prepared import Resources
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 

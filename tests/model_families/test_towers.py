@@ -12,9 +12,9 @@ from support.command_line import ckpt, run
 from support.golden_data import all_described, arrays_by_tensorstore
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
-from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.api.prepared import Resources
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError
 from ckpttools.formats.registry import open_tree

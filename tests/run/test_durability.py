@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support.stored_trees import ARRAYS, EVERYTHING
 
-from ckpttools.api.conversion import Conversion
+from ckpttools.api.prepared import Prepared
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.codecs.zstd import Zstd
@@ -89,11 +89,11 @@ class Durable:
             return offset + nbytes <= MOST and bool(self._durable[file][offset : offset + nbytes].all())
 
 
-def whole(conversion: Conversion, destination: Path) -> None:
+def whole(conversion: Prepared, destination: Path) -> None:
     conversion.run(destination)
 
 
-def alone_in_a_part(conversion: Conversion, destination: Path) -> None:
+def alone_in_a_part(conversion: Prepared, destination: Path) -> None:
     """Does all tasks as one process of several would; nobody publishes."""
     plan, nbytes = conversion.plan, sum(task.bytes_out for task in conversion.plan.tasks)
     share, purpose = Share("0/1", 0, len(plan.tasks)), JobInfo("a plan")
@@ -105,7 +105,7 @@ def alone_in_a_part(conversion: Conversion, destination: Path) -> None:
 @pytest.mark.parametrize("done", [whole, alone_in_a_part])
 @pytest.mark.parametrize("kind", WRITERS)
 def test_the_journal_promises_no_more_than_the_disk_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, done: Callable[[Conversion, Path], object]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, done: Callable[[Prepared, Path], object]
 ):
     """Whenever something is synced until the end, all bytes of the tasks in the journals are durable."""
     monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)
@@ -133,7 +133,7 @@ def test_the_journal_promises_no_more_than_the_disk_holds(
     assert broken == set()
 
 
-def entered(conversion: Conversion, directory: Path) -> Iterator[tuple[int, list[tuple[Path, int, int]]]]:
+def entered(conversion: Prepared, directory: Path) -> Iterator[tuple[int, list[tuple[Path, int, int]]]]:
     """Each task that a journal below `directory` names, with file, offset and length of what it wrote."""
     for staging in {journal.parent for journal in directory.rglob(JOURNAL)}:
         files = [location for location in staging.rglob("content/**/*") if location.is_file()]
@@ -148,7 +148,7 @@ def entered(conversion: Conversion, directory: Path) -> Iterator[tuple[int, list
                 yield number, [(ending_in(name, files), *location) for name, *location in ranges]
 
 
-def as_they_are(conversion: Conversion, number: int) -> list[tuple[str, int, int]]:
+def as_they_are(conversion: Prepared, number: int) -> list[tuple[str, int, int]]:
     """What a task writes whose chunks are not encoded."""
     task = conversion.plan.tasks[number]
     runs = conversion.plan.layout.placements[task.path].runs(task.region)

@@ -96,7 +96,7 @@ RESOURCES = st.fixed_dictionaries(
 def test_resources_decide_how_models_are_cut(model, tmp_path):
     """Otherwise the other tests would show nothing."""
     plans = [ckpttools.cast.plan(model, tmp_path / "out", dtype="bfloat16", jobs=jobs) for jobs in (1, 2, 8)]
-    assert len({len(plan.conversion.plan.tasks) for plan in plans}) == 3
+    assert len({len(plan.plan.tasks) for plan in plans}) == 3
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.prepared import Resources
 from ckpttools.core.errors import (
     DestinationExistsError,
     NoSpaceError,

@@ -36,7 +36,7 @@ def test_data_saved_from_another_state_is_discarded(tmp_path, monkeypatch, rows)
     state = {f"w{at:02d}": np.full((rows, 128), at, np.float32) for at in range(12)}
     prepared = ckpttools.save.plan(state, tmp_path / "out", "zarr3", jobs=1)
     with pytest.raises(StopError):
-        prepared.run(stopping(after=6))
+        prepared.run(observe=stopping(after=6))
     for array in state.values():
         array[:] = 1000
     try:
@@ -55,7 +55,7 @@ def test_save_of_same_state_resumes(tmp_path, monkeypatch):
     state = {f"w{at:02d}": np.full((64, 128), at, np.float32) for at in range(12)}
     prepared = ckpttools.save.plan(state, tmp_path / "out", "zarr3", jobs=1)
     with pytest.raises(StopError):
-        prepared.run(stopping(after=6))
+        prepared.run(observe=stopping(after=6))
     assert prepared.run().tasks_resumed >= 5
 
 

@@ -12,9 +12,9 @@ from support.golden_data import FAMILIES, convert
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
-from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.api.prepared import Resources
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 
