@@ -35,10 +35,10 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import family_of
 from ckpttools.quantized.unsupported_errors import refuse_quantized
+from ckpttools.quantized.view import quantized_view
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.web.hub_name import HubName, is_model_name
 from ckpttools.transforms.cast import cast
-from ckpttools.transforms.dequantize import dequantize_with_notes
 
 _FLOAT32 = DTYPES["float32"]
 # A module of Mixtral, Phi MoE and MiniMax in transformers 5 (conversion_mapping.py), and in Hub files.
@@ -209,7 +209,7 @@ def open_base(tree: Tree, model: ModelOptions | None = None, like: LocationLike 
         FormatError: weights are quantized and cannot be dequantized, or two have the same name.
         CheckpointError: see `ckpttools.maxtext.to_hf.model_rows`.
     """
-    tree = dequantize_with_notes(tree).tree
+    tree = quantized_view(tree).plain().tree
     if name_style(tree.arrays) != "maxtext":
         weights = by_name(tree.arrays)
         refuse_quantized(weights, tree.metadata.config, tree.metadata.location)

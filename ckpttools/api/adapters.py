@@ -33,11 +33,11 @@ from ckpttools.formats.sidecar import Sidecars, WithSidecars
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.model_families.registry import family_called
+from ckpttools.quantized.unsupported_errors import require_numbers
 from ckpttools.run.overlap_check import check_apart
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.base import Transform, Transformed
 from ckpttools.transforms.cast import CastMap
-from ckpttools.transforms.dequantize import require_numbers
 
 
 @command(Changing, more=writer_options)

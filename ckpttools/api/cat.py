@@ -257,9 +257,9 @@ def _bounds(key: slice) -> tuple[object, ...]:
 
 def _dequantized(tree: Tree, path: Path) -> tuple[Leaf, tuple[str, ...]]:
     """Return the values of a quantized weight, or another leaf unchanged."""
-    from ckpttools.quantized.dequantized_tree import dequantize_where_possible
+    from ckpttools.quantized.view import quantized_view
 
-    numeric = dequantize_where_possible(tree).tree
+    numeric = quantized_view(tree).plain_where_possible().tree
     if path not in numeric or numeric.leaves[path] is tree.leaves[path]:
         return tree.leaves[path], ()
     stored, leaf = tree.arrays[path], numeric.arrays[path]

@@ -33,7 +33,7 @@ from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.pairing import Pairing, Remark, Side
 from ckpttools.formats.base import ReadOptions
 from ckpttools.maxtext.model_options import ModelOptions
-from ckpttools.quantized.dequantized_tree import NumericTree, is_dequantized, make_comparable
+from ckpttools.quantized.view import NumericTree, is_dequantized, make_comparable
 from ckpttools.stores.models import model_at
 from ckpttools.stores.registry import LocationLike
 

@@ -28,8 +28,8 @@ from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.manifest import NAMES, Manifest, check_manifest_name
 from ckpttools.maxtext.model_options import check_choice
 from ckpttools.maxtext.scan_axis import scan_axis_remarks
+from ckpttools.quantized.view import quantized_view
 from ckpttools.stores.registry import LocationLike, parse
-from ckpttools.transforms.dequantize import dequantize_with_notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def hash(
             if not per_layer:
                 hint = f"leave out {option('per_layer', False)} or {option('names')}"
                 raise UsageError(f"{option('names', 'maxtext')} names single layers", hint=hint)
-            named = in_maxtext_names(dequantize_with_notes(tree).tree, conversion)
+            named = in_maxtext_names(quantized_view(tree).plain().tree, conversion)
             named = without_implied(named, (), tree.metadata.config, scan.memory)
             arrays = without_step(named.arrays)
             selection = replace(selection, naming=lambda tree: arrays)

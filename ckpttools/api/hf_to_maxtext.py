@@ -25,8 +25,8 @@ from ckpttools.maxtext.source_checks import refuse_maxtext
 from ckpttools.maxtext.stored_head import refuse_lost_head, with_head_compared
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.versions import NEWEST
+from ckpttools.quantized.config import Like
 from ckpttools.stores.registry import LocationLike, parse
-from ckpttools.transforms.dequantize import Like
 
 
 class _Common(Storing, Writing, total=False):

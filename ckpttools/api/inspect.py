@@ -16,7 +16,7 @@ from ckpttools.inspection.folding import sort_arrays
 from ckpttools.inspection.tree import TreeReport, inspect_tree
 from ckpttools.maxtext.model_files import sidecar_names
 from ckpttools.model_families.registry import families
-from ckpttools.quantized.dequantized_tree import dequantize_where_possible, make_comparable
+from ckpttools.quantized.view import make_comparable, quantized_view
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, count_traffic, parse
@@ -111,7 +111,7 @@ def compared(
         # Names and shapes are compared: where none is noted any scale will do.
         alpha = None if is_number(recorded_settings(tree).get("lora_alpha")) else 1
         return against_base(adapter_of_jax(base, tree, alpha), base)
-    own_arrays = dequantize_where_possible(tree).tree
+    own_arrays = quantized_view(tree).plain_where_possible().tree
     if name in families() or path.suffix in SUFFIXES or not (path.exists() or "/" in name):
         family, own = family_called(name), tree.metadata.config
         if own is None or own.get("model_type") not in family.model_types:

@@ -17,14 +17,14 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import parse_size_option
-from ckpttools.quantized.dequantized_tree import dequantize_where_possible
+from ckpttools.quantized.unsupported_errors import refuse_few_bits
+from ckpttools.quantized.view import quantized_view
 from ckpttools.sharding.loading import JobProgress
 from ckpttools.sharding.mesh import parse_mesh
 from ckpttools.sharding.rules import RulesLike, resolve_rules
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.fetching import fetch
 from ckpttools.stores.registry import LocationLike
-from ckpttools.transforms.dequantize import declares_quantization, refuse_few_bits
 from ckpttools.transforms.select import Select
 
 if TYPE_CHECKING:
@@ -207,10 +207,11 @@ def load(
 
 def _numbers(tree: Tree, dtype: DType | None) -> Tree:
     """Return a dequantized tree, in a dtype for quantized weights."""
-    if declares_quantization(tree):
+    view = quantized_view(tree)
+    if view.is_described:
         stored = f"without {option('dtype')} codes and scales are loaded as they are stored"
         refuse_few_bits(dtype, tree.metadata.location, stored)
-    return dequantize_where_possible(tree, dtype).tree
+    return view.plain_where_possible(dtype).tree
 
 
 def _request(

@@ -24,12 +24,11 @@ from ckpttools.maxtext.recognition import guess_families
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import families, family_of
-from ckpttools.quantized.dequantized_tree import dequantize_where_possible
+from ckpttools.quantized.view import quantized_view
 from ckpttools.stores.abilities import SupportsCacheInvalidation
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.web.hub_name import HubName
-from ckpttools.transforms.dequantize import declares_quantization, is_half_quantized
 
 # Labels of the lines of an error that are repeated in a remark.
 _FACTS = ("got", "expected")
@@ -87,9 +86,9 @@ def _is_whole(tree: Tree) -> bool:
     """Return whether all arrays of a model exist, in compute dtypes or with scales."""
     is_computed = _main_dtype(view_of(tree).parameters.values()) in _COMPUTED
     # Quantized values and scales may have names that families do not know.
-    named, of = dequantize_where_possible(tree).tree, _family_said(tree)
+    named, of = quantized_view(tree).plain_where_possible().tree, _family_said(tree)
     whole = (of is not None and _has_names_of(named, [of])) or _has_names_of(named, families().values())
-    return whole and (is_computed or declares_quantization(tree))
+    return whole and (is_computed or quantized_view(tree).is_described)
 
 
 def _has_names_of(tree: Tree, among: Collection[Family]) -> bool:
@@ -203,7 +202,7 @@ def _of_transformers(tree: Tree, location: Location) -> NextSteps | None:
     if config.get("auto_map"):
         declared, flags = [*declared, "trust_remote_code=True"], [*flags, "--trust-remote-code"]
     loaded = f"{kind}.from_pretrained({', '.join([_quoted(name), *declared])})"
-    if is_half_quantized(tree):
+    if quantized_view(tree).is_half_quantized:
         return NextSteps((loaded,))  # vLLM refuses it
     return NextSteps((loaded, join(["vllm", "serve", name, *flags])), tuple(_unfinished(location)))
 

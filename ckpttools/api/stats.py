@@ -14,7 +14,7 @@ from ckpttools.api.sources import (
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import UsageError
 from ckpttools.inspection.stats import ArrayStats, StatsReport, inspect_stats, matching
-from ckpttools.quantized.dequantized_tree import dequantize_where_possible
+from ckpttools.quantized.view import quantized_view
 
 SORTS = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
 
@@ -48,7 +48,8 @@ def stats(
     if sort is not None and sort not in SORTS:
         raise UsageError(f"cannot sort by {sort!r}", expected="one of " + ", ".join(SORTS))
     with scanning(common) as scan:
-        tree, remark = dequantize_where_possible(opened(source, scan.read), is_read=filter == "*")
+        view = quantized_view(opened(source, scan.read))
+        tree, remark = view.plain_where_possible(is_read=filter == "*")
         scan.fetch(tree)
         total = sum(array.nbytes for array in matching(tree, filter).values())
         report = inspect_stats(

@@ -26,11 +26,11 @@ from ckpttools.formats.registry import is_checkpoint, writable
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.inspection.tree import TreeReport
 from ckpttools.plan.plan_encoding import is_plan, read_plan
+from ckpttools.quantized.view import quantized_view
 from ckpttools.runs.listing import ItemListing, RunListing, list_step, listed
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
-from ckpttools.transforms.dequantize import has_readable_scheme
 
 _MOST_BELOW = 8
 
@@ -142,7 +142,7 @@ def _of_run(location: Location, run: OrbaxRun) -> Summary:
     if listing.finished and tree is None:
         return Summary(str(location), what, run=listing, next=_next_of_damaged(path, run, listing))
     advice = tuple(_next_of_run(path, kinds, count, is_described=is_described))
-    if tree is not None and has_readable_scheme(tree):
+    if tree is not None and quantized_view(tree).is_supported:
         advice = (*advice[:-1], f"ckpt cast {path} DST --dtype bfloat16", advice[-1])
     return Summary(str(location), what, run=listing, next=advice)
 

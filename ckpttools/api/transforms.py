@@ -20,10 +20,10 @@ from ckpttools.maxtext.stacking import ForceUnroll, StackAsModel, UnstackLayers
 from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
 from ckpttools.maxtext.to_version import ForVersion
 from ckpttools.maxtext.versions import NEWEST
+from ckpttools.quantized.config import Like
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap
-from ckpttools.transforms.dequantize import Like
 from ckpttools.transforms.functions import Mapper, mapped_by
 from ckpttools.transforms.registry import options_of, transform_named, transforms
 from ckpttools.transforms.select import Select

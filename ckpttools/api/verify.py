@@ -27,11 +27,10 @@ from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
 from ckpttools.digest.manifest import Manifest
 from ckpttools.digest.pairing import NamedArrays, Pairing
 from ckpttools.maxtext.model_options import check_choice
-from ckpttools.quantized.dequantized_tree import dequantize_weights, make_comparable, weights_of_arrays
+from ckpttools.quantized.view import make_comparable, quantized_view
 from ckpttools.stores.contents import FileDifference, SupportsContents, differing
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
-from ckpttools.transforms.dequantize import dequantize_with_notes
 
 if TYPE_CHECKING:
     from ckpttools.compare.conversion import ConversionOptions
@@ -329,7 +328,7 @@ def _as_in(manifest: Manifest, tree: Tree, declared: _Said, memory: int) -> Name
         require_none(declared.conversion, "the manifest has the names that are stored")
         require_no_padding(declared.padding_rows)
         return NamedArrays(with_carried(tree, layers), scan_axis_remarks(tree) if layers else ())
-    named = in_maxtext_names(dequantize_with_notes(tree).tree, declared.conversion, is_strict=False)
+    named = in_maxtext_names(quantized_view(tree).plain().tree, declared.conversion, is_strict=False)
     named = without_implied(named, manifest.arrays, tree.metadata.config, memory)
     arrays = named.arrays if STEP in manifest.arrays else without_step(named.arrays)
     shapes = {name: item.shape for name, item in manifest.arrays.items()}
@@ -450,6 +449,7 @@ def same_numbers(
         CheckpointError: an array cannot be read, or the memory is too small.
     """
     from ckpttools.compare.verify import compare
+    from ckpttools.quantized.dequantized_tree import dequantize_weights, weights_of_arrays
 
     names = weights_of_arrays(a, differing)
     mine, expected = dequantize_weights(a, names), dequantize_weights(b, names)

@@ -16,6 +16,7 @@ from ckpttools.formats.json_file import json_object
 from ckpttools.formats.safetensors.format import NAMES
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.view import view_of
+from ckpttools.quantized.view import QuantizedView, quantized_view
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 
@@ -88,6 +89,13 @@ class ModelDirectory:
     def config(self) -> Mapping[str, Any] | None:
         """The parsed `config.json`; None if it does not exist or cannot be read."""
         return self.json(CONFIG)
+
+    @cached_property
+    def quantized(self) -> QuantizedView:
+        """The quantized weights of the tree, as the configuration of the directory describes them."""
+        tree = Tree({}) if self.tree is None else self.tree
+        is_same = tree.metadata.config == self.config
+        return quantized_view(tree if is_same else tree.with_metadata(config=self.config))
 
     @cached_property
     def is_complete_model(self) -> bool:

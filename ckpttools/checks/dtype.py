@@ -11,8 +11,6 @@ from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.dtypes import parse_dtype
 from ckpttools.core.errors import CheckpointError
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.quantized.config import declared_quantization
-from ckpttools.quantized.weights import quantized
 
 # transformers writes `dtype` since version 5, and wrote `torch_dtype` before.
 _FIELDS = ("dtype", "torch_dtype")
@@ -29,7 +27,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     main = _main_dtype(model) if declared else None
     differing = [item for item in declared if main is not None and _dtype_name(item[1]) != main]
     # The weights of a quantized model have another dtype than it computes in.
-    if not differing or declared_quantization(model.config) or quantized(dict(model.arrays), model.config):
+    if not differing or model.quantized.declared or model.quantized.candidates:
         return
     field, value = differing[0]
     command = None

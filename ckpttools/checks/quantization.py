@@ -7,17 +7,15 @@ from contextlib import suppress
 from shlex import quote
 from typing import Any
 
-from ckpttools.array.tree import Tree
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import plural_with_verb
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.quantized.config import FIELD, declared_quantization, scheme
-from ckpttools.quantized.dequantizable import shaped_weights_in, weights_in, weights_of
-from ckpttools.quantized.scale_checks import value_faults
+from ckpttools.quantized.config import FIELD, scheme
 from ckpttools.quantized.schemes.registry import read_methods
 from ckpttools.quantized.unsupported_errors import remedy
-from ckpttools.quantized.weights import Quantized, quantized
+from ckpttools.quantized.view import QuantizedView
+from ckpttools.quantized.weights import QuantizedWeight
 
 _KEEP = "; `ckpt convert hf-to-maxtext {} DST --quantized keep` keeps it in FP8 if its blocks fit the kernels"
 _FETCH = "fetch the checkpoint again, or restore it from another copy"
@@ -26,11 +24,11 @@ _FETCH = "fetch the checkpoint again, or restore it from another copy"
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     if model.config is None or model.tree is None or not model.is_complete_model:
         return
-    result = quantized(dict(model.arrays), model.config)
-    declared = declared_quantization(model.config) or {}
+    view = model.quantized
+    result, declared = view.candidates, view.declared or {}
     if not result and not declared:
         return
-    read = weights_of(model.arrays, result, model.config)
+    read = view.by_headers
     facts = [*_findings(model, list(result.values()), is_read=not read.is_whole)]
     faults = list[ModelFinding]()
     if declared.get("quant_method") in read_methods() and not any(item.is_bare for item in result.values()):
@@ -39,23 +37,22 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         elif model.is_examined:
             # Other checks report arrays that cannot be read.
             with suppress(CheckpointError):
-                faults += value_findings(model.tree, model.location)
+                faults += value_findings(view, model.location)
     # Advice about sound weights does not apply to damaged ones.
     is_sound = all(fault.level != "error" for fault in faults)
     yield from (fact for fact in facts if is_sound or fact.level != "info")
     yield from faults
 
 
-def value_findings(tree: Tree, location: str) -> Iterator[ModelFinding]:
+def value_findings(view: QuantizedView, location: str) -> Iterator[ModelFinding]:
     """Check the shapes of quantized weights, and the values of scales that are on this machine.
 
     Raises:
         CheckpointError: they cannot be read.
     """
-    weights = shaped_weights_in(tree)
-    result = value_faults(tree, weights.readable.values())
+    result = view.scale_faults()
     # The check of the headers has reported the other faults.
-    shapes = [fault for fault in weights.faults if fault not in weights_in(tree).faults]
+    shapes = [fault for fault in view.shaped.faults if fault not in view.faults]
     damaged = (*shapes, *result.damaged)
     if damaged:
         yield ModelFinding(
@@ -82,8 +79,10 @@ def first_of_lines(lines: Sequence[str]) -> str:
     return lines[0] + (f", and {len(lines) - 1} more" if len(lines) > 1 else "")
 
 
-def _findings(model: ModelDirectory, result: list[Quantized], *, is_read: bool) -> Iterator[ModelFinding]:
-    declared = declared_quantization(model.config)
+def _findings(
+    model: ModelDirectory, result: list[QuantizedWeight], *, is_read: bool
+) -> Iterator[ModelFinding]:
+    declared = model.quantized.declared
     is_scaled = bool(declared) or any(item.scales for item in result)
     bare = [item for item in result if item.is_bare] if is_scaled else []
     if bare:
@@ -96,7 +95,7 @@ def _findings(model: ModelDirectory, result: list[Quantized], *, is_read: bool) 
         yield _sound(model, result, declared, is_read=is_read)
 
 
-def _without_scales(model: ModelDirectory, bare: list[Quantized], count: int) -> ModelFinding:
+def _without_scales(model: ModelDirectory, bare: list[QuantizedWeight], count: int) -> ModelFinding:
     return ModelFinding(
         "error",
         CHECK.name,
@@ -107,7 +106,7 @@ def _without_scales(model: ModelDirectory, bare: list[Quantized], count: int) ->
     )
 
 
-def _undeclared(model: ModelDirectory, result: list[Quantized]) -> ModelFinding:
+def _undeclared(model: ModelDirectory, result: list[QuantizedWeight]) -> ModelFinding:
     scales = sum(bool(item.scales) for item in result)
     return ModelFinding(
         "error" if scales else "warning",
@@ -133,7 +132,7 @@ def _not_quantized(model: ModelDirectory, declared: Mapping[str, Any]) -> ModelF
 
 
 def _sound(
-    model: ModelDirectory, result: list[Quantized], declared: Mapping[str, Any], *, is_read: bool
+    model: ModelDirectory, result: list[QuantizedWeight], declared: Mapping[str, Any], *, is_read: bool
 ) -> ModelFinding:
     why = "their values are products with scales: conversions to MaxText multiply them"
     hint = remedy(declared, is_read=False)
@@ -157,7 +156,7 @@ def _sound(
     )
 
 
-def _can_stay_quantized(result: list[Quantized], declared: Mapping[str, Any]) -> bool:
+def _can_stay_quantized(result: list[QuantizedWeight], declared: Mapping[str, Any]) -> bool:
     """Return whether the weights are in FP8 with a scale for each block, a form that MaxText has as well."""
     is_fp8 = all(item.dtype.name.startswith("float8_") for item in result)
     return is_fp8 and declared.get("quant_method") == "fp8" and bool(declared.get("weight_block_size"))

@@ -12,10 +12,10 @@ from ckpttools.cli.units import format_count, format_disk
 from ckpttools.core.text import first_names, plural, printable
 from ckpttools.formats.adapters import LORA
 from ckpttools.formats.origin import SOURCE
-from ckpttools.inspection.quantization import Quantization
 from ckpttools.inspection.tree import ItemReport, Total, TreeReport
 from ckpttools.maxtext.layers import LayerGroup
 from ckpttools.maxtext.recognition import FamilyGuess
+from ckpttools.quantized.view import Quantization
 
 # Width of the label column.
 _COLUMN = 14

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttools.array.blockwise import QuantizationError, total_error
 from ckpttools.cli.command_line import resumable_command
 from ckpttools.cli.lazy import mark_written
 from ckpttools.cli.output import print_json, print_lines, print_stderr, width
@@ -16,7 +17,6 @@ from ckpttools.cli.table import Column, draw_table
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import plural, printable
-from ckpttools.quantized.errors import QuantizationError, total_error
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:

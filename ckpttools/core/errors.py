@@ -8,10 +8,10 @@ from __future__ import annotations
 import difflib
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from ckpttools.core.text import fold_lines, printable, printable_text
 
@@ -113,7 +113,20 @@ class SourceChangedError(FormatError):
 
 
 class DamagedScalesError(FormatError):
-    """Scales of quantized weights that give no finite values."""
+    """Scales of quantized weights that give no finite values.
+
+    Attributes:
+        list_all: extends the error to all damaged scales of the arrays of a run; None for a complete error.
+    """
+
+    list_all: Callable[[DamagedScalesError, Iterable[Any]], BaseException] | None = None
+
+
+def with_all_damage(error: BaseException, arrays: Iterable[Any]) -> BaseException:
+    """Extend an error about damaged scales to all arrays of a run; return other errors unchanged."""
+    return (
+        error.list_all(error, arrays) if isinstance(error, DamagedScalesError) and error.list_all else error
+    )
 
 
 class ConfigError(CheckpointError):

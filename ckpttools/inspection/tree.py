@@ -17,11 +17,9 @@ from ckpttools.array.storage import Sharding, has_giant_chunks, has_tiny_chunks
 from ckpttools.array.tree import Path, Text, Tree, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
-from ckpttools.core.notes import Notes
 from ckpttools.core.region import grid_shape
 from ckpttools.core.text import plural
 from ckpttools.inspection.filtering import filtered
-from ckpttools.inspection.quantization import Quantization, quantization_of
 from ckpttools.maxtext.layers import LayerGroup
 from ckpttools.maxtext.layout import SCAN_LAYERS, FlavourName, Kind
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
@@ -30,9 +28,8 @@ from ckpttools.maxtext.variables import matching_versions
 from ckpttools.maxtext.versions import VERSIONS
 from ckpttools.maxtext.view import Optimizer, view_of
 from ckpttools.model_families.family import Family
-from ckpttools.quantized.dequantizable import has_doubtful_shapes, shaped_weights_in, weights_in
-from ckpttools.quantized.dequantized_tree import DequantizedTree, dequantize_tree
-from ckpttools.quantized.weights import is_scale, quantized_in
+from ckpttools.quantized.view import DequantizedTree, Quantization, quantized_view
+from ckpttools.quantized.weights import is_scale
 from ckpttools.roles.of_tree import Role
 from ckpttools.stores.costs import Traffic
 
@@ -182,7 +179,8 @@ def inspect_tree(
     Raises:
         UsageError: there are arrays, and none matches the pattern.
     """
-    shown = _logical(tree)
+    quantized = quantized_view(tree)
+    shown = quantized.shown()
     arrays = filtered(_reports(shown, shardings), attrgetter("path"), pattern, or_none=or_none)
     scales = _scales(tree, shown, {array.path for array in arrays})
     parameters = [array for array in arrays if array.role == "parameter"]
@@ -212,7 +210,7 @@ def inspect_tree(
         ),
         warnings=warnings_of(tree, unfinished, damaged),
         sidecars=tuple(sidecars),
-        quantization=quantization_of(tree),
+        quantization=quantized.summary,
         scales=scales,
         adapter=_adapter(tree),
         items={name: _item(tree, name) for name in metadata.items},
@@ -235,18 +233,9 @@ def _adapter(tree: Tree) -> AdapterReport | None:
     return adapter_report(tree)
 
 
-def _logical(tree: Tree) -> DequantizedTree:
-    """Return the tree with each quantized weight as one array, if every scheme is supported."""
-    result = weights_in(tree)
-    if has_doubtful_shapes(result):
-        result = shaped_weights_in(tree)
-    readable = result.readable and not result.faults
-    return dequantize_tree(tree, weights=result) if readable else DequantizedTree(tree, Notes(), {})
-
-
 def _without_scales(tree: Tree) -> Tree:
     """Return a tree whose names tell the family, also where weights are shown as they are stored."""
-    weights = quantized_in(tree).weights.values()
+    weights = quantized_view(tree).weights.values()
     beside = {name for weight in weights if weight.dtype.is_float for name in weight.sides}
     if not beside:
         return tree
@@ -412,10 +401,8 @@ def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
 
     Codes of quantized weights and their scales are of other dtypes than the rest in any such model.
     """
-    result = quantized_in(tree)
-    scaled = {
-        result.paths[name] for weight in result.weights.values() for name in (weight.name, *weight.sides)
-    }
+    view = quantized_view(tree)
+    scaled = {view.paths[name] for name in view.members}
     by_dtype: dict[str, list[Path]] = {}
     for path in view_of(tree).of_role("parameter"):
         array = tree.arrays.get(path)
@@ -431,7 +418,7 @@ def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
 
 def _unreadable(tree: Tree) -> Iterator[TreeWarning]:
     """Quantized weights that are shown as they are stored, as no numbers can be made of some."""
-    result = weights_in(tree)
+    result = quantized_view(tree).by_headers
     if not result.faults:
         return
     more = f", and {len(result.faults) - 1} more" if len(result.faults) > 1 else ""

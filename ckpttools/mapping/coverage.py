@@ -17,7 +17,7 @@ from ckpttools.core.region import Shape
 from ckpttools.core.text import fold_lines, plural
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.sizes import Size, lengths_of
-from ckpttools.quantized.weights import is_scale, quantized
+from ckpttools.quantized.weights import find_weights, is_scale
 
 _MESSAGE = "the arrays do not match the model"
 # Longer lists end with the number of remaining lines.
@@ -284,7 +284,7 @@ def remaining_keys(
         way: how a user leaves arrays out, where no option does.
         is_told: whether the error already explains the fault in another way.
     """
-    packed = quantized(arrays)
+    packed = find_weights(arrays)
     needed = {side for item in packed.values() for side in item.sides}
     scaled = next((key for key in extra if is_scale(key) or key in packed or key in needed), None)
     if scaled:

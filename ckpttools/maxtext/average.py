@@ -22,14 +22,14 @@ from ckpttools.maxtext.config_differences import ConfigDifference, config_differ
 from ckpttools.maxtext.layout import FACTOR, STEPS
 from ckpttools.maxtext.scan_axis import KeepScanAxis
 from ckpttools.maxtext.strip import StripOptimizer
-from ckpttools.quantized.decoding import DEFAULT_DTYPE
-from ckpttools.quantized.weights import quantized_in
+from ckpttools.quantized.config import DEFAULT_DTYPE
+from ckpttools.quantized.unsupported_errors import refuse_few_bits
+from ckpttools.quantized.view import quantized_view
 from ckpttools.roles.names import is_average
 from ckpttools.roles.of_tree import roles
 from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.cast import is_table
+from ckpttools.transforms.cast import is_table, with_notes
 from ckpttools.transforms.conversion import Convert
-from ckpttools.transforms.dequantize import dequantize_with_notes, refuse_few_bits, with_notes
 from ckpttools.transforms.mean_weights import MeanWeights, WeightedMean
 
 # Number of integers that are compared at once.
@@ -73,7 +73,7 @@ class Average:
             FormatError: two arrays of a checkpoint have the same name.
             MappingError: integers differ, or values with few bits may have lost their scales.
             CheckpointError: see `StripOptimizer`, `StoredAverage` and
-                `ckpttools.transforms.dequantize.dequantized`.
+                `ckpttools.quantized.view.QuantizedView.plain`.
         """
         weights = self.weights.of(len(trees))
         differing = _check_configs(trees, force=self.force)
@@ -101,14 +101,14 @@ class Average:
         if any(known.of(path) == "optimizer" or known.unclear_of(path) for path in tree.arrays):
             tree = _without_training_state(tree)
         # Computed in float32, so that the result is rounded once.
-        built = dequantize_with_notes(tree, DTYPES["float32"])
+        built = quantized_view(tree).plain(DTYPES["float32"])
         if built.weights:
             refuse_few_bits(
                 self.dtype, tree.metadata.location, "`ckpt quantize MEAN DST` quantizes such a mean"
             )
         tree = tree.pipe(lambda given: with_notes(built, given))
-        result = quantized_in(tree)
-        if odd := [*result.weights, *result.unclear]:
+        view = quantized_view(tree)
+        if odd := [*view.weights, *view.unclear]:
             raise MappingError(
                 f"numbers of few bits may have scales, without which they have no mean{listing(odd)}",
                 location=tree.metadata.location or None,

@@ -19,7 +19,7 @@ from ckpttools.maxtext.native_fp8 import (
 )
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.maxtext.vocabulary import WAYS
-from ckpttools.quantized.decoding import Like
+from ckpttools.quantized.config import Like
 from ckpttools.stores.registry import LocationLike
 
 
@@ -44,7 +44,7 @@ class ToMaxText:
             is lost.
         read: options for opening the source.
         dequantize_like: how products of quantized weights and scales are rounded, as in
-            `ckpttools.transforms.dequantize.Dequantize`.
+            `ckpttools.transforms.cast.Dequantize`.
         quantized: how quantized weights are handled: "dequantize", or "keep" for FP8 as MaxText stores it.
     """
 

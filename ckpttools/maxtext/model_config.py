@@ -29,7 +29,7 @@ from ckpttools.model_families.hf_defaults import contradicted_defaults
 from ckpttools.quantized.config import FIELD, declared_quantization, scheme, without_quantization
 from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.unsupported_errors import signs_of_scheme
-from ckpttools.quantized.weights import quantized
+from ckpttools.quantized.weights import find_weights
 
 # transformers writes `dtype` from version 5 on, and `torch_dtype` before.
 _DTYPES = ("dtype", "torch_dtype")
@@ -122,12 +122,12 @@ def config_for_weights(
 
 def _has_plain_arrays(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> bool:
     """Return whether no quantized weights remain, of known or unknown schemes."""
-    return not (quantized(arrays, config) or signs_of_scheme(arrays, config))
+    return not (find_weights(arrays, config) or signs_of_scheme(arrays, config))
 
 
 def _plain_arrays(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> dict[str, LazyArray]:
     """Return the float arrays that are neither quantized nor scales."""
-    result = quantized(arrays, config)
+    result = find_weights(arrays, config)
     if not declared_quantization(config) and not any(item.scales for item in result.values()):
         result = {}
     others = {*result, *(side for item in result.values() for side in item.sides)}

@@ -24,8 +24,7 @@ from ckpttools.maxtext.layout import CARRIED_PREFIX
 from ckpttools.maxtext.model_config import WeightsConfig
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.quantized.config import FILES, declared_quantization
-from ckpttools.quantized.dequantized_tree import dequantize_where_possible
-from ckpttools.quantized.weights import quantized_in
+from ckpttools.quantized.view import quantized_view
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
@@ -144,7 +143,8 @@ def carried_arrays(tree: Tree) -> Mapping[str, LazyArray]:
         return {}
     config = read_json(directory / CONFIG) if (directory / CONFIG).is_file() else None
     leaves: dict[TreePath, LazyArray] = {(name,): array for name, array in carried.items()}
-    return by_name(dequantize_where_possible(Tree(leaves, Metadata(config=config))).tree.arrays)
+    view = quantized_view(Tree(leaves, Metadata(config=config)))
+    return by_name(view.plain_where_possible().tree.arrays)
 
 
 def carried_as_stored(tree: Tree) -> dict[str, LazyArray]:
@@ -198,7 +198,7 @@ def stale_files(
         before, after: the configuration next to these files, and the one that is written; None if unchanged.
     """
     is_same = after is None or declared_quantization(before) == declared_quantization(after)
-    return [] if is_same and quantized_in(built).weights else [name for name in names if name in FILES]
+    return [] if is_same and quantized_view(built).weights else [name for name in names if name in FILES]
 
 
 def stale_file_notes(names: Collection[str]) -> Notes:
@@ -253,7 +253,7 @@ def _carried_arrays(directory: Location) -> Mapping[str, LazyArray]:
 
 def _model_arrays(directory: Location) -> Mapping[str, LazyArray]:
     """Return the model's own arrays."""
-    return by_name(dequantize_where_possible(open_tree(directory)).tree.arrays)
+    return by_name(quantized_view(open_tree(directory)).plain_where_possible().tree.arrays)
 
 
 def config_bytes(files: ModelFiles, built: WeightsConfig) -> bytes:

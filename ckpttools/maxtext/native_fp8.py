@@ -24,16 +24,16 @@ from ckpttools.core.region import Shape
 from ckpttools.core.text import plural
 from ckpttools.mapping.blocks import Block, Fits
 from ckpttools.mapping.row import Row
-from ckpttools.mapping.scale_grids import ScaleGrids, scale_grids
 from ckpttools.mapping.table import Table
+from ckpttools.maxtext.scale_grids import ScaleGrids, scale_grids
 from ckpttools.quantized.config import FIELD, declared_quantization, scheme
-from ckpttools.quantized.dequantizable import unreadable_error, weights_in
+from ckpttools.quantized.dequantizable import unreadable_error
 from ckpttools.quantized.modules import unquantized_modules
-from ckpttools.quantized.scale_checks import ScaleCheck, check_values, scale_check_of
+from ckpttools.quantized.scale_checks import ScaleCheck, scale_check_of
 from ckpttools.quantized.scales import BLOCK_SCALE
 from ckpttools.quantized.schemes.base import Weight
+from ckpttools.quantized.view import quantized_view
 from ckpttools.transforms.cast import cast
-from ckpttools.transforms.dequantize import dequantize_with_notes
 
 Quantized = Literal["dequantize", "keep"]
 """What becomes of quantized weights."""
@@ -81,11 +81,11 @@ def split_quantized(tree: Tree) -> KeptWeights:
         UsageError: none of the weights is quantized.
         FormatError: weights have a scheme that MaxText does not support, or lack scales; lists all of them.
     """
-    result = weights_in(tree)
+    view = quantized_view(tree)
     config, location = tree.metadata.config, tree.metadata.location
-    if result.faults:
-        raise unreadable_error(result, config, location)
-    weights = list(result.readable.values())
+    if view.faults:
+        raise unreadable_error(view.by_headers, view.declared, location)
+    weights = list(view.readable.values())
     if not weights:
         raise UsageError(
             "no weight is quantized",
@@ -105,7 +105,7 @@ def split_quantized(tree: Tree) -> KeptWeights:
         ]
     if faults:
         raise refusal_error(faults, config, location)
-    notes = check_values(tree, weights)
+    notes = view.check_scales()
     paths = {dotted(path): path for path in tree.arrays}
     away = {name for weight in weights for name in weight.stored if name != weight.codes}
     scales = {weight.name: _kept_scales(tree.arrays, paths, weight) for weight in weights}
@@ -294,7 +294,7 @@ def native_parameters(
         return Native(arrays)
     if dtype is not None:
         tree = Tree({(name,): item for name, item in arrays.items()}).with_metadata(location=location)
-        built = dequantize_with_notes(tree, dtype)
+        built = quantized_view(tree).plain(dtype)
         return Native({str(path[0]): item for path, item in built.tree.arrays.items()}, notes=built.notes)
     scales = {name: arrays[scale] for name, scale in pairs.items()}
     sounds = {

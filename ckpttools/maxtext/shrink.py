@@ -39,13 +39,12 @@ from ckpttools.maxtext.stacking import StackLayers, UnstackLayers, cycle_of
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import PLAIN, Family
-from ckpttools.quantized.unsupported_errors import quantized_error
-from ckpttools.quantized.weights import quantized_in
+from ckpttools.quantized.unsupported_errors import quantized_error, require_numbers
+from ckpttools.quantized.view import quantized_view
 from ckpttools.roles.of_tree import roles
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import is_table
-from ckpttools.transforms.dequantize import require_numbers
 
 # Maximum number of layer counts that are tried to find the nearest valid one.
 _MAX_TRIED = 16
@@ -106,7 +105,7 @@ class Shrink:
 
 def _refuse_quantized(tree: Tree) -> None:
     """Raise if quantized weights remain that cannot be cut."""
-    if result := quantized_in(tree).weights:
+    if result := quantized_view(tree).weights:
         raise quantized_error(result.values(), tree.metadata.config, tree.metadata.location, done="cut")
 
 

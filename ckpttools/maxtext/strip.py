@@ -21,9 +21,10 @@ from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
 from ckpttools.maxtext.layout import NNX_AUX, OPTIMIZER, STEP, STEPS
 from ckpttools.maxtext.variables import collection_moves
 from ckpttools.maxtext.view import MaxTextView, view_of
+from ckpttools.quantized.protection import refuse_separation
+from ckpttools.quantized.view import quantized_view
 from ckpttools.roles.names import is_random
 from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.scales import refuse_separation
 from ckpttools.transforms.select import require_matches
 
 NewFlavour = Literal["same", "linen", "nnx"]
@@ -85,7 +86,8 @@ class StripOptimizer:
         # A step that is made stands in the place of the source's.
         stays = {*kept, *(STEPS if STEP in built else ())}
         dropped = [path for path in tree.arrays if path not in stays]
-        refuse_separation(tree, built, {new: old for old, new in kept.items() if old in tree.arrays})
+        if quantized_view(tree).weights:
+            refuse_separation(tree, built, {new: old for old, new in kept.items() if old in tree.arrays})
         notes = Notes(dropped=tuple(map(keystr, dropped)), remarks=_dropped_remarks(tree, dropped))
         return Transformed(_only_item(_with_axis_notes(built, view_of(tree), kept, target)), notes)
 

@@ -19,7 +19,6 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.mapped import Mapped, ValueNote, notes_of
-from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.mapping.sizes import Size, lengths_of
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Fill
@@ -52,18 +51,17 @@ from ckpttools.maxtext.native_fp8 import (
     with_quantization_config,
 )
 from ckpttools.maxtext.original_dtypes import main_dtype, restore_dtype
+from ckpttools.maxtext.scale_grids import ScaleGrids
 from ckpttools.maxtext.scan_axis import with_scan_axis
 from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.model_families.family import Spelling
 from ckpttools.model_families.hf_defaults import default_values
-from ckpttools.quantized.dequantizable import weights_in
-from ckpttools.quantized.scale_checks import check_values
 from ckpttools.quantized.scales import BLOCK_SCALE
-from ckpttools.quantized.unsupported_errors import refuse_quantized, refuse_unmappable
-from ckpttools.quantized.weights import quantized
+from ckpttools.quantized.unsupported_errors import refuse_few_bits, refuse_quantized, refuse_unmappable
+from ckpttools.quantized.view import quantized_view
+from ckpttools.quantized.weights import find_weights
 from ckpttools.transforms.cast import cast, cast_notes
-from ckpttools.transforms.dequantize import dequantize_with_notes, refuse_few_bits
 
 
 @dataclass(frozen=True)
@@ -292,15 +290,14 @@ def _with_plain_carried(files: ModelFiles, dtype: DType | None) -> tuple[ModelFi
         FormatError: of their scales no numbers can be made.
     """
     leaves: dict[TreePath, LazyArray] = {(name,): array for name, array in files.carried.items()}
-    carried = dequantize_with_notes(
-        Tree(leaves, Metadata(config=files.config, location=files.location)), dtype
-    )
+    tree = Tree(leaves, Metadata(config=files.config, location=files.location))
+    carried = quantized_view(tree).plain(dtype)
     return replace(files, carried=by_name(carried.tree.arrays)), carried.notes
 
 
 def _quantized_names(carried: Mapping[str, LazyArray], files: ModelFiles) -> set[str]:
     """Return the names of quantized carried weights and their scales, which must not be cast."""
-    result = quantized(carried, files.config).values()
+    result = find_weights(carried, files.config).values()
     return {name for item in result for name in (item.name, *item.sides)}
 
 
@@ -486,7 +483,7 @@ def bind_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> BoundS
     native = native_parameters(arrays, files.config, tree.metadata.location, numbers)
     if native.scales:
         refuse_few_bits(options.dtype, tree.metadata.location)
-        declared = check_values(tree, weights_in(tree).readable.values())
+        declared = quantized_view(tree).check_scales()
         native = replace(native, notes=native.notes + declared)
     arrays = dict(native.arrays)
     plain = {key: array for key, array in arrays.items() if key not in native.scales}

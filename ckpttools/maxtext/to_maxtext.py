@@ -18,7 +18,6 @@ from ckpttools.core.text import array_count, matches_any, plural
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.mapped import Mapped, notes_of
-from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tied_embeddings as tying
 from ckpttools.maxtext.config.deviations import layers_with_other_kinds
@@ -53,6 +52,7 @@ from ckpttools.maxtext.recognition import (
     find_unowned_arrays,
     prefix_hint,
 )
+from ckpttools.maxtext.scale_grids import ScaleGrids
 from ckpttools.maxtext.scan_axis import with_scan_axis
 from ckpttools.maxtext.stored_head import StoredHead, is_alias
 from ckpttools.maxtext.variables import with_variable_axes
@@ -60,11 +60,10 @@ from ckpttools.maxtext.versions import version_called
 from ckpttools.model_families.family import Family, Spelling
 from ckpttools.model_families.hf_defaults import default_fields, default_values
 from ckpttools.quantized.config import declared_quantization, scheme
-from ckpttools.quantized.dequantized_tree import DequantizedTree
-from ckpttools.quantized.unsupported_errors import refuse_quantized, refuse_unmappable
+from ckpttools.quantized.unsupported_errors import refuse_few_bits, refuse_quantized, refuse_unmappable
+from ckpttools.quantized.view import DequantizedTree, quantized_view
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import cast, cast_notes
-from ckpttools.transforms.dequantize import dequantize_with_notes, refuse_few_bits
 from ckpttools.transforms.select import unmatched
 from ckpttools.transforms.strip_wrappers import drop_states, strip_wrappers
 
@@ -266,7 +265,7 @@ def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, Dequantiz
     if options.quantized == "keep":
         refuse_few_bits(options.dtype, tree.metadata.location)
         return split_quantized(tree), None
-    plain = dequantize_with_notes(tree, options.dtype, options.dequantize_like)
+    plain = quantized_view(tree).plain(options.dtype, options.dequantize_like)
     return KeptWeights(plain.tree), plain
 
 

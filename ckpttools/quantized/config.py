@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import translate
-from typing import Any
+from typing import Any, Literal
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.dtypes import DType
+from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.quantized.scales import split_name
 
 FIELD = "quantization_config"
+Like = Literal["float32", "maxtext"]
+"""Rounding of products: once, or with scales first rounded to bfloat16, as in MaxText."""
+LIKES: tuple[Like, ...] = ("float32", "maxtext")
+DEFAULT_DTYPE = DTYPES["bfloat16"]
+RESULTS = ("bfloat16", "float16", "float32")
+"""The dtypes of products."""
 _FIELDS = (FIELD, "compression_config")
 # Files next to config.json in which tools describe the quantization, and which loaders read first.
 FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttools.array.dequantized import Dequantized, DequantizedPiece
 from ckpttools.array.lazy import LazyArray
@@ -19,6 +19,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import DamagedScalesError
 from ckpttools.core.region import Shape, ceil_div
+from ckpttools.quantized.config import DEFAULT_DTYPE, RESULTS, Like
 from ckpttools.quantized.schemes.base import Weight
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from ckpttools.array.scratch import Scratch
 
 GET_AGAIN = "get the checkpoint again: its scales are damaged"
-Like = Literal["float32", "maxtext"]
-"""Rounding of products: once, or with scales first rounded to bfloat16, as in MaxText."""
 
 # 4-bit integers: -8 to 7, each stored with 8 added.
 OFFSET_INT4 = "int4 + 8"
@@ -187,13 +186,17 @@ class Decode:
         """
         wrong = self.out_of_range_factors(factors)
         if wrong.size:
-            raise DamagedScalesError(
+            from ckpttools.quantized.scale_checks import list_all_damaged
+
+            error = DamagedScalesError(
                 "a quantized weight has scales of which no finite numbers can be made",
                 location=self.where,
                 got=", ".join(f"{value:g}" for value in wrong[:3]),
                 expected=f"scales of which products are within the range of {self.result}",
                 hint=GET_AGAIN,
             )
+            error.list_all = list_all_damaged
+            raise error
 
     def out_of_range_factors(self, factors: np.ndarray) -> np.ndarray:
         """Return the factors for which the largest value exceeds the result dtype, and NaN factors."""
@@ -365,13 +368,6 @@ def largest(numbers: str) -> float:
 
     values = np.abs(_values(numbers))
     return float(values[np.isfinite(values)].max())
-
-
-DEFAULT_DTYPE = DTYPES["bfloat16"]
-
-
-RESULTS = ("bfloat16", "float16", "float32")
-"""The dtypes of products."""
 
 
 def array_of(

@@ -1,4 +1,4 @@
-"""Selection of the quantized weights that supported schemes can dequantize, with reasons for the others."""
+"""Interpretation of quantized weights by the supported schemes, with reasons for weights without one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ckpttools.array.tree import Tree, by_name
-from ckpttools.core.dataclass import dataclass
+from ckpttools.array.lazy import LazyArray
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
-from ckpttools.quantized.config import FIELD, declared_quantization, exempt_modules, scheme
+from ckpttools.quantized.config import FIELD, exempt_modules, scheme
 from ckpttools.quantized.scales import ArrayLike, scales_no_weight
 from ckpttools.quantized.schemes.base import (
     Module,
@@ -20,80 +19,33 @@ from ckpttools.quantized.schemes.base import (
 )
 from ckpttools.quantized.schemes.registry import read_formats, read_methods, scheme_of
 from ckpttools.quantized.unsupported_errors import remedy
-from ckpttools.quantized.weights import Quantized, is_scale, quantized_in
+from ckpttools.quantized.weights import QuantizedWeight, Weights, is_scale
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The quantized weights of a checkpoint as logical arrays.
-
-    Attributes:
-        readable: by the names of their arrays of quantized values.
-        faults: one line for each other weight, and for each scale without a weight.
-        left_out: names of activation and cache scales that belong to no weight.
-        is_whole: whether all faults are unsupported schemes, and nothing is missing or damaged.
-    """
-
-    readable: Mapping[str, Weight]
-    faults: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    is_whole: bool = False
-
-
-def weights_in(tree: Tree) -> Weights:
-    """Return the quantized weights of a tree; cached, and without reading data.
-
-    If arrays store the shapes of weights, rows may be shorter than here: `shaped_weights_in` reads them.
-
-    Raises:
-        FormatError: two arrays of a quantized tree share a name (keys joined by dots).
-    """
-    return tree.once(_weights_in)
-
-
-def _weights_in(tree: Tree) -> Weights:
-    config, result = tree.metadata.config, quantized_in(tree).weights
-    if not (result or declared_quantization(config)):
-        return Weights({})
-    return weights_of(by_name(tree.arrays), result, config)
-
-
-def shaped_weights_in(tree: Tree) -> Weights:
-    """Return the quantized weights of a tree with their stored shapes, which are read; cached.
-
-    Raises:
-        FormatError: as `weights_in`.
-        StorageError: they cannot be read.
-    """
-    return tree.once(_shaped_weights_in)
-
-
-def _shaped_weights_in(tree: Tree) -> Weights:
-    result = weights_in(tree)
-    arrays, declared = by_name(tree.arrays), {item.stored_shape: item for item in result.readable.values()}
+def read_shapes(weights: Iterable[Weight], arrays: Mapping[str, LazyArray]) -> Mapping[str, Shape] | None:
+    """Read the stored shapes of weights, by array name; None if they agree with the headers."""
+    declared = {item.stored_shape: item for item in weights}
     named = [name for name in declared if name is not None]
     # In file order, where shapes are adjacent: one request to a remote store reads thousands.
     named.sort(key=lambda name: arrays[name].first_byte(Region.whole(arrays[name].shape)))
     shapes = {name: tuple(int(length) for length in arrays[name].read().reshape(-1)) for name in named}
-    if all(declared[name].shape == shape for name, shape in shapes.items()):
-        return result
-    return weights_of(arrays, quantized_in(tree).weights, tree.metadata.config, shapes)
+    return None if all(declared[name].shape == shape for name, shape in shapes.items()) else shapes
 
 
 def has_doubtful_shapes(weights: Weights) -> bool:
     """Return whether stored shapes must be read because the last code of a row may be partly empty.
 
-    A row of several groups of complete codes has the length in `weights_in`.
+    A row of several groups of complete codes has the length in the headers.
     """
     declared = (item for item in weights.readable.values() if item.stored_shape is not None)
     widths = ((item.scales[0].block[-1], item) for item in declared)
     return any(width % item.packed or width >= item.shape[-1] for width, item in widths)
 
 
-def weights_of(
+def interpret_weights(
     arrays: Mapping[str, ArrayLike],
-    result: Mapping[str, Quantized],
-    config: Mapping[str, Any] | None,
+    result: Mapping[str, QuantizedWeight],
+    declared: Mapping[str, Any] | None,
     shapes: Mapping[str, Shape] | None = None,
 ) -> Weights:
     """Interpret quantized weights with the supported schemes.
@@ -101,10 +53,10 @@ def weights_of(
     Args:
         arrays: all, by name.
         result: the weights among them.
-        config: the `config.json`, which describes their quantization.
+        declared: the `quantization_config`, which describes them.
         shapes: as for `ckpttools.quantized.schemes.base.Module`.
     """
-    declared = declared_quantization(config) or {}
+    declared = declared or {}
     readable: dict[str, Weight] = {}
     strange: list[str] = []
     faults: list[str] = []
@@ -133,7 +85,7 @@ def weights_of(
     return Weights(readable, lines, left_out, is_whole=bool(lines) and (bool(named) or not faults))
 
 
-def _is_plain_table(each: Quantized) -> bool:
+def _is_plain_table(each: QuantizedWeight) -> bool:
     """Return whether integers are not quantized values: they have no scales, and too many bits for any
     scheme.
     """
@@ -148,9 +100,8 @@ def _clashes(weights: Iterable[Weight], arrays: Mapping[str, ArrayLike], used: s
             yield f"{name}: there is a plain array and a quantized one of this name"
 
 
-def unreadable_error(result: Weights, config: Mapping[str, Any] | None, location: str) -> FormatError:
+def unreadable_error(result: Weights, declared: Mapping[str, Any] | None, location: str) -> FormatError:
     """Create the error that lists the weights that cannot be dequantized, with reasons."""
-    declared = declared_quantization(config)
     is_read = (declared or {}).get("quant_method") in read_methods()
     is_damaged = is_read and not result.is_whole
     return FormatError(

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ckpttools.array.blockwise import NonFiniteError
+from ckpttools.array.blockwise import NonFiniteError, error_sums
 from ckpttools.array.rounding import as_float32
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.quantized.errors import error_sums
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,21 +11,20 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import partial
 from math import prod
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import ElementOp, Elementwise, distinct_arrays
 from ckpttools.array.relayout import reshape_array
-from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import CheckpointError, DamagedScalesError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region, split_evenly
 from ckpttools.core.text import first_names, plural
-from ckpttools.quantized.config import FIELD, declared_quantization, scheme
-from ckpttools.quantized.decoding import GET_AGAIN, Decode, Like, decode_of, unscaled_array
+from ckpttools.quantized.config import FIELD, Like, scheme
+from ckpttools.quantized.decoding import GET_AGAIN, Decode, decode_of, unscaled_array
 from ckpttools.quantized.schemes.base import Scales, Weight
 
 if TYPE_CHECKING:
@@ -125,15 +124,13 @@ def are_local(scales: Iterable[LazyArray]) -> bool:
     return all(getattr(source, "price", 1) == 1 for scale in scales for source in scale.sources())
 
 
-def list_all_damaged(error: BaseException, arrays: Iterable[LazyArray]) -> BaseException:
-    """Extend an error about damaged scales to all damaged scales; return other errors unchanged.
+def list_all_damaged(error: DamagedScalesError, arrays: Iterable[LazyArray]) -> BaseException:
+    """Extend an error about damaged scales to all damaged scales.
 
     Args:
         error: raised while reading the arrays.
         arrays: all arrays of the run. Only the first remote scales are checked.
     """
-    if not isinstance(error, DamagedScalesError):
-        return error
     # Names may repeat: weights of averaged models, or zero points and their weights.
     scaled = [*_scaled_arrays(arrays)]
     far = dict.fromkeys(scale_check.decode.where for scale_check, scales in scaled if not are_local(scales))
@@ -209,27 +206,16 @@ class ValueFaults:
     not_positive: tuple[str, ...]
 
 
-def check_values(
-    tree: Tree, weights: Iterable[Weight], dtype: DType | None = None, like: Like = "float32"
-) -> Notes:
-    """Read all local scales, and list those that make numbers vanish or change signs.
-
-    Args:
-        tree: with the quantized weights.
-        weights: the weights to check.
-        dtype: of the expected values; None for bfloat16.
-        like: rounding of the products.
+def refuse_damaged(result: ValueFaults, declared: Mapping[str, Any] | None, location: str) -> Notes:
+    """Refuse damaged scales, and describe scales that are not positive.
 
     Raises:
-        DamagedScalesError: a scale gives a value that is not finite; lists all.
-        StorageError: they cannot be read.
+        DamagedScalesError: there are damaged scales; lists all.
     """
-    result = value_faults(tree, weights, dtype, like)
-    declared = declared_quantization(tree.metadata.config)
     if result.damaged:
         raise damaged_error(
             result.damaged,
-            location=tree.metadata.location or None,
+            location=location or None,
             got=f"{scheme(declared)} ({FIELD})" if declared else None,
         )
     if not result.not_positive:
@@ -243,22 +229,25 @@ def check_values(
 
 
 def value_faults(
-    tree: Tree,
+    arrays: Mapping[str, LazyArray],
     weights: Iterable[Weight],
     dtype: DType | None = None,
     like: Like = "float32",
     *,
     signs: bool = True,
 ) -> ValueFaults:
-    """Find the scales that `check_values` refuses, and other suspicious ones; arguments as there.
+    """Find damaged scales, and other suspicious ones.
 
     Args:
+        arrays: by name.
+        weights: the weights to check; remote ones are skipped.
+        dtype: of the expected values; None for bfloat16.
+        like: rounding of the products.
         signs: whether to include scales that are not positive.
 
     Raises:
         StorageError: they cannot be read.
     """
-    arrays = by_name(tree.arrays)
     looked_at = (weight for weight in weights if are_local(arrays[scale.name] for scale in weight.scales))
     damaged: dict[str, str] = {}
     least: dict[str, tuple[float, Weight]] = {}

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from shlex import quote
 from typing import Any
 
-from ckpttools.core.errors import FormatError, listing
-from ckpttools.core.message_terms import step
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.core.message_terms import option, step
 from ckpttools.quantized.config import (
     FIELD,
     declared_quantization,
@@ -18,8 +20,8 @@ from ckpttools.quantized.config import (
     states_dtype,
 )
 from ckpttools.quantized.scales import ArrayLike, is_plain
-from ckpttools.quantized.schemes.registry import read_methods
-from ckpttools.quantized.weights import Quantized, can_be_codes, is_scale, quantized
+from ckpttools.quantized.view import quantized_view
+from ckpttools.quantized.weights import QuantizedWeight, can_be_codes, find_weights, is_scale
 
 _EXPECTED = "weights in bfloat16, float16 or float32 that need no scales"
 _IN_TRANSFORMERS = "in transformers, from_pretrained, then dequantize() and save_pretrained"
@@ -49,7 +51,7 @@ def refuse_quantized(
         FormatError: quantized weights exist; describes their scheme and lists those without a scale. Or the
             configuration declares quantization, but the quantized weights cannot be identified.
     """
-    result = quantized(arrays, config)
+    result = find_weights(arrays, config)
     if result:
         raise quantized_error(result.values(), config, location)
     refuse_unknown(arrays, config, location)
@@ -107,7 +109,7 @@ def refuse_unmappable(
         FormatError: such weights exist.
     """
     odd = [
-        Quantized(name, item.dtype, ())
+        QuantizedWeight(name, item.dtype, ())
         for name, item in arrays.items()
         if not (is_plain(item.dtype) or (item.dtype.is_float and states_dtype(config, item.dtype)))
     ]
@@ -116,7 +118,11 @@ def refuse_unmappable(
 
 
 def quantized_error(
-    result: Iterable[Quantized], config: Mapping[str, Any] | None, location: str, *, done: str = "converted"
+    result: Iterable[QuantizedWeight],
+    config: Mapping[str, Any] | None,
+    location: str,
+    *,
+    done: str = "converted",
 ) -> FormatError:
     """Create the error that lists quantized weights and their scheme, with a hint.
 
@@ -143,7 +149,7 @@ def quantized_error(
 
 
 def _unclear_error(
-    weights: list[Quantized], config: Mapping[str, Any] | None, location: str, done: str
+    weights: list[QuantizedWeight], config: Mapping[str, Any] | None, location: str, done: str
 ) -> FormatError:
     """Create the error for narrow numbers without scales that no configuration declares as the weights."""
     stated = " and ".join(stated_dtypes(config))
@@ -159,7 +165,7 @@ def _unclear_error(
     )
 
 
-def _dtypes(weights: Iterable[Quantized]) -> str:
+def _dtypes(weights: Iterable[QuantizedWeight]) -> str:
     return ", ".join(sorted({str(weight.dtype) for weight in weights}))
 
 
@@ -175,6 +181,8 @@ def remedy(declared: Mapping[str, Any] | None, *, is_read: bool = True, location
         is_read: whether the weights are readable if their method is supported.
         location: of the checkpoint.
     """
+    from ckpttools.quantized.schemes.registry import read_methods
+
     release = "take a release of the model in bfloat16"
     method = str((declared or {}).get("quant_method"))
     if is_read and method in read_methods():
@@ -184,3 +192,46 @@ def remedy(declared: Mapping[str, Any] | None, *, is_read: bool = True, location
         return f"{_FROM_AWQ}; or {release}"
     how = _DEQUANTIZING.get(method, "with the tool that quantized it")
     return f"dequantize the model to bfloat16 {how}; or {release}"
+
+
+def refuse_few_bits(dtype: DType | None, location: str, hint: str | None = None) -> None:
+    """Refuse to store a model with quantized weights in a narrow dtype without scales.
+
+    Args:
+        dtype: of the values; None to keep each dtype.
+        location: of the model.
+        hint: what to do; None suggests how to keep FP8 in a conversion.
+
+    Raises:
+        UsageError: `dtype` is that narrow.
+    """
+    if dtype is not None and not is_plain(dtype):
+        raise UsageError(
+            f"{dtype} has too few bits for dequantized weights, which are stored without scales",
+            location=location or None,
+            got=option("dtype", dtype),
+            expected="bfloat16, float16 or float32",
+            hint=hint
+            or f"{option('quantized', 'keep')} alone leaves FP8 as it is, where MaxText has a form of it",
+        )
+
+
+def require_numbers(tree: Tree, why: str) -> None:
+    """Refuse quantized weights that could be dequantized.
+
+    Args:
+        tree: any checkpoint.
+        why: the reason why plain numbers are needed, as a sentence.
+
+    Raises:
+        FormatError: the tree has such weights.
+    """
+    view = quantized_view(tree)
+    if view.is_supported:
+        raise FormatError(
+            f"{why}, and these weights are quantized",
+            location=tree.metadata.location or None,
+            got=view.scheme or next(map(str, view.weights.values()), None),
+            expected="plain weights",
+            hint=f"{option('dtype', 'bfloat16')} dequantizes them on the way, as `ckpt cast` does",
+        )

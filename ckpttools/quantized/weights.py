@@ -13,12 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckpttools.array.tree import Path, Tree, by_name, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
-from ckpttools.quantized.auxiliary_tensors import auxiliary_tensors
 from ckpttools.quantized.config import (
     declared_quantization,
     exempt_modules,
@@ -40,6 +38,9 @@ from ckpttools.quantized.scales import (
     words_of_key,
 )
 
+if TYPE_CHECKING:
+    from ckpttools.quantized.schemes.base import Weight
+
 # Used for the wording of messages only: norms have a `scale`, too.
 _SCALE_ENDS = (
     BLOCK_SCALE,
@@ -58,7 +59,7 @@ _DEEPEST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Quantized:
+class QuantizedWeight:
     """A quantized weight.
 
     Attributes:
@@ -88,14 +89,31 @@ class Quantized:
         return f"{self.name}: {self.dtype}, {beside}"
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The quantized weights of a checkpoint as supported schemes interpret them.
+
+    Attributes:
+        readable: by the names of their arrays of quantized values.
+        faults: one line for each other weight, and for each scale without a weight.
+        left_out: names of activation and cache scales that belong to no weight.
+        is_whole: whether all faults are unsupported schemes, and nothing is missing or damaged.
+    """
+
+    readable: Mapping[str, Weight]
+    faults: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    is_whole: bool = False
+
+
 def last_keys(names: Iterable[str]) -> str:
     """Return the endings of names, so that lines about many layers fold into one."""
     return ", ".join(last_key(name) for name in names)
 
 
-def quantized(
+def find_weights(
     arrays: Mapping[str, ArrayLike], config: Mapping[str, Any] | None = None
-) -> dict[str, Quantized]:
+) -> dict[str, QuantizedWeight]:
     """Find the quantized weights among arrays.
 
     Args:
@@ -115,6 +133,9 @@ def quantized(
     """
     if not any(can_be_scaled(name, array.dtype) for name, array in arrays.items()):
         return {}
+    # Few models are quantized.
+    from ckpttools.quantized.auxiliary_tensors import auxiliary_tensors
+
     declared, scales = declared_quantization(config), scales_of(arrays)
     if not declared:
         scales = _without_indices(arrays, scales)
@@ -142,7 +163,9 @@ def quantized(
     may_scale = {name for theirs in left.values() for name in theirs if scales_word(name)}
     return {
         name: _with_further_scales(
-            Quantized(name, arrays[name].dtype, theirs, left.get(id(others.get(name)), ())), arrays, may_scale
+            QuantizedWeight(name, arrays[name].dtype, theirs, left.get(id(others.get(name)), ())),
+            arrays,
+            may_scale,
         )
         for name, theirs in weights.items()
         # Integers without auxiliary tensors are indices.
@@ -185,8 +208,8 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def _with_further_scales(
-    weight: Quantized, arrays: Mapping[str, ArrayLike], may_scale: AbstractSet[str]
-) -> Quantized:
+    weight: QuantizedWeight, arrays: Mapping[str, ArrayLike], may_scale: AbstractSet[str]
+) -> QuantizedWeight:
     """Add scales below or above a weight's module: `X.weight_quantizer._scale`."""
     if may_scale.isdisjoint(weight.others):
         return weight
@@ -294,58 +317,3 @@ def _needs_scale(name: str, array: ArrayLike) -> bool:
     is_blocks = words[-1] == "blocks" and array.dtype.name == "uint8"
     is_expert = len(words) > 1 and words[-2] == "wi" and words[-1].isdigit()
     return is_blocks or is_expert or words[-1] in _WEIGHT_WORDS or words[-2:] == ("weight", "packed")
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedTree:
-    """The apparently quantized arrays of a tree.
-
-    Attributes:
-        paths: of all arrays, by their dotted names.
-        weights: weights whose numbers need scales, including weights whose scales are missing.
-        unclear: narrow numbers in a tree without any scale or quantization settings: they may be the values
-            themselves.
-    """
-
-    paths: Mapping[str, Path]
-    weights: Mapping[str, Quantized]
-    unclear: Mapping[str, Quantized]
-
-    @property
-    def scaled_weights(self) -> dict[Path, Quantized]:
-        """Return the weights by path."""
-        return {self.paths[name]: item for name, item in self.weights.items()}
-
-
-def quantized_in(tree: Tree) -> QuantizedTree:
-    """Find the quantized arrays of a tree; cached."""
-    return tree.once(_find_weights)
-
-
-def _find_weights(tree: Tree) -> QuantizedTree:
-    # A step is an integer but not a weight.
-    arrays = (
-        (path, array.dtype) for path, array in tree.arrays.items() if array.shape or array.dtype.is_float
-    )
-    if not any(can_be_scaled(_last(path), dtype) for path, dtype in arrays):
-        return QuantizedTree({}, {}, {})
-    config, (paths, result) = tree.metadata.config, by_names(tree)
-    if declared_quantization(config) or any(item.scales for item in result.values()):
-        return QuantizedTree(paths, result, {})
-    return QuantizedTree(paths, {}, {name: item for name, item in result.items() if item.dtype.is_float})
-
-
-def _last(path: Path) -> str:
-    """Return the end of a path's dotted name."""
-    return ".".join(map(str, path[-2:]))
-
-
-def by_names(tree: Tree) -> tuple[dict[str, Path], dict[str, Quantized]]:
-    """Return the paths of all arrays by dotted name, and the quantized weights among them.
-
-    Raises:
-        FormatError: there are such weights, and two arrays share a name.
-    """
-    paths = {dotted(path): path for path in tree.arrays}
-    result = quantized({name: tree.arrays[path] for name, path in paths.items()}, tree.metadata.config)
-    return (by_name({path: path for path in tree.arrays}) if result else paths), result

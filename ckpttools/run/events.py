@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from ckpttools.array.blockwise import QuantizationError
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region
 from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
-from ckpttools.quantized.errors import QuantizationError
 from ckpttools.stores.costs import Traffic
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import Published

@@ -8,13 +8,12 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 from ckpttools.array.tree import Path, keystr
-from ckpttools.core.errors import MemoryBudgetError
+from ckpttools.core.errors import MemoryBudgetError, with_all_damage
 from ckpttools.core.region import Shape
 from ckpttools.core.tally import add_counts
 from ckpttools.formats.base import Extents
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
-from ckpttools.quantized.scale_checks import list_all_damaged
 from ckpttools.run.bindings import new_run_id
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Observer, TaskDone, Watch
@@ -90,7 +89,7 @@ class Execution:
                     raise
                 self._threads.run_guarded(lambda: self._worker(todo, ThreadRunner(self._plan, self._watch)))
         if self._threads.error is not None:
-            raise list_all_damaged(self._threads.error, self._plan.tree.arrays.values())
+            raise with_all_damage(self._threads.error, self._plan.tree.arrays.values())
         return self._extents
 
     @property

@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import field, replace
 from functools import partial
 
+from ckpttools.array.blockwise import drop_error_counts, quantization_errors
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.core.message_terms import option
@@ -15,7 +16,6 @@ from ckpttools.core.process_memory import peak_bytes
 from ckpttools.formats.base import Extents, Layout, Writer
 from ckpttools.formats.placement import Appended
 from ckpttools.plan.plan import Plan
-from ckpttools.quantized.errors import drop_error_counts, quantization_errors
 from ckpttools.run.bindings import select_sound_records
 from ckpttools.run.entries import FinishedTask, select_kept_tasks, unfinished_error, unfinished_tasks
 from ckpttools.run.events import Comparing, Observer, Publishing, Receipt, Started, Watch

@@ -19,9 +19,9 @@ from ckpttools.array.fingerprint import sources
 from ckpttools.array.lazy import ByteSource, require_booleans
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import with_all_damage
 from ckpttools.core.region import Region
 from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Item, ScanMemory, Tiles, fit_pieces
-from ckpttools.quantized.scale_checks import list_all_damaged
 from ckpttools.run.threads import WorkerThread, join_threads, start_threads
 from ckpttools.stores.base import check_unchanged
 
@@ -161,7 +161,7 @@ class _Scan(Generic[Result]):
                     observe(self._nbytes(index, region))
                     yield Seen(index, region, result)
                 if batch.error is not None:
-                    raise list_all_damaged(batch.error, chain.from_iterable(self._items))
+                    raise with_all_damage(batch.error, chain.from_iterable(self._items))
             # The results are consistent only if no file has changed.
             check_unchanged(_files(self._items))
         finally:

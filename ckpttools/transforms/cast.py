@@ -18,13 +18,49 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
 from ckpttools.mapping.values import Cast
-from ckpttools.quantized.decoding import Like
+from ckpttools.quantized.config import FIELD, Like
 from ckpttools.quantized.scales import is_plain
+from ckpttools.quantized.view import DequantizedTree, quantized_view
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.conversion import Convert, is_lossless
-from ckpttools.transforms.dequantize import Dequantize, has_readable_scheme
-from ckpttools.transforms.scales import spare_quantized
 from ckpttools.transforms.select import require_matches
+
+
+@dataclass(frozen=True)
+class Dequantize:
+    """A transform that dequantizes weights and leaves other arrays unchanged.
+
+    It reads stored shapes, which some schemes keep as arrays, and scales on local disks.
+
+    Attributes:
+        dtype: of the dequantized values, or its name; None for bfloat16.
+        like: "float32" rounds products once; "maxtext" rounds the scales to bfloat16 first.
+    """
+
+    dtype: DType | str | None = None
+    like: Like = "float32"
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """Return the dequantized tree; its configuration no longer mentions quantization.
+
+        Raises:
+            FormatError: weights use an unsupported scheme, lack their scales, or have scales that do not fit
+                or are not finite; lists all.
+        """
+        dtype = None if self.dtype is None else parse_dtype(self.dtype)
+        return with_notes(quantized_view(tree).plain(dtype, self.like), tree)
+
+
+def with_notes(built: DequantizedTree, tree: Tree) -> Transformed:
+    """Return a dequantized tree with notes for the user."""
+    if built.tree is tree:
+        return Transformed(tree)
+    declared = (
+        f"{FIELD} is left out of config.json, as no weight is quantized any more; it was {built.declared}"
+    )
+    # Extra data in a checkpoint with MaxText's names is left unchanged.
+    is_written = built.declared and all(len(path) == 1 for path in built.weights)
+    return Transformed(built.tree, built.notes + Notes(remarks=(declared,) if is_written else ()))
 
 
 @validate_fields
@@ -83,7 +119,7 @@ class CastMap:
         tree = plain.tree
         require_matches(self.dtypes, tree.arrays, tree.metadata.location)
         named = {path for path in tree.arrays if first_match(path, self.dtypes)} if self.dtypes else set()
-        expected, declared = spare_quantized(tree, dict(self._expected(tree)), named, force=self.force)
+        expected, declared = self._spare_quantized(tree, dict(self._expected(tree)), named)
         self._check(tree, expected)
         leaves = {
             path: _convert_array(leaf, expected[path], path)
@@ -94,6 +130,17 @@ class CastMap:
         notes = _notes([(tree.arrays[path].dtype, dtype) for path, dtype in expected.items()])
         declared = plain.notes + declared + Notes(tuple(notes), remarks=tuple(self._table_remarks(tree)))
         return Transformed(Tree(leaves, tree.metadata), declared)
+
+    def _spare_quantized(
+        self, tree: Tree, expected: dict[Path, DType], named: Collection[Path]
+    ) -> tuple[dict[Path, DType], Notes]:
+        """Drop casts that quantized weights rule out; see `spare_quantized`."""
+        view = quantized_view(tree)
+        if not (view.candidates or view.declared):
+            return expected, Notes()
+        from ckpttools.quantized.protection import spare_quantized
+
+        return spare_quantized(tree, expected, named, force=self.force)
 
     def _table_remarks(self, tree: Tree) -> Iterator[str]:
         """Describe the tables that are left unchanged."""
@@ -107,7 +154,7 @@ class CastMap:
         unsupported.
         """
         dtype = None if self.dtype is None else parse_dtype(self.dtype)
-        if dtype is None or not (is_plain(dtype) and has_readable_scheme(tree)):
+        if dtype is None or not (is_plain(dtype) and quantized_view(tree).is_supported):
             return Transformed(tree)
         return Dequantize(dtype, self.dequantize_like)(tree)
 

@@ -8,7 +8,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, MappingError, listing
-from ckpttools.transforms.scales import refuse_separation
+from ckpttools.quantized.view import quantized_view
 
 _RENAME = "make their names differ, or drop one of them"
 
@@ -56,9 +56,12 @@ def move_leaves(tree: Tree, moves: Iterable[Move]) -> Tree:
         raise MappingError("no array is left", location=tree.metadata.location or None)
     _check_lists(built, tree)
     kept = {move.source: move for move in listed if move.source is not None}
-    refuse_separation(
-        tree, built, {m.target: path for path, m in kept.items() if _keeps_dtype(tree[path], m.leaf)}
-    )
+    if quantized_view(tree).weights:
+        # Few checkpoints are quantized.
+        from ckpttools.quantized.protection import refuse_separation
+
+        sources = {m.target: path for path, m in kept.items() if _keeps_dtype(tree[path], m.leaf)}
+        refuse_separation(tree, built, sources)
     scalars = (kept[path] for path in tree.metadata.scalars if path in kept)
     return built.with_metadata(
         scalars=frozenset(move.target for move in scalars if _is_scalar(move.leaf)),

@@ -16,8 +16,8 @@ from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
 from ckpttools.core.message_terms import option, repeated_option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, sample_names, sort_naturally
-from ckpttools.quantized.config import FIELD, declared_quantization, scheme
-from ckpttools.quantized.dequantizable import unreadable_error, weights_in
+from ckpttools.quantized.config import FIELD
+from ckpttools.quantized.dequantizable import unreadable_error
 from ckpttools.quantized.encoders import GROUP, Fp8Blocks, Mxfp4Encoder
 from ckpttools.quantized.modules import (
     EXPERTS,
@@ -32,7 +32,7 @@ from ckpttools.quantized.modules import (
 )
 from ckpttools.quantized.scales import BLOCK_SCALE, is_plain
 from ckpttools.quantized.unsupported_errors import remedy
-from ckpttools.quantized.weights import quantized_in
+from ckpttools.quantized.view import quantized_view
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import cast, cast_notes, is_table
 from ckpttools.transforms.select import require_matches
@@ -222,16 +222,15 @@ def refuse_quantized(tree: Tree, *, by_config: bool = False, hint: str | None = 
         by_config: whether a declaration in the configuration is sufficient.
         hint: what to do; None suggests how to dequantize them.
     """
-    declared, result = declared_quantization(tree.metadata.config), quantized_in(tree).weights
-    if result or (by_config and declared is not None):
-        read = weights_in(tree)
-        if read.faults and not read.is_whole:
-            raise unreadable_error(read, tree.metadata.config, tree.metadata.location)
+    view = quantized_view(tree)
+    if view.weights or (by_config and view.declared is not None):
+        if view.faults and not view.by_headers.is_whole:
+            raise unreadable_error(view.by_headers, view.declared, tree.metadata.location)
         raise FormatError(
             "weights are quantized already",
             location=tree.metadata.location or None,
-            got=f"{scheme(declared)} ({FIELD})" if declared else next(map(str, result.values())),
-            hint=hint or remedy(declared, location=tree.metadata.location or "SRC"),
+            got=f"{view.scheme} ({FIELD})" if view.declared else next(map(str, view.weights.values())),
+            hint=hint or remedy(view.declared, location=tree.metadata.location or "SRC"),
         )
 
 

@@ -23,16 +23,15 @@ from ckpttools.array.nodes import (
     take,
 )
 from ckpttools.array.scratch import Scratch
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import DamagedScalesError, FormatError
 from ckpttools.core.region import Region
 from ckpttools.quantized.decoding import Like
-from ckpttools.quantized.dequantizable import weights_in
-from ckpttools.quantized.dequantized_tree import dequantize_tree
 from ckpttools.quantized.scale_checks import list_all_damaged, scale_check_of, value_faults
+from ckpttools.quantized.view import quantized_view
 from ckpttools.testing.strategies import regions, stored
-from ckpttools.transforms.dequantize import Dequantize
+from ckpttools.transforms.cast import Dequantize
 
 SIDES = st.integers(1, 40)
 
@@ -64,7 +63,7 @@ def weights(draw: st.DrawFn) -> Made:
 
 
 def logical_array(weight: Made, dtype: str = "bfloat16", like: Like = "float32"):
-    done = dequantize_tree(weight.tree, DTYPES[dtype], like=like)
+    done = quantized_view(weight.tree).dequantized(DTYPES[dtype], like=like)
     return done.tree.arrays[(weight.name,)]
 
 
@@ -100,14 +99,14 @@ def test_region_equals_product_of_codes_and_scales(weight, data):
 def test_dequantized_tree_keeps_other_leaves(weight):
     tree = weight.tree
     plain = {("norm.weight",): logical_array(weight), **tree.leaves}
-    done = dequantize_tree(Tree(plain, tree.metadata))
+    done = quantized_view(Tree(plain, tree.metadata)).dequantized()
     biases = [name for name in weight.arrays if name.endswith("_bias")]
     assert {name for (name,) in done.tree} == {"norm.weight", weight.name, *biases}
     assert "quantization_config" not in done.tree.metadata.config
     (descriptor,) = done.weights.values()
     assert descriptor.scheme == weight.scheme
     assert done.tree.arrays[weight.name,].shape == weight.product.shape
-    assert weights_in(done.tree).readable == {}
+    assert quantized_view(done.tree).readable == {}
 
 
 @settings(max_examples=80)
@@ -252,7 +251,7 @@ def test_reading_refuses_exponents_out_of_range(byte):
 )
 def test_scale_checks_refuse_what_reading_refuses(weight, to, like, data):
     """Of most only those of least and largest magnitude are made numbers of; reading looks at each."""
-    (result,) = weights_in(weight.tree).readable.values()
+    (result,) = quantized_view(weight.tree).readable.values()
     scales = weight.arrays[data.draw(st.sampled_from([scale.name for scale in result.scales]))]
     carriers = scales.reshape(-1).view(f"u{scales.dtype.itemsize}")
     locations = st.integers(0, carriers.size - 1)
@@ -265,7 +264,7 @@ def test_scale_checks_refuse_what_reading_refuses(weight, to, like, data):
         is_refused = False
     except DamagedScalesError:
         is_refused = True
-    declared = value_faults(weight.tree, [result], DTYPES[to], like)
+    declared = value_faults(by_name(weight.tree.arrays), [result], DTYPES[to], like)
     assert bool(declared.damaged) == is_refused
     decoding = next(item for item in distinct_arrays([array]) if isinstance(item, Dequantized)).decoding
     factors = decoding.factors([carriers_of(weight.arrays[scale.name]) for scale in result.scales])
@@ -288,7 +287,7 @@ ZEROS = {
 def test_zero_scale_is_allowed_for_zero_codes(scheme):
     """Other numbers vanish with it, which is told."""
     weight = ZEROS[scheme]()
-    (result,) = weights_in(weight.tree).readable.values()
+    (result,) = quantized_view(weight.tree).readable.values()
     scale, codes = result.scales[0], weight.arrays[result.codes]
     weight.arrays[scale.name][1, -1] = 0
     rows = slice(scale.block[0], 2 * scale.block[0])
@@ -296,10 +295,10 @@ def test_zero_scale_is_allowed_for_zero_codes(scheme):
     zero = weight.arrays[result.zero_points][0, -1] >> 4 & 15 if result.zero_points else 0
     bytes_ = np.full_like(codes[at].view(np.uint8), int(zero) * 0x11)
     codes[at] = bytes_.view(codes.dtype)
-    assert value_faults(weight.tree, [result]).not_positive == ()
+    assert value_faults(by_name(weight.tree.arrays), [result]).not_positive == ()
     bytes_[-1, -1] ^= 0x20
     codes[at] = bytes_.view(codes.dtype)
-    assert value_faults(weight.tree, [result]).not_positive == (f"{result.scaled_by}: 0",)
+    assert value_faults(by_name(weight.tree.arrays), [result]).not_positive == (f"{result.scaled_by}: 0",)
     (told,) = (remark for remark in Dequantize()(weight.tree).notes.remarks if "zero or negative" in remark)
     assert f"({result.scaled_by}: 0)" in told
 
@@ -307,8 +306,8 @@ def test_zero_scale_is_allowed_for_zero_codes(scheme):
 def test_zero_scale_is_reported_next_to_nan_scale():
     weight = built.fp8_blocks(np.random.default_rng(0), (8, 8), (4, 4))
     weight.arrays[f"{weight.name}_scale_inv"][:] = [[0, np.nan], [1, 1]]
-    (result,) = weights_in(weight.tree).readable.values()
-    declared = value_faults(weight.tree, [result])
+    (result,) = quantized_view(weight.tree).readable.values()
+    declared = value_faults(by_name(weight.tree.arrays), [result])
     assert declared.damaged and declared.not_positive == (f"{result.scaled_by}: 0",)
 
 
@@ -327,7 +326,7 @@ def test_scalar_scale_is_checked(value):
     arrays = {**weight.arrays, name: np.asarray(value, np.float32)}
     tree = built.tree_of(arrays, {"quantization_config": weight.config})
     assert arrays[name].shape == ()
-    declared = value_faults(tree, weights_in(tree).readable.values())
+    declared = value_faults(by_name(tree.arrays), quantized_view(tree).readable.values())
     assert declared.not_positive == (f"{name}: {value}",)
 
 
@@ -338,7 +337,11 @@ def test_integer_exponents_without_blocks_are_read(method, shape, scales):
     codes = np.ones(shape, ml_dtypes.float8_e4m3fn)
     arrays = {"w.weight": codes, "w.weight_scale": np.full(scales, 130, np.uint8)}
     declared = {"quant_method": method, "scale_fmt": "ue8m0", "weight_block_size": None}
-    array = dequantize_tree(built.tree_of(arrays, {"quantization_config": declared})).tree.arrays["w.weight",]
+    array = (
+        quantized_view(built.tree_of(arrays, {"quantization_config": declared}))
+        .dequantized()
+        .tree.arrays["w.weight",]
+    )
     assert (array.read() == 8).all()
 
 
@@ -354,7 +357,7 @@ def test_misplaced_scales_and_integers_are_faults(name, value):
     is_of_norm = name.startswith("norm")
     weight = built.fp8_blocks(rng, (4, 4), (2, 2)) if is_of_norm else built.nvfp4(rng, 4, 2, divides=True)
     arrays = {**weight.arrays, "norm.weight": np.ones(4, ml_dtypes.float8_e4m3fn), name: value}
-    result = weights_in(built.tree_of(arrays, {"quantization_config": weight.config}))
+    result = quantized_view(built.tree_of(arrays, {"quantization_config": weight.config}))
     assert any(fault.startswith(f"{name}: ") for fault in result.faults)
 
 
@@ -380,7 +383,9 @@ def test_shared_scale_check_accounts_for_zero_points(order):
         arrays |= {f"{shifted}.{name}": array for name, array in weight.arrays.items()}
         groups[str(shifted)] = weight.config["config_groups"]["group_0"]
     tree = built.tree_of(arrays, {"quantization_config": {**weight.config, "config_groups": groups}})
-    (declared,) = value_faults(tree, weights_in(tree).readable.values(), DTYPES["float16"]).damaged
+    (declared,) = value_faults(
+        by_name(tree.arrays), quantized_view(tree).readable.values(), DTYPES["float16"]
+    ).damaged
     assert declared.startswith("True.")
 
 

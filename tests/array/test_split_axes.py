@@ -14,7 +14,7 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Region
 from ckpttools.plan.pieces import fit_pieces
-from ckpttools.quantized.dequantized_tree import dequantize_tree
+from ckpttools.quantized.view import quantized_view
 from ckpttools.run import scanning
 from ckpttools.sharding.scatter import ReadResources, buffers, read_parts
 from ckpttools.sharding.shards import LocalParts, Shards, merge_parts, split_axes
@@ -103,7 +103,7 @@ def _any_array(data):
         return Known(pad_array(array, shape), np.pad(truth, [(0, item) for item in more]))
     if kind == "numbers":
         built = fp8_rows(np.random.default_rng(data.draw(st.integers(0, 99))), (6, 4), "float32")
-        numbers = dequantize_tree(built.tree, DTYPES["float32"]).tree.arrays[built.name,]
+        numbers = quantized_view(built.tree).dequantized(DTYPES["float32"]).tree.arrays[built.name,]
         order = data.draw(st.permutations(range(3)))
         shape = tuple((2, 3, 4)[item] for item in order)
         turned = relayout(numbers, ((2, 3), (4,)), order, (1, 1, 1))

@@ -25,8 +25,6 @@ MAY = {
     "plan": {"array", "stores", "formats.base", "formats.placement"},
     "run": {
         "array",
-        "quantized.errors",
-        "quantized.scale_checks",
         "stores",
         "formats.base",
         "formats.placement",
@@ -130,7 +128,7 @@ MAY = {
     },
     "api": {
         "array",
-        "quantized.dequantized_tree",
+        "quantized",
         "roles",
         "model_families",
         "stores",

@@ -15,7 +15,7 @@ from support.quantized_weights import tree_of
 
 import ckpttools
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.quantized.dequantized_tree import dequantize_tree
+from ckpttools.quantized.view import quantized_view
 
 WHY = "the extra `transformers` is not installed"
 torch = pytest.importorskip("torch", reason=WHY)
@@ -79,7 +79,7 @@ def read(form: str, declared: dict[str, object], stored: dict[str, torch.Tensor]
     arrays = {f"{NAME}.{key}": carried(tensor) for key, tensor in stored.items()}
     groups = {"group_0": {"targets": ["Linear"], "weights": declared}}
     config = {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
-    tree = dequantize_tree(tree_of(arrays, {"quantization_config": config}), DTYPES[dtype]).tree
+    tree = quantized_view(tree_of(arrays, {"quantization_config": config})).dequantized(DTYPES[dtype]).tree
     return tree.arrays[(f"{NAME}.weight",)].read()
 
 

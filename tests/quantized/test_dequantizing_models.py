@@ -17,12 +17,12 @@ from support.locations import GOLDEN, ROOT
 from support.measured import within
 
 import ckpttools
-from ckpttools.array.tree import dotted
+from ckpttools.array.tree import by_name, dotted
 from ckpttools.core.errors import DamagedScalesError, FormatError
 from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.registry import open_tree
 from ckpttools.quantized import scale_checks
-from ckpttools.quantized.dequantizable import weights_in
+from ckpttools.quantized.view import quantized_view
 
 BLOCK = (24, 40)
 FP8 = {"quant_method": "fp8", "weight_block_size": list(BLOCK), "modules_to_not_convert": ["lm_head", "norm"]}
@@ -205,7 +205,7 @@ def test_blocks_whose_scales_are_zero_are_looked_at_many_at_a_time(tmp_path, mon
         arrays = {name: codes, f"{name}_scale_inv": np.where(is_zero, 0, 1).astype("f4")}
         save_file(arrays, tmp_path / "model.safetensors")
         tree = open_tree(tmp_path)
-        result = scale_checks.value_faults(tree, weights_in(tree).readable.values())
+        result = scale_checks.value_faults(by_name(tree.arrays), quantized_view(tree).readable.values())
         assert result.not_positive == ((f"{name}_scale_inv: 0",) if number % 2 else ())
     assert len(reads) == 8
 

@@ -14,19 +14,19 @@ from support.hf_models import write_llama
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
-from ckpttools.array.tree import Metadata, dotted
+from ckpttools.array.tree import Metadata, by_name, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.row import row
-from ckpttools.mapping.scale_grids import scale_grids
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.config.observed_model import StoredFp8
 from ckpttools.maxtext.native_fp8 import CODES, misfit_test
+from ckpttools.maxtext.scale_grids import scale_grids
 from ckpttools.quantized import scale_checks
-from ckpttools.quantized.dequantizable import weights_in
 from ckpttools.quantized.encoders import Fp8Blocks
+from ckpttools.quantized.view import quantized_view
 from ckpttools.stores.registry import parse
 from ckpttools.testing.strategies import stored
 
@@ -330,10 +330,10 @@ def test_damaged_scales_are_all_listed_however_they_are_read_together(counts, li
         arrays[f"{name}.weight_scale_inv",] = stored(grid.view(np.uint32), DTYPES["float32"])
     declared = {"quant_method": "fp8", "weight_block_size": [4, 4]}
     tree = ckpttools.Tree(arrays, Metadata(config={"quantization_config": declared}))
-    weights = weights_in(tree).readable.values()
+    weights = quantized_view(tree).readable.values()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scale_checks, "_READ_ELEMENTS", limit)
-        result = scale_checks.value_faults(tree, weights)
+        result = scale_checks.value_faults(by_name(tree.arrays), weights)
     assert [item.split(":")[0] for item in result.damaged] == [f"w{n}.weight_scale_inv" for n in sorted(bad)]
 
 

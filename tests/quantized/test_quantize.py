@@ -24,7 +24,7 @@ from ckpttools.maxtext.recognition import find_unowned_arrays
 from ckpttools.quantized.encoders import Fp8Blocks, Mxfp4Encoder
 from ckpttools.quantized.modules import is_linear, unquantized_modules
 from ckpttools.testing.strategies import stored
-from ckpttools.transforms.dequantize import Dequantize
+from ckpttools.transforms.cast import Dequantize
 from ckpttools.transforms.quantize import Quantize
 
 INVERSE, PLAIN = "_scale_inv", "bfloat16"

@@ -26,7 +26,7 @@ from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.quantized.config import scheme
-from ckpttools.quantized.weights import Quantized, quantized
+from ckpttools.quantized.weights import QuantizedWeight, find_weights
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.conversion import Convert
@@ -215,7 +215,7 @@ class TestTransforms:
     def test_no_scale_is_left_out(self, name):
         weight, *scales = SCHEMES[name]
         tree = module_of(SCHEMES[name])
-        assert list(quantized({dotted(p): a for p, a in tree.arrays.items()})) == [f"layers.0.up.{weight}"]
+        assert list(find_weights({dotted(p): a for p, a in tree.arrays.items()})) == [f"layers.0.up.{weight}"]
         for scale in scales:
             with pytest.raises(MappingError, match="would lose their scales"):
                 tree.pipe(Select(drop=[f"*up.{scale}"]))
@@ -326,7 +326,7 @@ def test_no_transform_parts_a_weight_from_a_scale_or_casts_it(tree_and_scales, d
     except CheckpointError:
         return
     names_made = {id(array): dotted(path) for path, array in built.arrays.items()}
-    result = quantized({dotted(path): array for path, array in built.arrays.items()})
+    result = find_weights({dotted(path): array for path, array in built.arrays.items()})
     for weight, theirs in scales.items():
         if isinstance(transform, CastTo | CastMap):
             assert is_whole(built.arrays[weight,], tree.arrays[weight,])
@@ -359,8 +359,8 @@ def test_the_scale_of_another_weight_is_no_scale():
         tree.pipe(Select(drop=["*up_scales", "*down_blocks"]))
 
 
-def found_in(tree: Tree) -> dict[str, Quantized]:
-    return quantized({dotted(path): array for path, array in tree.arrays.items()})
+def found_in(tree: Tree) -> dict[str, QuantizedWeight]:
+    return find_weights({dotted(path): array for path, array in tree.arrays.items()})
 
 
 def test_scales_of_norms_scale_no_weights():

@@ -34,11 +34,10 @@ from ckpttools.core.errors import CheckpointError, FormatError, MappingError
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspection.tree import inspect_tree
 from ckpttools.quantized.auxiliary_tensors import auxiliary_tensors
-from ckpttools.quantized.dequantized_tree import dequantize_tree
-from ckpttools.quantized.weights import quantized, quantized_in
+from ckpttools.quantized.view import quantized_view
+from ckpttools.quantized.weights import find_weights
 from ckpttools.testing.strategies import noise, stored
-from ckpttools.transforms.cast import CastMap, CastTo
-from ckpttools.transforms.dequantize import Dequantize
+from ckpttools.transforms.cast import CastMap, CastTo, Dequantize
 from ckpttools.transforms.functions import MapArrays
 from ckpttools.transforms.rename import parse_rules
 from ckpttools.transforms.select import Select
@@ -110,7 +109,7 @@ class TestEachKind:
         if kind not in READ:
             return
         tree = tree_of_kind(kind)
-        built = dequantize_tree(tree).tree
+        built = quantized_view(tree).dequantized().tree
         assert all(array.dtype.name in ("bfloat16", "float32") for array in built.arrays.values())
         assert len(built) == len(PLAIN) + len(MODULES) * (2 if kind == "mxfp4" else 1)
         assert "quantization_config" not in built.metadata.config
@@ -203,7 +202,7 @@ class TestWhoseItIs:
             built = Tree({**tree.leaves, ("lm_head.weight",): whole}, tree.metadata).with_metadata(
                 config=declared
             )
-            assert "lm_head.weight" not in quantized_in(built).weights
+            assert "lm_head.weight" not in quantized_view(built).weights
             built = Tree({**tree.leaves, ("lm_head.weight",): float8}, tree.metadata)
             with pytest.raises(FormatError, match=r"lm_head.weight: float8_e4m3fn, without its scale"):
                 built.with_metadata(config=declared).pipe(CastTo("float16"))
@@ -442,7 +441,7 @@ class TestMaxText:
         expected = bytes_of(tmp_path / "source")
         assert bytes_of(tmp_path / "together") == expected
         apart = open_tree(tmp_path / "apart")
-        result = quantized({dotted(path): array for path, array in apart.arrays.items()})
+        result = find_weights({dotted(path): array for path, array in apart.arrays.items()})
         assert result and all(item.scales for item in result.values())
         name = next(name for name in expected if name.endswith(("scale", "scale.0")) and "mlp" in name)
         first = name.replace("decoder.layers", "decoder.layers_1")
@@ -513,7 +512,7 @@ def test_hundreds_of_weights_beside_thousands_of_arrays():
     arrays |= {f"m.w{i}_scale": one["float32"] for i in range(200)}
     arrays |= {f"m.odd{i}": one["float32"] for i in range(5_000)} | {"m.w7_table": one["float32"]}
     start = time.process_time()
-    result = quantized(arrays, SAID)
+    result = find_weights(arrays, SAID)
     assert time.process_time() - start < 3
     assert len(result["m.w7"].others) == 5_001
     assert result["m.w0"].others == result["m.w1"].others == tuple(f"m.odd{i}" for i in range(5_000))
@@ -527,7 +526,7 @@ def test_a_module_of_thousands_takes_no_time():
     start = time.process_time()
     for end in ("_scale", "_of_scale"):
         weights = {f"a.w{i}": one["float8_e4m3fn"] for i in range(3000)}
-        result = quantized({**weights, **{f"{name}{end}": one["float32"] for name in weights}})
+        result = find_weights({**weights, **{f"{name}{end}": one["float32"] for name in weights}})
         assert len(result) == 3000
         assert all(item.scales == (f"{name}{end}",) for name, item in result.items())
     assert time.process_time() - start < 5

@@ -10,13 +10,11 @@ from support import quantized_weights as built
 from support.command_line import run
 
 from ckpttools.core.errors import FormatError
-from ckpttools.quantized.dequantizable import weights_in
-from ckpttools.quantized.dequantized_tree import dequantize_tree
-from ckpttools.quantized.weights import quantized_in
+from ckpttools.quantized.view import quantized_view
 
 
 def numbers(tree, name):
-    array = next(leaf for path, leaf in dequantize_tree(tree).tree.arrays.items() if path == (name,))
+    array = quantized_view(tree).dequantized().tree.arrays[name,]
     return array.read().view(ml_dtypes.bfloat16)
 
 
@@ -25,7 +23,7 @@ def test_no_part_of_the_configuration_of_plain_numbers_says_that_they_are_quanti
     weight = built.fp8_rows(np.random.default_rng(0), (8, 8))
     part = {"text_config": {"quantization_config": weight.config, "hidden_size": 8}}
     config = {"quantization_config": weight.config, "thinker_config": part}
-    tree = dequantize_tree(built.tree_of(weight.arrays, config)).tree
+    tree = quantized_view(built.tree_of(weight.arrays, config)).dequantized().tree
     assert tree.metadata.config == {"thinker_config": {"text_config": {"hidden_size": 8}}}
     assert config["thinker_config"]["text_config"]["quantization_config"] == weight.config
 
@@ -53,7 +51,7 @@ def test_extra_module_arrays_are_an_unsupported_scheme():
     arrays = {**weight.arrays, "m.q_proj.pre_quant_scale": np.ones(24, np.float32)}
     declared = {"quant_method": "modelopt", "quant_algo": "FP8"}
     with pytest.raises(FormatError, match="pre_quant_scale beside it") as error:
-        dequantize_tree(built.tree_of(arrays, {"quantization_config": declared}))
+        quantized_view(built.tree_of(arrays, {"quantization_config": declared})).dequantized()
     assert "get the checkpoint again" not in str(error.value)
 
 
@@ -63,7 +61,7 @@ def test_deepseek_v4_says_beside_it_that_experts_are_fp4():
     experts = declared.pop("expert_dtype")
     tree = built.tree_of(weight.arrays, {"expert_dtype": experts, "quantization_config": declared})
     assert np.array_equal(numbers(tree, weight.name), weight.bfloat16)
-    assert not dequantize_tree(tree).tree.metadata.config
+    assert not quantized_view(tree).dequantized().tree.metadata.config
 
 
 @pytest.mark.parametrize("key", ["gate_up_proj", "down_proj"])
@@ -83,7 +81,7 @@ def test_fused_experts_with_scales_of_rows_are_refused():
     codes = np.ones((2, 4, 6), ml_dtypes.float8_e4m3fn)
     arrays = {"m.experts.down_proj": codes, "m.experts.down_proj_scale": np.ones((2, 4, 1), np.float32)}
     tree = built.tree_of(arrays, {"quantization_config": {"quant_method": "fbgemm_fp8"}})
-    assert "2, 1, 6" in weights_in(tree).faults[0]
+    assert "2, 1, 6" in quantized_view(tree).faults[0]
 
 
 def int4(**weights: str | bool):
@@ -97,7 +95,7 @@ def int4(**weights: str | bool):
 def test_groups_of_other_numbers_or_of_columns_apart_are_refused(odd):
     weight, config = int4(**odd)
     with pytest.raises(FormatError):
-        dequantize_tree(built.tree_of(weight.arrays, {"quantization_config": config}))
+        quantized_view(built.tree_of(weight.arrays, {"quantization_config": config})).dequantized()
 
 
 ZERO_POINT = "m.experts.0.up_proj.weight_zero_point"
@@ -116,7 +114,7 @@ def test_zero_points_that_are_not_one_for_each_scale_are_refused(odd):
     arrays = {name: item for name, item in weight.arrays.items() if name != ZERO_POINT}
     arrays |= {} if ODD_ZEROS[odd] is None else {ZERO_POINT: ODD_ZEROS[odd]}
     with pytest.raises(FormatError, match="weight_zero_point"):
-        dequantize_tree(built.tree_of(arrays, {"quantization_config": weight.config}))
+        quantized_view(built.tree_of(arrays, {"quantization_config": weight.config})).dequantized()
 
 
 def test_a_plan_in_a_file_has_zero_points(tmp_path):
@@ -144,7 +142,7 @@ def test_weights_of_activations_that_are_rotated_at_run_time_are_refused(locatio
     apply = [{"targets": ["Linear"], "location": location} for location in locations]
     config["transform_config"] = {"config_groups": {"R4": {"type": "hadamard", "apply": apply}}}
     tree = built.tree_of(weight.arrays, {"quantization_config": config})
-    assert bool(weights_in(tree).faults) is not is_read
+    assert bool(quantized_view(tree).faults) is not is_read
     if is_read:
         assert np.array_equal(numbers(tree, weight.name), weight.bfloat16)
 
@@ -153,4 +151,4 @@ def test_tables_of_experts_beside_dequantized_weights_are_no_codes():
     floats = {f"layers.mlp.{key}": np.ones((2, 4, 4), ml_dtypes.bfloat16) for key in ("wi_0", "wi_1", "wo")}
     arrays = {**floats, "layers.mlp.tid2eid": np.zeros((9, 2), np.int32)}
     tree = built.tree_of(arrays, {"quantization_config": {"quant_method": "fp8"}})
-    assert not quantized_in(tree).weights
+    assert not quantized_view(tree).weights

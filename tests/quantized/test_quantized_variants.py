@@ -12,11 +12,9 @@ from support.command_line import ended, succeed
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
-from ckpttools.quantized.dequantizable import weights_in
-from ckpttools.quantized.dequantized_tree import dequantize_tree
+from ckpttools.quantized.view import quantized_view
 from ckpttools.testing.strategies import noise, stored
-from ckpttools.transforms.cast import CastTo
-from ckpttools.transforms.dequantize import Dequantize
+from ckpttools.transforms.cast import CastTo, Dequantize
 from ckpttools.transforms.quantize import Quantize
 
 TOOL = "CompressedTensorsConfig"
@@ -83,7 +81,7 @@ WHOLE_8 = groups(num_bits=8, type="int", strategy="channel")
 def test_unsupported_scheme_error_names_its_reader(arrays, declared, named):
     tree = built.tree_of(arrays, {"quantization_config": {"quant_method": "compressed-tensors", **declared}})
     with pytest.raises(FormatError) as error:
-        dequantize_tree(tree)
+        quantized_view(tree).dequantized()
     assert named in str(error.value)
     assert TOOL in str(error.value.hint)
     assert "get the checkpoint again" not in str(error.value)
@@ -93,7 +91,7 @@ def test_codes_of_another_kind_than_the_configuration_says_are_refused():
     weight = built.fp8_blocks(np.random.default_rng(0), (4, 4), (2, 2))
     for declared in ("e4m3", "e5m2"):
         tree = built.tree_of(weight.arrays, {"quantization_config": {**weight.config, "fmt": declared}})
-        assert bool(weights_in(tree).faults) is (declared == "e5m2")
+        assert bool(quantized_view(tree).faults) is (declared == "e5m2")
 
 
 def test_two_arrays_of_one_name_are_refused():
@@ -111,14 +109,17 @@ def test_two_arrays_of_one_name_are_refused():
 
 def test_dense_sparsity_is_no_variant():
     arrays, declared = int4_model(sparsity_config={"format": "dense"})
-    assert len(dequantize_tree(built.tree_of(arrays, {"quantization_config": declared})).weights) == 1
+    assert (
+        len(quantized_view(built.tree_of(arrays, {"quantization_config": declared})).dequantized().weights)
+        == 1
+    )
 
 
 def test_missing_scale_is_not_taken_for_a_variant():
     arrays, declared = int4_model()
     del arrays["m.experts.0.up_proj.weight_scale"]
     with pytest.raises(FormatError) as error:
-        dequantize_tree(built.tree_of(arrays, {"quantization_config": declared}))
+        quantized_view(built.tree_of(arrays, {"quantization_config": declared})).dequantized()
     assert "get the checkpoint again" in str(error.value.hint)
 
 
@@ -129,7 +130,7 @@ def test_invalid_block_shape_is_refused(block):
         weight.arrays, {"quantization_config": {**weight.config, "weight_block_size": block}}
     )
     with pytest.raises(FormatError, match="is no block"):
-        dequantize_tree(tree)
+        quantized_view(tree).dequantized()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ckpttools.array import read_blocks
+from ckpttools.array.blockwise import drop_error_counts, error_sums, quantization_errors, total_error
 from ckpttools.array.fingerprint import Describer
 from ckpttools.array.nodes import BlockCodes, BlockScales, block_codes, relayout
 from ckpttools.array.scratch import Scratch
@@ -17,7 +18,6 @@ from ckpttools.core.region import ceil_div
 from ckpttools.core.tally import add_counts
 from ckpttools.plan.node_lines import NodeLines, Nodes
 from ckpttools.quantized.encoders import Fp8Blocks, Mxfp4Encoder, numbers, rounded_to_few_bits
-from ckpttools.quantized.errors import drop_error_counts, error_sums, quantization_errors, total_error
 from ckpttools.testing.strategies import regions, stored, tilings
 
 DTYPE = st.sampled_from(("bfloat16", "float16", "float32", "float64"))

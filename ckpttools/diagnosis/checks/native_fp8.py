@@ -10,9 +10,8 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.diagnosis.base import ERROR, INFO, Check, Finding, as_finding, pasted
 from ckpttools.diagnosis.inventory import Inventory, ListedItem
 from ckpttools.formats.registry import open_tree
-from ckpttools.quantized.dequantizable import weights_in
 from ckpttools.quantized.scales import is_narrow
-from ckpttools.quantized.weights import quantized_in
+from ckpttools.quantized.view import quantized_view
 from ckpttools.stores.location import Location
 
 
@@ -31,19 +30,17 @@ def _may_be_quantized(item: ListedItem) -> bool:
 
 
 def _check_item(item: ListedItem, inventory: Inventory) -> Iterator[Finding]:
-    tree = open_tree(item.path, inventory.read)
-    weights = quantized_in(tree).weights
-    if not any(weight.scales for weight in weights.values()):
+    view = quantized_view(open_tree(item.path, inventory.read))
+    if not any(weight.scales for weight in view.weights.values()):
         return
-    read = weights_in(tree)
-    if read.faults:
-        what = f"quantized weights and scales do not fit: {first_of_lines(read.faults)}"
+    if view.faults:
+        what = f"quantized weights and scales do not fit: {first_of_lines(view.faults)}"
         why = "without scales that fit, the weights have no values"
         hint = "fetch the checkpoint again, or restore it from another copy"
         yield Finding(ERROR, str(item.path), what, why, hint)
         return
-    yield _sound(item.path, len(read.readable))
-    yield from map(as_finding, value_findings(tree, str(item.path)))
+    yield _sound(item.path, len(view.readable))
+    yield from map(as_finding, value_findings(view, str(item.path)))
 
 
 def _sound(location: Location, count: int) -> Finding:

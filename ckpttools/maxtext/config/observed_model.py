@@ -41,9 +41,8 @@ from ckpttools.maxtext.source_checks import refuse_adapters
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import default_values
-from ckpttools.quantized.dequantizable import weights_in
+from ckpttools.quantized.view import quantized_view
 from ckpttools.stores.registry import parse
-from ckpttools.transforms.dequantize import declares_quantization, dequantize_with_notes
 
 PARAM_SCAN_AXIS, LOAD_PARAMETERS = "param_scan_axis", "load_parameters_path"
 
@@ -196,9 +195,10 @@ def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) 
         FormatError: two arrays have the same name, or quantized weights lack scales or have scales that do
             not fit.
     """
-    if declares_quantization(tree) and weights_in(tree).is_whole:
+    view = quantized_view(tree)
+    if view.is_described and view.by_headers.is_whole:
         return
-    arrays = by_name(with_family_names(dequantize_with_notes(tree, is_read=False).tree).tree.arrays)
+    arrays = by_name(with_family_names(view.plain(is_read=False).tree).tree.arrays)
     table = family.table(config, CONFIG, spelling=family.spelling_of(arrays))
     try:
         replace(table, location=tree.metadata.location).require_fit(arrays)

@@ -16,10 +16,11 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, MappingError, listing
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.quantized.config import declared_quantization, scheme, stated_dtypes
+from ckpttools.quantized.config import scheme, stated_dtypes
 from ckpttools.quantized.scales import is_plain, scales_word, split_name
 from ckpttools.quantized.unsupported_errors import quantized_error, refuse_unknown, remedy
-from ckpttools.quantized.weights import Quantized, by_names, last_keys, quantized_in
+from ckpttools.quantized.view import quantized_view
+from ckpttools.quantized.weights import QuantizedWeight, last_keys
 
 
 def spare_quantized(
@@ -41,60 +42,58 @@ def spare_quantized(
             numbers may
             have lost their scales; or arrays are cast to narrow dtypes next to quantized weights.
     """
-    result, config, location = quantized_in(tree), tree.metadata.config, tree.metadata.location
-    if expected and declared_quantization(config):
+    view, config, location = quantized_view(tree), tree.metadata.config, tree.metadata.location
+    if expected and view.declared:
         _refuse_unknown(tree, expected)
-    names = {dotted(path): path for path in expected} if result.weights or result.unclear else {}
-    hit = [item for name, item in result.weights.items() if name in names]
+    names = {dotted(path): path for path in expected} if view.candidates else {}
+    hit = [item for name, item in view.weights.items() if name in names]
     if hit:
         raise quantized_error(hit, config, location, done="cast")
-    unclear = [item for name, item in result.unclear.items() if name in names]
+    unclear = [item for name, item in view.unclear.items() if name in names]
     if unclear and stated_dtypes(config) and not force:
         raise quantized_error(unclear, config, location, done="cast")
-    sides = {side: weight for weight in result.weights.values() for side in weight.sides if side in names}
+    sides = {name: item for name, item in view.members.items() if name in names and name != item.name}
     asked = [f"{side}, which belongs to {item.name}" for side, item in sides.items() if names[side] in named]
     if asked:
         raise FormatError(
             "what belongs to quantized weights cannot be cast:" + listing(asked),
             location=location or None,
-            got=scheme(declared_quantization(config)) or None,
+            got=view.scheme or None,
             hint=f"name other arrays in {option('dtype_map')}; {option('dtype')} leaves these as they are",
         )
     left = {names[side] for side in sides}
     _refuse_few_bits(tree, {path: dtype for path, dtype in expected.items() if path not in left})
-    notes = Notes(remarks=(*_untouched(sides, declared_quantization(config)), *_taken(unclear)))
+    notes = Notes(remarks=(*_untouched(sides, view.declared), *_taken(unclear)))
     return {path: dtype for path, dtype in expected.items() if path not in left}, notes
 
 
 def _refuse_unknown(tree: Tree, expected: Collection[Path]) -> None:
     """Refuse casts of arrays of an unknown scheme: of unscaled arrays, or of the whole tree."""
-    weights = quantized_in(tree).weights
-    known = {name for weight in weights.values() for name in (weight.name, *weight.sides)}
-    arrays = {dotted(path): tree.arrays[path] for path in (expected if weights else tree.arrays)}
+    known = quantized_view(tree).members
+    arrays = {dotted(path): tree.arrays[path] for path in (expected if known else tree.arrays)}
     odd = {name: item for name, item in arrays.items() if name not in known and not is_plain(item.dtype)}
-    refuse_unknown(odd if weights else arrays, tree.metadata.config, tree.metadata.location, done="cast")
+    refuse_unknown(odd if known else arrays, tree.metadata.config, tree.metadata.location, done="cast")
 
 
 def _refuse_few_bits(tree: Tree, expected: Mapping[Path, DType]) -> None:
     """Refuse casts to narrow dtypes next to quantized weights: readers would take such numbers for
     quantized values.
     """
-    result = quantized_in(tree).weights
+    view = quantized_view(tree)
     few = {path: dtype for path, dtype in expected.items() if dtype.is_float and not is_plain(dtype)}
-    if result and few:
-        declared = declared_quantization(tree.metadata.config)
+    if view.weights and few:
         lines = [f"{dotted(path)}: {tree.arrays[path].dtype} to {dtype}" for path, dtype in few.items()]
         raise FormatError(
             "beside quantized weights, arrays that are cast to so few bits would be taken for weights "
             "without their scales:" + listing(lines),
             location=tree.metadata.location or None,
-            got=scheme(declared) or next(map(str, result.values())),
+            got=view.scheme or next(map(str, view.weights.values())),
             hint="leave these arrays as they are; or dequantize the whole model (ckpt cast SRC DST --dtype "
             "bfloat16), and quantize that (ckpt quantize SRC DST)",
         )
 
 
-def _untouched(sides: Mapping[str, Quantized], declared: Mapping[str, Any] | None) -> Iterator[str]:
+def _untouched(sides: Mapping[str, QuantizedWeight], declared: Mapping[str, Any] | None) -> Iterator[str]:
     if sides:
         count = f"{len(sides)} array" + "s" * (len(sides) > 1)
         keys = ", ".join(dict.fromkeys(last_keys([side]) for side in sides))
@@ -103,7 +102,7 @@ def _untouched(sides: Mapping[str, Quantized], declared: Mapping[str, Any] | Non
             yield f"the weights stay quantized, {scheme(declared)}: {remedy(declared)}"
 
 
-def _taken(unclear: Collection[Quantized]) -> Iterator[str]:
+def _taken(unclear: Collection[QuantizedWeight]) -> Iterator[str]:
     if unclear:
         dtypes = ", ".join(sorted({str(item.dtype) for item in unclear}))
         yield (
@@ -124,30 +123,25 @@ def refuse_separation(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> 
         MappingError: a weight or an auxiliary tensor is left out, loses the name that connects them, or is
             rearranged.
     """
-    result = quantized_in(tree)
-    members = {
-        id(tree.arrays[result.paths[name]]): name
-        for weight in result.weights.values()
-        for name in (weight.name, *weight.sides)
-    }
-    if not members:
-        return
+    view = quantized_view(tree)
+    members = {id(tree.arrays[view.paths[name]]): name for name in view.members}
     _refuse_rearranging(tree, is_rearranged(built, members))
-    if any(weight.sides for weight in result.weights.values()):
+    if any(weight.sides for weight in view.weights.values()):
         _refuse_halves(tree, built, sources)
     _refuse_rearranging(tree, recast(built, members))
-    _refuse_rearranging(tree, separate_members(built, members, result.weights))
+    _refuse_rearranging(tree, separate_members(built, members, view.weights))
 
 
 def _refuse_halves(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> None:
     """Refuse incomplete quantized modules; arguments and errors as `refuse_separation`."""
-    before = quantized_in(tree).scaled_weights
+    view = quantized_view(tree)
+    before = view.weights.values()
     targets = {dotted(source): dotted(target) for target, source in sources.items()}
-    weights = {id(tree.arrays[path]): tree.arrays[path] for path in before}
-    lost = [*_lost(before.values(), targets, built), *_intermediate_casts(weights, built)]
-    left = [*_left_over(before.values(), targets), *_is_separated(before.values(), targets)]
+    own = (tree.arrays[view.paths[name]] for name in view.weights)
+    weights = {id(array): array for array in own}
+    lost = [*_lost(before, targets, built), *_intermediate_casts(weights, built)]
+    left = [*_left_over(before, targets), *_is_separated(before, targets)]
     if lost or left:
-        declared = declared_quantization(tree.metadata.config)
         what = (
             "quantized weights would lose their scales, or what else they need, without which their numbers "
             "mean nothing:"
@@ -157,7 +151,7 @@ def _refuse_halves(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> Non
         raise MappingError(
             what + listing([*lost, *left]),
             location=tree.metadata.location or None,
-            got=scheme(declared) or None,
+            got=view.scheme or None,
             hint="keep or leave out each module whole: its weight and all that belongs to it, under names "
             "that belong together",
         )
@@ -170,13 +164,13 @@ def _refuse_rearranging(tree: Tree, lines: Iterator[str]) -> None:
         raise MappingError(
             "what belongs to quantized modules can be renamed, not rearranged:" + listing(wrong),
             location=tree.metadata.location or None,
-            got=scheme(declared_quantization(tree.metadata.config)) or None,
+            got=quantized_view(tree).scheme or None,
             expected="each of these arrays as it is, or all of a module's stacked alike on a new first axis",
             hint="leave the axes of these arrays as they are, or dequantize the model first",
         )
 
 
-def _lost(before: Collection[Quantized], targets: Mapping[str, str], built: Tree) -> Iterator[str]:
+def _lost(before: Collection[QuantizedWeight], targets: Mapping[str, str], built: Tree) -> Iterator[str]:
     """List each weight that has lost a required array, one line each.
 
     Args:
@@ -184,8 +178,8 @@ def _lost(before: Collection[Quantized], targets: Mapping[str, str], built: Tree
         targets: old name -> new name of arrays that have kept their dtype.
         built: the new tree.
     """
-    paths, after = by_names(built)
-    known, fewest = set(targets.values()), _fewest_sides(before)
+    view = quantized_view(built)
+    after, known, fewest = view.candidates, set(targets.values()), _fewest_sides(before)
     for item in before:
         target = targets.get(item.name)
         if target is None:
@@ -197,9 +191,9 @@ def _lost(before: Collection[Quantized], targets: Mapping[str, str], built: Tree
         missing += [side for side in item.sides if side in targets and targets[side] not in sides]
         if missing:
             yield f"{target}: without {last_keys(missing)}"
-    for name, path in paths.items():
+    for name, path in view.paths.items():
         array = built.arrays[path]
-        weight = after.get(name) or Quantized(name, array.dtype, ())
+        weight = after.get(name) or QuantizedWeight(name, array.dtype, ())
         is_matrix = len(array.shape) > 1 and not scales_word(name)
         expected = fewest.get(array.dtype, 0) if is_matrix else 0
         # An array stacked from several weights has their dtype, and possibly an uninformative name.
@@ -207,7 +201,7 @@ def _lost(before: Collection[Quantized], targets: Mapping[str, str], built: Tree
             yield str(weight)
 
 
-def _left_over(before: Collection[Quantized], targets: Mapping[str, str]) -> Iterator[str]:
+def _left_over(before: Collection[QuantizedWeight], targets: Mapping[str, str]) -> Iterator[str]:
     """List each array that is kept without any of the weights that own it, one line each."""
     owners: defaultdict[str, list[str]] = defaultdict(list)
     for item in before:
@@ -218,7 +212,7 @@ def _left_over(before: Collection[Quantized], targets: Mapping[str, str]) -> Ite
             yield f"{side}: without {last_keys(weights)}"
 
 
-def _is_separated(before: Collection[Quantized], targets: Mapping[str, str]) -> Iterator[str]:
+def _is_separated(before: Collection[QuantizedWeight], targets: Mapping[str, str]) -> Iterator[str]:
     """List each weight that is left out while others of its module with the same scales are kept, one line
     each.
     """
@@ -249,7 +243,7 @@ def _intermediate_casts(weights: Mapping[int, LazyArray], built: Tree) -> Iterat
                 break
 
 
-def _fewest_sides(weights: Collection[Quantized]) -> dict[DType, int]:
+def _fewest_sides(weights: Collection[QuantizedWeight]) -> dict[DType, int]:
     """Return the minimum number of auxiliary arrays of weights of a dtype."""
     fewest: dict[DType, int] = {}
     for weight in weights:
@@ -316,7 +310,7 @@ def _members(array: LazyArray, members: Mapping[int, str]) -> Iterator[LazyArray
 
 
 def separate_members(
-    built: Tree, members: Mapping[int, str], before: Mapping[str, Quantized]
+    built: Tree, members: Mapping[int, str], before: Mapping[str, QuantizedWeight]
 ) -> Iterator[str]:
     """List each array built from parts of quantized modules whose other parts are not treated in the same
     way.
@@ -332,7 +326,7 @@ def separate_members(
             origins[dotted(path)] = origin
     if not origins:
         return
-    after = by_names(built)[1]
+    after = quantized_view(built).candidates
     owned: set[str] = set()
     for name, origin in origins.items():
         weights = [before[member] for member in origin.members if member in before]
@@ -354,7 +348,7 @@ def separate_members(
     yield from (f"{name}: without its weight in the same order" for name in origins if name not in owned)
 
 
-def _are_of(members: Sequence[str], weights: Sequence[Quantized]) -> bool:
+def _are_of(members: Sequence[str], weights: Sequence[QuantizedWeight]) -> bool:
     return all(member in item.sides for member, item in zip(members, weights, strict=True))
 
 

@@ -1,0 +1,416 @@
+"""The quantized weights of a tree: which they are, their faults, and the tree of their values.
+
+Every command asks the one `QuantizedView` of a tree. Schemes and decoders are imported only for trees with
+quantized weights or settings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Dequantized, distinct_arrays
+from ckpttools.array.tree import Path, Tree, by_name, dotted
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import option
+from ckpttools.core.notes import Notes
+from ckpttools.core.text import array_count
+from ckpttools.quantized.config import DEFAULT_DTYPE, LIKES, RESULTS, Like, declared_quantization, scheme
+from ckpttools.quantized.scales import split_name
+from ckpttools.quantized.weights import QuantizedWeight, Weights, can_be_scaled, find_weights, last_keys
+
+if TYPE_CHECKING:
+    from ckpttools.quantized.scale_checks import ValueFaults
+    from ckpttools.quantized.schemes.base import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class DequantizedTree:
+    """A tree with dequantized weights.
+
+    Attributes:
+        tree: without scales; its configuration does not mention quantization.
+        notes: the effects of dequantization on values.
+        weights: the dequantized weights by their paths in `tree`.
+        declared: description of the former quantization settings; empty if nothing was dequantized.
+        dtype, like: of the values, and the rounding of products.
+        of_scales: the remarks about the values of scales.
+    """
+
+    tree: Tree
+    notes: Notes
+    weights: Mapping[Path, Weight]
+    declared: str = ""
+    dtype: DType = DEFAULT_DTYPE
+    like: Like = "float32"
+    of_scales: tuple[str, ...] = ()
+
+    def notes_without(self, names: Collection[str]) -> Notes:
+        """Return the notes without those about arrays that are left out later."""
+        if not self.weights:
+            return self.notes
+        from ckpttools.quantized.dequantized_tree import value_notes
+
+        result = [item for path, item in self.weights.items() if dotted(path) not in names]
+        return value_notes(result, self.dtype, self.like) + Notes(remarks=self.notes.remarks)
+
+
+class NumericTree(NamedTuple):
+    """A tree, and a remark on its dequantization that is empty if nothing was dequantized."""
+
+    tree: Tree
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How the weights of a checkpoint are quantized.
+
+    Attributes:
+        method: `quant_method` of the configuration, or None if it does not mention quantization.
+        scheme: the configuration's description; without one, the stored dtypes and scales.
+        modules: number of modules with quantized weights.
+        weights: number of quantized weights; a module may have several, such as experts.
+        without_scales: number of weights whose scales are missing.
+    """
+
+    method: str | None
+    scheme: str
+    modules: int
+    weights: int
+    without_scales: int
+
+
+class QuantizedView:
+    """The quantized weights of a tree; `quantized_view` returns the view of a tree, which is cached.
+
+    Reading of properties raises FormatError if two arrays of a quantized tree share a name (keys joined by
+    dots). Only `shaped` and the checks of scales read data.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._built: dict[tuple[int, DType | None, Like], DequantizedTree] = {}
+        self._scale_faults: dict[tuple[DType | None, Like, bool], ValueFaults] = {}
+
+    @cached_property
+    def declared(self) -> Mapping[str, Any] | None:
+        """The quantization settings of the configuration; None without any."""
+        return declared_quantization(self.tree.metadata.config)
+
+    @property
+    def scheme(self) -> str:
+        """The description of the quantization settings; empty without any."""
+        return scheme(self.declared)
+
+    @cached_property
+    def paths(self) -> Mapping[str, Path]:
+        """The paths of all arrays by their dotted names."""
+        return {dotted(path): path for path in self.tree.arrays}
+
+    @cached_property
+    def candidates(self) -> Mapping[str, QuantizedWeight]:
+        """The weights, and narrow values that may be the weights themselves, by name."""
+        # A step is an integer but not a weight.
+        arrays = ((p, array) for p, array in self.tree.arrays.items() if array.shape or array.dtype.is_float)
+        if not any(can_be_scaled(".".join(map(str, path[-2:])), array.dtype) for path, array in arrays):
+            return {}
+        named = {name: self.tree.arrays[path] for name, path in self.paths.items()}
+        result = find_weights(named, self.tree.metadata.config)
+        return result if not result or by_name(self.tree.arrays) else {}
+
+    @cached_property
+    def weights(self) -> Mapping[str, QuantizedWeight]:
+        """The weights whose values need scales, including weights whose scales are missing, by name."""
+        is_scaled = self.declared or any(item.scales for item in self.candidates.values())
+        return self.candidates if is_scaled else {}
+
+    @property
+    def unclear(self) -> Mapping[str, QuantizedWeight]:
+        """Narrow values in a tree without any scale or settings: they may be the weights themselves."""
+        if self.weights:
+            return {}
+        return {name: item for name, item in self.candidates.items() if item.dtype.is_float}
+
+    @cached_property
+    def members(self) -> Mapping[str, QuantizedWeight]:
+        """The arrays that must stay together: each weight and its auxiliary tensors, with their weight."""
+        return {name: item for item in self.weights.values() for name in (item.name, *item.sides)}
+
+    @cached_property
+    def by_headers(self) -> Weights:
+        """The weights as supported schemes interpret them, without reading data.
+
+        If arrays store the shapes of weights, rows may be shorter than here: `shaped` reads them.
+        """
+        if not (self.weights or self.declared):
+            return Weights({})
+        from ckpttools.quantized.dequantizable import interpret_weights
+
+        return interpret_weights(by_name(self.tree.arrays), self.weights, self.declared)
+
+    @cached_property
+    def shaped(self) -> Weights:
+        """As `by_headers`, with stored shapes, which are read; StorageError if they cannot be read."""
+        if not self.readable:
+            return self.by_headers
+        from ckpttools.quantized.dequantizable import interpret_weights, read_shapes
+
+        arrays = by_name(self.tree.arrays)
+        shapes = read_shapes(self.readable.values(), arrays)
+        if shapes is None:
+            return self.by_headers
+        return interpret_weights(arrays, self.weights, self.declared, shapes)
+
+    @property
+    def readable(self) -> Mapping[str, Weight]:
+        """The weights that can be dequantized, by the names of their arrays of quantized values."""
+        return self.by_headers.readable
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """One line for each other weight, and for each scale without a weight."""
+        return self.by_headers.faults
+
+    @cached_property
+    def is_described(self) -> bool:
+        """Whether a configuration or MaxText's names describe quantized weights.
+
+        Scales of activations and caches alone count as well, because that configuration describes them too.
+        """
+        if self.declared:
+            return bool(self.weights or self.by_headers.left_out)
+        return bool(self.weights and self.readable)
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether quantized weights are described, by a supported method if the configuration names one."""
+        if not self.is_described or not self.declared:
+            return self.is_described
+        from ckpttools.quantized.schemes.registry import read_methods
+
+        return self.declared.get("quant_method") in read_methods()
+
+    @property
+    def is_half_quantized(self) -> bool:
+        """Whether only some of the weights that vLLM fuses are quantized."""
+        if not self.weights:
+            return False
+        from ckpttools.quantized.modules import half_quantized_experts, is_fused, is_linear
+
+        others = ((name, self.tree.arrays[path]) for name, path in self.paths.items())
+        matrices = (name for name, item in others if is_linear(name, item) or is_fused(name, item))
+        plain = (name for name in matrices if name not in self.weights)
+        return bool(half_quantized_experts(self.weights, plain))
+
+    @property
+    def summary(self) -> Quantization | None:
+        """How the weights are quantized; None if none is and the configuration does not mention it."""
+        declared, weights = self.declared or {}, list(self.weights.values())
+        if not (declared or weights):
+            return None
+        method = declared.get("quant_method") or declared.get("quant_algo")
+        # Such as `int32 with scales, qzeros, g_idx`: the same for many weights.
+        kinds = (f"{w.dtype} with {last_keys(w.sides)}" if w.sides else str(w.dtype) for w in weights)
+        return Quantization(
+            method=str(method) if method else None,
+            scheme=self.scheme or "; ".join(dict.fromkeys(kinds)),
+            modules=len({split_name(weight.name)[0] for weight in weights}),
+            weights=len(weights),
+            without_scales=sum(weight.is_bare for weight in weights),
+        )
+
+    def dequantized(self, dtype: DType | None = None, like: Like = "float32") -> DequantizedTree:
+        """Replace quantized weights by their dequantized values; only stored shapes are read.
+
+        Args:
+            dtype: of the values: float32, bfloat16 or float16; others are of float32. None for bfloat16.
+            like: rounding of the products.
+
+        Raises:
+            FormatError: weights use an unsupported scheme, are without scales, or have scales that do not
+                fit; or scales have no weight; lists all.
+        """
+        return self._build(self.shaped, dtype, like)
+
+    def shown(self) -> DequantizedTree:
+        """Return the tree for reports: dequantized if all weights can be, else as stored.
+
+        Stored shapes are read only if the headers leave the lengths of rows open.
+        """
+        weights = self.by_headers
+        if weights.readable:
+            from ckpttools.quantized.dequantizable import has_doubtful_shapes
+
+            weights = self.shaped if has_doubtful_shapes(weights) else weights
+        if weights.faults or not weights.readable:
+            return DequantizedTree(self.tree, Notes(), {})
+        return self._build(weights, None, "float32")
+
+    def plain(
+        self, dtype: DType | None = None, like: Like = "float32", *, is_read: bool = True
+    ) -> DequantizedTree:
+        """Dequantize the tree, or return it unchanged if no configuration describes its quantization.
+
+        Args:
+            dtype, like: as for `dequantized`.
+            is_read: whether values will be read: scales are checked first.
+
+        Raises:
+            UsageError: the dtype has too few bits, or `like` is unknown.
+            FormatError: as `dequantized`, and for scales that are not finite; lists all.
+        """
+        if like not in LIKES:
+            raise UsageError(f"unknown {option('dequantize_like', like)}", expected=" or ".join(LIKES))
+        if not self.is_described:
+            return DequantizedTree(self.tree, Notes(), {})
+        from ckpttools.quantized.unsupported_errors import refuse_few_bits
+
+        refuse_few_bits(dtype, self.tree.metadata.location)
+        built = self.dequantized(dtype, like)
+        if not is_read:
+            return built
+        declared = self.check_scales(dtype, like)
+        return replace(built, notes=built.notes + declared, of_scales=declared.remarks)
+
+    def plain_where_possible(self, dtype: DType | None = None, *, is_read: bool = False) -> NumericTree:
+        """Dequantize the tree, or return it unchanged if some quantized weights cannot be dequantized.
+
+        Args:
+            dtype: of the values; None for bfloat16.
+            is_read: whether all values will be read: scales are checked first, and the remark mentions
+                weights that are left unchanged.
+
+        Raises:
+            FormatError: a checked scale gives a value that is not finite; lists all.
+        """
+        weights = self.shaped
+        if weights.faults or not weights.readable:
+            return NumericTree(self.tree, _damage(weights.faults) if is_read else "")
+        if is_read:
+            self.check_scales(dtype)
+        built = self.dequantized(dtype)
+        schemes = ", ".join(dict.fromkeys(weight.scheme for weight in built.weights.values()))
+        to = next(built.tree.arrays[path].dtype for path in built.weights)
+        return NumericTree(built.tree, f"{array_count(built.weights)} dequantized from {schemes} to {to}")
+
+    def as_stored(self, *, is_read: bool) -> NumericTree:
+        """Return the tree unchanged, with a remark on weights that cannot be dequantized if it is read."""
+        faults = (*self.faults, *self.scale_faults(signs=False).damaged) if is_read else ()
+        return NumericTree(self.tree, _damage(faults))
+
+    def _build(self, weights: Weights, dtype: DType | None, like: Like) -> DequantizedTree:
+        if not (weights.readable or weights.faults or weights.left_out):
+            return DequantizedTree(self.tree, Notes(), {})
+        from ckpttools.quantized.dequantized_tree import dequantize_tree
+
+        # Headers and stored shapes mostly give the same object.
+        key = id(weights), dtype, like
+        if key not in self._built:
+            self._built[key] = dequantize_tree(self.tree, weights, self.declared, dtype, like)
+        return self._built[key]
+
+    def scale_faults(
+        self, dtype: DType | None = None, like: Like = "float32", *, signs: bool = True
+    ) -> ValueFaults:
+        """Find the scales that `check_scales` refuses, and other suspicious ones; cached.
+
+        Args:
+            dtype, like: as for `dequantized`.
+            signs: whether to include scales that are not positive, for which values are read.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        from ckpttools.quantized.scale_checks import ValueFaults, value_faults
+
+        key = dtype, like, signs
+        if key not in self._scale_faults:
+            weights = (self.shaped if signs else self.by_headers).readable.values()
+            self._scale_faults[key] = (
+                value_faults(by_name(self.tree.arrays), weights, dtype, like, signs=signs)
+                if weights
+                else ValueFaults((), ())
+            )
+        return self._scale_faults[key]
+
+    def check_scales(self, dtype: DType | None = None, like: Like = "float32") -> Notes:
+        """Read all local scales, and list those that make values vanish or change signs.
+
+        Raises:
+            DamagedScalesError: a scale gives a value that is not finite; lists all.
+            StorageError: they cannot be read.
+        """
+        if not self.shaped.readable:
+            return Notes()
+        from ckpttools.quantized.scale_checks import refuse_damaged
+
+        result = self.scale_faults(dtype, like)
+        return refuse_damaged(result, self.declared, self.tree.metadata.location)
+
+
+def quantized_view(tree: Tree) -> QuantizedView:
+    """Return the view of a tree's quantized weights; cached."""
+    return tree.once(QuantizedView)
+
+
+def make_comparable(a: Tree, b: Tree, *, is_read: bool = False) -> tuple[NumericTree, NumericTree]:
+    """Make two trees comparable: unchanged if both store their weights in the same way, else dequantized.
+
+    If one is quantized, its values use the main dtype of the other; if both are, float32, because rounding
+    could make different products equal. If the quantization of one is not described, the stored values of
+    both are compared. `is_read` and errors as for `QuantizedView.plain_where_possible`.
+    """
+    mine, theirs = quantized_view(a), quantized_view(b)
+    if _stored_alike(mine, theirs) or _has_only_codes(mine) or _has_only_codes(theirs):
+        return mine.as_stored(is_read=is_read), theirs.as_stored(is_read=is_read)
+    return (
+        mine.plain_where_possible(_main_dtype(theirs), is_read=is_read),
+        theirs.plain_where_possible(_main_dtype(mine), is_read=is_read),
+    )
+
+
+def is_dequantized(array: LazyArray) -> bool:
+    """Return whether an array contains dequantized values."""
+    return any(isinstance(part, Dequantized) for part in distinct_arrays([array]))
+
+
+def _damage(faults: Sequence[str]) -> str:
+    """Return the remark on quantized weights that are left as stored."""
+    if not faults:
+        return ""
+    more = f", and {len(faults) - 1:,} more" if len(faults) > 1 else ""
+    return f"codes and scales as they are stored, of which no numbers can be made: {faults[0]}{more}"
+
+
+def _stored_alike(a: QuantizedView, b: QuantizedView) -> bool:
+    """Return whether both trees quantize the same weights in the same way."""
+    mine, theirs = (
+        {(weight.name, weight.codes, weight.scheme) for weight in view.readable.values()} for view in (a, b)
+    )
+    return mine == theirs
+
+
+def _has_only_codes(view: QuantizedView) -> bool:
+    """Return whether the tree has quantized weights that cannot be dequantized."""
+    return bool(view.faults and view.weights)
+
+
+def _main_dtype(view: QuantizedView) -> DType | None:
+    """Return the dtype of most elements among the dtypes of products; None without any.
+
+    If they are products themselves, return the dtype that represents all of them.
+    """
+    if view.readable:
+        return DTYPES["float32"]
+    count: Counter[str] = Counter()
+    for array in view.tree.arrays.values():
+        count[array.dtype.name] += array.size
+    result = [name for name, _ in count.most_common() if name in RESULTS]
+    return DTYPES[result[0]] if result else None
