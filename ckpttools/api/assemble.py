@@ -15,6 +15,7 @@ from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
+from ckpttools.core.options import parse_size_option
 from ckpttools.core.text import natural_key, plural, sample_names
 from ckpttools.formats.orbax.columns import ExpectedHost, expected_hosts
 from ckpttools.formats.orbax.format import joined_tree
@@ -109,7 +110,7 @@ def list_saves(
     hosts: LocationLike | Sequence[LocationLike],
     *,
     requests: int | None = None,
-    max_index_bytes: int = MAX_INDEX_BYTES,
+    max_index_bytes: int | str = MAX_INDEX_BYTES,
 ) -> HostsListing:
     """List the steps that hosts hold, which are complete, and what others lack. Reads only indexes.
 
@@ -123,7 +124,7 @@ def list_saves(
         CheckpointError: the location does not exist, or cannot be read.
     """
     with use_concurrency(requests):
-        shares = _shares(_locations(hosts), max_index_bytes)
+        shares = _shares(_locations(hosts), parse_size_option("max_index_bytes", max_index_bytes))
         faults = {str(share.step.path): share.fault for share in shares if share.fault is not None}
         saves = tuple(_listed(save) for save in saves_of(shares))
         lost = tuple(item for share in shares if share.fault is None for item in share.lost)

@@ -4,58 +4,47 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from ckpttools.api.assemble import HostsListing, SaveListing, host_text
-from ckpttools.cli.options import (
-    ANY_PATH,
-    max_header_option,
-    max_index_option,
-    output_options,
-    resource_options,
-    with_optimizer_option,
-)
+from ckpttools.api.options import MAX_HEADER_BYTES, MAX_INDEX_BYTES, WITH_OPTIMIZER
+from ckpttools.api.options.runs import ASSEMBLE
+from ckpttools.cli.options import ANY_PATH, flags, output_options, resource_options
 from ckpttools.cli.output import labeled_lines, print_report, width
 from ckpttools.cli.table import Column, draw_table
-from ckpttools.cli.transform_options import target_options
 from ckpttools.cli.write import WriteCommand
+from ckpttools.cli.writing import target_options
+from ckpttools.core.options import switch
 from ckpttools.core.text import format_age, plural, printable, sample_names
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
+    from ckpttools.api.convert import Changing
     from ckpttools.api.prepared import Prepared
 
 
 @click.command(short_help="Combine the parts that hosts of a job saved.", cls=WriteCommand)
 @click.argument("locations", metavar="HOST_DIR… [DST]", nargs=-1, required=True, type=ANY_PATH)
-@click.option(
-    "--list",
-    "is_listing",
-    is_flag=True,
-    help="Only list the steps and what they lack; takes no DST. Use --dry-run to compare bytes as well.",
-)
-@click.option(
-    "--prefer",
-    type=ANY_PATH,
-    metavar="HOST_DIR",
-    multiple=True,
-    help="Where hosts disagree about bytes, use this host's copy. May be repeated.",
-)
-@click.option(
-    "--step",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Step to assemble. Default: the newest complete one.",
+@flags(
+    switch(
+        "is_listing",
+        "Only list the steps and what they lack; takes no DST. Use --dry-run to compare bytes as well.",
+        flag="--list",
+    ),
+    *ASSEMBLE,
 )
 @target_options
-@max_header_option
-@max_index_option
-@with_optimizer_option
+@flags(MAX_HEADER_BYTES, MAX_INDEX_BYTES, WITH_OPTIMIZER)
 @resource_options
 @output_options
-def assemble(locations: tuple[Location, ...], is_listing: bool, **options: Any) -> Prepared | None:
+def assemble(
+    locations: tuple[Location, ...],
+    is_listing: bool,
+    prefer: tuple[Location, ...],
+    **options: Unpack[Changing],
+) -> Prepared | None:
     """Combine the parts that hosts keep: emergency, multi-tier or peer-to-peer checkpoints.
 
     HOST_DIR is the local directory of a host, with its steps in it, or a directory above those of several
@@ -78,10 +67,10 @@ def assemble(locations: tuple[Location, ...], is_listing: bool, **options: Any) 
     *hosts, destination = map(absolute, locations)
     if not hosts:
         raise click.UsageError("missing DST: pass the host directories, then DST; or --list")
-    return put_together.plan(hosts, destination, **options)
+    return put_together.plan(hosts, destination, prefer=prefer, **options)
 
 
-def _list_saves(locations: tuple[Location, ...], options: dict[str, Any], *, as_json: bool) -> None:
+def _list_saves(locations: tuple[Location, ...], options: Changing, *, as_json: bool) -> None:
     from ckpttools.api.assemble import list_saves
 
     listing = list_saves(locations, requests=options["requests"], max_index_bytes=options["max_index_bytes"])

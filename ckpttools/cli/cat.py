@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, json_option, limit_options, read_options
+from ckpttools.api.options import OPENING
+from ckpttools.api.options.inspect import CAT
+from ckpttools.cli.options import ANY_PATH, ParamType, flags, json_option, limit_options
 from ckpttools.cli.output import print_json, print_lines, print_stderr, styled, width
 from ckpttools.cli.stats import format_number
 from ckpttools.core.text import printable
@@ -19,10 +21,11 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from ckpttools.api.cat import ArrayValues
+    from ckpttools.api.sources import Opening
     from ckpttools.inspection.stats import Statistics
 
 
-class _ArrayName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
+class _ArrayName(ParamType):
     """The name of an array, completed from the checkpoint in PATH."""
 
     name = "name"
@@ -43,15 +46,22 @@ class _ArrayName(click.ParamType):  # type: ignore[type-arg]  # generic from cli
 @click.argument("path", type=ANY_PATH)
 @click.argument("name", metavar="NAME[INDEX]", type=_ArrayName())
 @json_option
-@click.option("--full", is_flag=True, help="Print all values, even if there are more than 1,000.")
-@click.option("--stats", is_flag=True, help="Print statistics of the selected values instead.")
-@click.option("--raw", is_flag=True, help="Print quantized weights as they are stored.")
-@click.option(
-    "-o", "--output", type=ANY_PATH, metavar="FILE.npy", help="Write the selected values to a new .npy file."
-)
+@flags(*CAT)
 @limit_options
-@read_options
-def cat(path: Location, name: str, as_json: bool, jobs: int | None, **options: Any) -> None:
+@flags(*OPENING)
+def cat(
+    path: Location,
+    name: str,
+    as_json: bool,
+    full: bool,
+    stats: bool,
+    raw: bool,
+    output: Location | None,
+    memory: int,
+    jobs: int | None,
+    requests: int | None,
+    **reading: Unpack[Opening],
+) -> None:
     """Print the values of an array, or of a region of it.
 
     The index selects a region as in numpy, and only that region is read. Quote it for the shell. Of more than
@@ -65,7 +75,17 @@ def cat(path: Location, name: str, as_json: bool, jobs: int | None, **options: A
     """
     from ckpttools.api.cat import cat
 
-    report = cat(path, name, full=options.pop("full") or as_json, **options)
+    report = cat(
+        path,
+        name,
+        full=full or as_json,
+        stats=stats,
+        raw=raw,
+        output=output,
+        memory=memory,
+        requests=requests,
+        **reading,
+    )
     if as_json:
         print_json(replace(report, values=_to_json(report.values)))
         return

@@ -7,11 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, filter_option, json_option, read_options
+from ckpttools.api.options import OPENING
+from ckpttools.api.options.inspect import CHUNKS
+from ckpttools.cli.options import ANY_PATH, flags, json_option
 from ckpttools.cli.output import print_json, print_lines, report_fields, styled, width, wrap
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import format_count, format_disk
@@ -21,37 +23,23 @@ from ckpttools.inspection.chunks import Advice, ArrayChunks, ChunksReport, FileC
 from ckpttools.sharding.load_prediction import ProcessLoading
 from ckpttools.stores.location import Location
 
+if TYPE_CHECKING:
+    from ckpttools.api.sources import Opening
+
 
 @click.command(short_help="Show files, chunk grids and codecs; predict load I/O.")
 @click.argument("path", type=ANY_PATH)
 @json_option
-@filter_option("; files are always shown")
-@click.option(
-    "--mesh",
-    metavar="MESH",
-    help="Predict the reads of these devices: 8, 4x2 or data=4,fsdp=2.",
-)
-@click.option(
-    "--spec",
-    metavar="SPEC",
-    help="How devices share each array: axis0, layer, replicated, axis0=0,axis1=1 or P('fsdp', None).",
-)
-@click.option(
-    "--rules",
-    metavar="RULES",
-    help="Sharding rules instead of --spec: maxtext, or a TOML or JSON file. Default: maxtext if the mesh "
-    "axes "
-    "have names.",
-)
-@click.option(
-    "--processes",
-    type=int,
-    metavar="N",
-    help="Predict the reads of N processes that load together with these devices.",
-)
-@read_options
+@flags(*CHUNKS, *OPENING)
 def chunks(
-    path: Location, as_json: bool, mesh: str | None, spec: str | None, rules: str | None, **options: Any
+    path: Location,
+    as_json: bool,
+    filter: str,
+    mesh: str | None,
+    spec: str | None,
+    rules: str | None,
+    processes: int | None,
+    **reading: Unpack[Opening],
 ) -> None:
     """Show how a checkpoint is stored: its data files, chunk grids and codecs.
 
@@ -65,7 +53,7 @@ def chunks(
     """
     from ckpttools.api.chunks import chunks as look
 
-    report = look(path, mesh=mesh, spec=spec, rules=rules, **options)
+    report = look(path, filter=filter, mesh=mesh, spec=spec, rules=rules, processes=processes, **reading)
     if as_json:
         result = report_fields(report)
         advice = result.pop("advice")

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.generated_options import generated_options, make_command
+from ckpttools.api.options.convert import CONVERT
 from ckpttools.cli.lazy import Deferred, LazyGroup, lazy_command
-from ckpttools.cli.transform_options import common_options, model_source_and_destination, transform_options
+from ckpttools.cli.options import flags, given_flags
 from ckpttools.cli.write import WriteCommand
+from ckpttools.cli.writing import common_options, make_command, model_source_and_destination
 
 if TYPE_CHECKING:
     from ckpttools.api.prepared import Prepared
@@ -57,8 +58,8 @@ def to_format(name: str) -> click.Command:
     format = writable()[name]
     options = (
         model_source_and_destination,
-        generated_options(format.options),
-        transform_options,
+        given_flags(*format.options),
+        flags(*CONVERT),
         common_options,
     )
     return make_command(f"convert to-{name}", format.help, command, *options, cls=WriteCommand)

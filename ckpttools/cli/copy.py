@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from ckpttools.api.options.runs import COPY
 from ckpttools.cli.command_line import command_line
 from ckpttools.cli.options import (
-    count_option,
+    ANY_PATH,
+    DRY_RUN,
+    flags,
     json_option,
     limit_options,
-    public_option,
+    progress_option,
     unprotected_option,
 )
 from ckpttools.cli.output import labeled_lines, print_report, print_stderr, prose_width
-from ckpttools.cli.progress import progress_events, progress_option
-from ckpttools.cli.transform_options import source_and_destination
+from ckpttools.cli.progress import progress_events
 from ckpttools.cli.units import format_disk, format_memory
 from ckpttools.core.text import plural
 from ckpttools.stores.location import Location
@@ -27,35 +29,30 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Copy a checkpoint or run between stores, byte for byte.")
-@source_and_destination
-@click.option(
-    "--step",
-    "steps",
-    type=click.IntRange(min=0),
-    metavar="N",
-    multiple=True,
-    help="Copy only this step of a run. Default: all finished steps. May be repeated.",
-)
-@count_option("--latest", "Copy only the latest N finished steps of a run.")
-@click.option(
-    "--verify",
-    is_flag=True,
-    help="Read back everything that was written before it becomes visible, and compare every byte that DST "
-    "already has.",
-)
+@click.argument("source", metavar="SRC", type=ANY_PATH)
+@click.argument("destination", metavar="DST", type=ANY_PATH)
+@flags(*COPY[:3])
 @limit_options
-@click.option("--dry-run", is_flag=True, help="Print the plan without copying.")
-@click.option(
-    "--overwrite",
-    is_flag=True,
-    help="Replace steps or checkpoints in DST that differ; the old one is deleted last.",
-)
+@flags(DRY_RUN, *COPY[3:4])
 @unprotected_option
-@public_option
+@flags(*COPY[4:])
 @progress_option
 @json_option
 def copy(
-    source: Location, destination: Location, dry_run: bool, progress: bool, as_json: bool, **options: Any
+    source: Location,
+    destination: Location,
+    steps: tuple[int, ...],
+    latest: int | None,
+    verify: bool,
+    memory: int,
+    jobs: int | None,
+    requests: int | None,
+    dry_run: bool,
+    overwrite: bool,
+    public: bool,
+    allow_outside_links: bool,
+    progress: bool,
+    as_json: bool,
 ) -> None:
     """Copy a checkpoint from any store to any store: a run, a step, an item, a model.
 
@@ -71,7 +68,20 @@ def copy(
     """
     from ckpttools.api.copy import copy as copy_checkpoint
 
-    prepared = copy_checkpoint.plan(source, destination, command=command_line(), **options)
+    prepared = copy_checkpoint.plan(
+        source,
+        destination,
+        steps=steps,
+        latest=latest,
+        verify=verify,
+        memory=memory,
+        jobs=jobs,
+        requests=requests,
+        overwrite=overwrite,
+        public=public,
+        allow_outside_links=allow_outside_links,
+        command=command_line(),
+    )
     if dry_run:
         lines = [*_plan_lines(prepared.report), "", "Dry run: nothing was written."]
         print_report(prepared.report, lines, as_json=as_json)

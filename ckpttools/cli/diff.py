@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from math import isfinite, isnan
-from typing import TYPE_CHECKING, Any
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from ckpttools.cli.models import family_option, padding_rows_option, rope_layout_option
-from ckpttools.cli.options import (
-    ANY_PATH,
-    combine_options,
-    filter_option,
-    json_option,
-    like_option,
-    max_header_option,
-    max_index_option,
-    prefer_rank_option,
-    resource_options,
-)
+from ckpttools.api.options import MAX_HEADER_BYTES, MAX_INDEX_BYTES, PREFER_RANK
+from ckpttools.api.options.inspect import DIFF
+from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
 from ckpttools.cli.output import exit_with_differences, labeled_lines, print_json, print_lines, styled, width
-from ckpttools.cli.progress import progress_events, progress_option
+from ckpttools.cli.progress import progress_events
 from ckpttools.cli.units import format_disk
 from ckpttools.compare.renames import indices
 from ckpttools.core.dtypes import DTYPES
@@ -31,70 +22,38 @@ from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.api.diff import DiffReport, SideReport
+    from ckpttools.api.sources import Scanning
     from ckpttools.compare.diff import ArrayDiff, ArrayType, Outcome
     from ckpttools.digest.pairing import Remark
-
-
-def _replace_nan(context: click.Context, option: click.Parameter, value: float) -> float:
-    """Reject a NaN tolerance: no difference is within it, and none exceeds it."""
-    if isnan(value):
-        raise click.BadParameter("NaN is not a tolerance", context, option)
-    return value
-
-
-_comparing_options = combine_options(
-    click.option(
-        "--atol",
-        type=click.FloatRange(min=0),
-        callback=_replace_nan,
-        default=0.0,
-        metavar="X",
-        help="Treat elements as equal if |a-b| <= atol + rtol * max(|a|,|b|).",
-    ),
-    click.option(
-        "--rtol",
-        type=click.FloatRange(min=0),
-        callback=_replace_nan,
-        default=0.0,
-        metavar="X",
-        help="Relative tolerance.",
-    ),
-    click.option(
-        "--ulp",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="N",
-        help="Treat elements as equal if they are at most N units in the last place apart, in the coarser "
-        "dtype.",
-    ),
-    click.option("--ignore-dtype", is_flag=True, help="Treat equal values in different dtypes as equal."),
-    filter_option("; no other is read"),
-    click.option("--parameters", is_flag=True, help="Ignore optimizer state, step and random states."),
-    click.option("--all", "everything", is_flag=True, help="Also list equal arrays."),
-    click.option("--explain/--no-explain", default=True, help="Look for the cause of each difference."),
-)
-
-
-_alignment_options = combine_options(
-    like_option("A model's directory or config.json, if the arrays have no config.json next to them."),
-    family_option,
-    rope_layout_option,
-    padding_rows_option,
-)
 
 
 @click.command(short_help="Compare two checkpoints: what differs, how much, and why.")
 @click.argument("first", metavar="A", type=ANY_PATH)
 @click.argument("second", metavar="B", type=ANY_PATH)
-@_comparing_options
-@_alignment_options
+@flags(*DIFF)
 @json_option
 @resource_options
 @progress_option
-@max_header_option
-@max_index_option
-@prefer_rank_option
-def diff(first: Location, second: Location, as_json: bool, progress: bool, **options: Any) -> None:
+@flags(MAX_HEADER_BYTES, MAX_INDEX_BYTES, PREFER_RANK)
+def diff(
+    first: Location,
+    second: Location,
+    atol: float,
+    rtol: float,
+    ulp: int,
+    ignore_dtype: bool,
+    filter: str,
+    parameters: bool,
+    everything: bool,
+    explain: bool,
+    like: Location | None,
+    family: str | None,
+    rope_layout: str | None,
+    padding_rows: str | None,
+    as_json: bool,
+    progress: bool,
+    **scanning: Unpack[Scanning],
+) -> None:
     """Compare two checkpoints value by value: what differs, how much, and why.
 
     A and B may have any format and layout: Hugging Face or MaxText, scanned or not. If only one has training
@@ -114,8 +73,24 @@ def diff(first: Location, second: Location, as_json: bool, progress: bool, **opt
     """
     from ckpttools.api.diff import diff as compare
 
-    with progress_events(progress) as observe:
-        report = compare(first, second, observe=observe, **options)
+    with progress_events(progress) as scanning["observe"]:
+        report = compare(
+            first,
+            second,
+            atol=atol,
+            rtol=rtol,
+            ulp=ulp,
+            ignore_dtype=ignore_dtype,
+            filter=filter,
+            parameters=parameters,
+            everything=everything,
+            explain=explain,
+            like=like,
+            family=family,
+            rope_layout=rope_layout,
+            padding_rows=padding_rows,
+            **scanning,
+        )
     if as_json:
         texts = {"remarks": list(map(str, report.remarks)), "uncompared": list(map(str, report.uncompared))}
         print_json({**_to_plain(report), **texts})

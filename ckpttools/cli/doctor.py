@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, json_option, max_index_option, requests_option
+from ckpttools.api.options.inspect import DOCTOR
+from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option
 from ckpttools.cli.output import labeled_lines, print_json, print_lines, print_report, prose_width, styled
-from ckpttools.cli.progress import progress_events, progress_option
+from ckpttools.cli.progress import progress_events
+from ckpttools.core.options import switch
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
@@ -24,30 +26,10 @@ _COLUMN = 8
 _COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
-def _complete_fix(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    from ckpttools.diagnosis.examine import fixes
-
-    return [name for name in sorted(fixes()) if name.startswith(incomplete)]
-
-
 @click.command(short_help="Diagnose a checkpoint and suggest fixes.")
 @click.argument("path", type=ANY_PATH, required=False)
 @json_option
-@click.option(
-    "--fix",
-    metavar="NAME",
-    shell_complete=_complete_fix,
-    multiple=True,
-    help="Apply this fix wherever it helps. No file is deleted or overwritten. May be repeated.",
-)
-@click.option(
-    "--checksums",
-    is_flag=True,
-    help="Also read data files that store checksums, as torch.save writes them, and verify them.",
-)
-@click.option("--list", "as_list", is_flag=True, help="List the checks and the fixes.")
-@max_index_option
-@requests_option
+@flags(*DOCTOR[:2], switch("as_list", "List the checks and the fixes.", flag="--list"), *DOCTOR[2:])
 @progress_option
 @click.pass_context
 def doctor(

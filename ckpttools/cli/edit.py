@@ -2,54 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import click
 
-from ckpttools.cli.options import NON_EMPTY_TEXT, combine_options, patterns_option
-from ckpttools.cli.transform_options import (
-    common_options,
-    dequantize_like_option,
-    drop_option,
-    dtype_map_option,
-    dtype_option,
-    force_option,
-    keep_option,
-    map_option,
-    source_and_destination,
-    strict_option,
-    target_options,
-)
+from ckpttools.api.options.edit import CAST, REMAP, SELECT, STACK, STRIP_OPTIMIZER, UNSTACK
+from ckpttools.cli.options import flags
 from ckpttools.cli.write import WriteCommand
-from ckpttools.maxtext.versions import VERSIONS
-
-if TYPE_CHECKING:
-    from ckpttools.api.prepared import Prepared
-
-parameter_options = combine_options(
-    click.option("--keep-step", is_flag=True, help="Keep the training step; by default DST has step 0."),
-    click.option(
-        "--flavour",
-        type=click.Choice(("same", "linen", "nnx")),
-        default="same",
-        show_default=True,
-        help="How parameters are nested: as in SRC, params/params/…, or …/value.",
-    ),
+from ckpttools.cli.writing import (
+    WriteFunction,
+    common_options,
+    source_and_destination,
+    target_options,
+    writes,
 )
-"""Options for the parameters that remain."""
 
 
 @click.command(
     "strip-optimizer", short_help="Drop the optimizer state; keep only the parameters.", cls=WriteCommand
 )
 @source_and_destination
-@parameter_options
-@patterns_option("--keep", "Keep matching arrays; a key such as 'ema_params' includes everything below it.")
-@patterns_option("--drop", "Leave out matching arrays, whatever their role.")
-@dtype_option
+@flags(*STRIP_OPTIMIZER)
 @target_options
 @common_options
-def strip_optimizer(**options: Any) -> Prepared:
+@writes
+def strip_optimizer() -> WriteFunction:
     """Write only the parameters of a training checkpoint.
 
     SRC may be a run directory, a step or an item. DST gets 0/items, or <step>/items with
@@ -70,51 +45,16 @@ def strip_optimizer(**options: Any) -> Prepared:
     """
     from ckpttools.api.transforms import strip_optimizer
 
-    return strip_optimizer.plan(**options)
+    return strip_optimizer
 
 
 @click.command(short_help="Stack per-layer arrays for scan_layers=true.", cls=WriteCommand)
 @source_and_destination
-@click.option(
-    "--scan-axis",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Axis of the layers in each stacked parameter, counted from 0: with 1, layers of [embed, mlp] "
-    "become [embed, layers, mlp] (MaxText's param_scan_axis). By default the one from which ckpt unstack "
-    "took them, else 1, as in MaxText.",
-)
-@click.option(
-    "--cycle",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of layers after which their kinds repeat: 6 in gemma3, 4 in olmo3 and llama4, 2 in "
-    "gpt-oss; 1 "
-    "for a single stack. Default: as before ckpt unstack, else from the model's family.",
-)
-@click.option(
-    "--family",
-    type=NON_EMPTY_TEXT,
-    metavar="NAME|FILE",
-    help="The model's family, which knows the cycle; by default that of the config.json carried along, else "
-    "inferred from names.",
-)
-@click.option(
-    "--cycle-names",
-    type=click.Choice(("layers", "layer", "local-global", "layers-local-global", "blocks-layers")),
-    help="Names of the positions of a cycle: layers/layers_0, layers/layer_0, scanned_blocks/local_layers "
-    "and global_layer (gemma4), these below layers (qwen3-next), or scanned_blocks/layers_0 after single "
-    "layers (deepseek4). Default: those of the model's family.",
-)
-@click.option(
-    "--maxtext",
-    type=click.Choice(list(VERSIONS)),
-    help="Version of MaxText that is to load it. By default the layout from before ckpt unstack, else "
-    "that of the newest.",
-)
-@dtype_option
+@flags(*STACK)
 @target_options
 @common_options
-def stack(**options: Any) -> Prepared:
+@writes
+def stack() -> WriteFunction:
     """Stack separate layers (layers_0, layers_1, …) for MaxText's scan_layers=true.
 
     Parameters are stacked on --scan-axis, and so are the optimizer's moments in a training checkpoint; random
@@ -133,28 +73,16 @@ def stack(**options: Any) -> Prepared:
     """
     from ckpttools.api.transforms import stack
 
-    return stack.plan(**options)
+    return stack
 
 
 @click.command(short_help="Split stacked layers into one array per layer.", cls=WriteCommand)
 @source_and_destination
-@click.option(
-    "--scan-axis",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Axis of each stacked parameter along which its layers lie, counted from 0 (MaxText's "
-    "param_scan_axis). By default as shapes show it; required where they do not.",
-)
-@click.option(
-    "--force-unroll",
-    is_flag=True,
-    help="Also leave out all training state, as MaxText's force_unroll: from training to inference.",
-)
-@parameter_options
-@dtype_option
+@flags(*UNSTACK)
 @target_options
 @common_options
-def unstack(**options: Any) -> Prepared:
+@writes
+def unstack() -> WriteFunction:
     """Split stacked layers into one array per layer for MaxText's scan_layers=false.
 
     Parameters and, in a training checkpoint, the optimizer's moments are split on --scan-axis, random number
@@ -170,23 +98,16 @@ def unstack(**options: Any) -> Prepared:
     """
     from ckpttools.api.transforms import unstack
 
-    return unstack.plan(**options)
+    return unstack
 
 
 @click.command(short_help="Keep or drop arrays by name.", cls=WriteCommand)
 @source_and_destination
-@keep_option
-@drop_option
-@click.option(
-    "--prefix",
-    type=NON_EMPTY_TEXT,
-    metavar="NAME",
-    help="Keep only arrays whose names begin with NAME and a dot, and remove that prefix: for example the "
-    "policy of a checkpoint that also has a value model.",
-)
+@flags(*SELECT)
 @target_options
 @common_options
-def select(**options: Any) -> Prepared:
+@writes
+def select() -> WriteFunction:
     """Write the arrays that match --keep (default: all), without those that match --drop.
 
     --prefix selects a model within another and removes the prefix; patterns refer to the names in SRC.
@@ -203,18 +124,16 @@ def select(**options: Any) -> Prepared:
     """
     from ckpttools.api.transforms import select
 
-    return select.plan(**options)
+    return select
 
 
 @click.command(short_help="Cast a checkpoint to other dtypes.", cls=WriteCommand)
 @source_and_destination
-@dtype_option
-@dtype_map_option
-@force_option
-@dequantize_like_option
+@flags(*CAST)
 @target_options
 @common_options
-def cast(**options: Any) -> Prepared:
+@writes
+def cast() -> WriteFunction:
     """Cast a checkpoint to other dtypes, rounding to nearest even.
 
     NaN and infinity are kept. Values that overflow or underflow are counted, and so are those that become NaN
@@ -234,28 +153,16 @@ def cast(**options: Any) -> Prepared:
     """
     from ckpttools.api.transforms import cast
 
-    return cast.plan(**options)
+    return cast
 
 
 @click.command(short_help="Rename, drop and rearrange arrays by rules or a function.", cls=WriteCommand)
 @source_and_destination
-@map_option
-@strict_option
-@click.option(
-    "--maxtext",
-    type=click.Choice(list(VERSIONS)),
-    help="Write a checkpoint of MaxText in the layout of this version of it, in place of --map.",
-)
-@click.option(
-    "--family",
-    type=NON_EMPTY_TEXT,
-    metavar="NAME|FILE",
-    help="With --maxtext, the model's family; by default that of the config.json carried along, else "
-    "inferred from names.",
-)
+@flags(*REMAP)
 @target_options
 @common_options
-def remap(**options: Any) -> Prepared:
+@writes
+def remap() -> WriteFunction:
     """Rename, drop and rearrange arrays by rules, a Python function, or a MaxText version.
 
     A file contains rules in TOML or JSON; the first match wins:
@@ -284,4 +191,4 @@ def remap(**options: Any) -> Prepared:
     """
     from ckpttools.api.transforms import remap
 
-    return remap.plan(**options)
+    return remap

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckpttools.api.options import FAMILY
+from ckpttools.api.options.inspect import CHECK_FAMILY
 from ckpttools.cli.lazy import LazyGroup
-from ckpttools.cli.options import ANY_PATH, complete_family, json_option
+from ckpttools.cli.options import completion_of, flags, json_option
 from ckpttools.cli.output import labeled_lines, print_json, print_lines, print_report, styled, width, wrap
 from ckpttools.core.errors import CheckpointError
+from ckpttools.core.options import switch
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.location import Location
 
@@ -86,8 +89,8 @@ def _remaining_width() -> int:
 
 
 @families.command("show", short_help="Show everything that a family defines.")
-@click.argument("family", metavar="NAME|FILE", shell_complete=complete_family)
-@click.option("--toml", "as_toml", is_flag=True, help="Print the family as a TOML file, to start your own.")
+@click.argument("family", metavar="NAME|FILE", shell_complete=completion_of(FAMILY))
+@flags(switch("as_toml", "Print the family as a TOML file, to start your own.", flag="--toml"))
 @json_option
 def show_family(family: str, as_toml: bool, as_json: bool) -> None:
     """Show a family: its models, its sizes, and every mapping row.
@@ -134,8 +137,8 @@ def _row_groups(family: Family) -> Iterator[str]:
             yield from _to_entry("scanned", scanned if group.scanned else "never: an incomplete cycle")
         yield from _to_entry("unscanned", group.left)
         yield from _to_entry("hub", group.right)
-        for word, flags in (("when", group.when), ("unless", group.unless)):
-            yield from _to_entry(word, flags) if flags else ()
+        for word, conditions in (("when", group.when), ("unless", group.unless)):
+            yield from _to_entry(word, conditions) if conditions else ()
         yield from (line for row in group.rows for line in _row_line(row))
 
 
@@ -152,19 +155,8 @@ def _row_line(row: Row) -> Iterator[str]:
 
 
 @families.command("check", short_help="Validate a family file, optionally against a model.")
-@click.argument("family", metavar="NAME|FILE", shell_complete=complete_family)
-@click.option(
-    "--against",
-    type=ANY_PATH,
-    metavar="PATH",
-    help="A Hugging Face or MaxText checkpoint of such a model; only its headers are read.",
-)
-@click.option(
-    "--config",
-    type=ANY_PATH,
-    metavar="CONFIG",
-    help="The model's config.json, or its directory. Default: the config.json of --against.",
-)
+@click.argument("family", metavar="NAME|FILE", shell_complete=completion_of(FAMILY))
+@flags(*CHECK_FAMILY)
 @json_option
 @click.pass_context
 def check(

@@ -2,69 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ckpttools.cli.models import conversion_side_options
-from ckpttools.cli.options import (
-    ANY_PATH,
-    combine_options,
-    filter_option,
-    json_option,
-    read_options,
-    resource_options,
-)
+from ckpttools.api.options import OPENING
+from ckpttools.api.options.inspect import HASH
+from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
 from ckpttools.cli.output import print_json, print_lines, print_stderr
-from ckpttools.cli.progress import progress_events, progress_option
+from ckpttools.cli.progress import progress_events
 from ckpttools.core.text import printable
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.api.hash import HashReport
-
-selection_options = combine_options(
-    filter_option(),
-    click.option(
-        "--per-layer/--whole",
-        default=True,
-        show_default=True,
-        help="Hash stacked layers one by one, or as they are stored.",
-    ),
-    click.option("--parameters", is_flag=True, help="Ignore optimizer state, step and random states."),
-)
+    from ckpttools.api.sources import Scanning
 
 
 @click.command("hash", short_help="Print layout-independent digests of every array.")
 @click.argument("path", type=ANY_PATH)
 @json_option
-@click.option(
-    "--manifest",
-    type=ANY_PATH,
-    metavar="FILE",
-    help="Also write the digests to a new file, for ckpt verify PATH --manifest FILE.",
-)
-@click.option(
-    "--algorithm",
-    type=click.Choice(("xxh3-128", "sha256")),
-    default="xxh3-128",
-    show_default=True,
-    help="xxh3-128 detects damage and mistakes; sha256 also detects deliberate changes.",
-)
-@click.option(
-    "--as",
-    "names",
-    type=click.Choice(("stored", "maxtext")),
-    default="stored",
-    show_default=True,
-    help="Names to print: as stored, or those of the MaxText checkpoint that a Hugging Face one converts to.",
-)
-@conversion_side_options
-@selection_options
+@flags(*HASH)
 @resource_options
 @progress_option
-@read_options
-def hash_command(path: Location, as_json: bool, progress: bool, **options: Any) -> None:
+@flags(*OPENING)
+def hash_command(
+    path: Location,
+    as_json: bool,
+    manifest: Location | None,
+    algorithm: str,
+    names: str,
+    rope_layout: str | None,
+    family: str | None,
+    tied: str | None,
+    drop: tuple[str, ...],
+    filter: str,
+    per_layer: bool,
+    parameters: bool,
+    progress: bool,
+    **scanning: Unpack[Scanning],
+) -> None:
     """Print a digest of every array, of all parameters, and of everything.
 
     Digests depend only on values, shapes, dtypes and names, not on the format, chunks, compression or number
@@ -78,8 +55,21 @@ def hash_command(path: Location, as_json: bool, progress: bool, **options: Any) 
     """
     from ckpttools.api.hash import hash
 
-    with progress_events(progress) as observe:
-        result = hash(path, observe=observe, **options)
+    with progress_events(progress) as scanning["observe"]:
+        result = hash(
+            path,
+            manifest=manifest,
+            algorithm=algorithm,
+            names=names,
+            rope_layout=rope_layout,
+            family=family,
+            tied=tied,
+            drop=drop,
+            filter=filter,
+            per_layer=per_layer,
+            parameters=parameters,
+            **scanning,
+        )
     if as_json:
         print_json(result)
     else:

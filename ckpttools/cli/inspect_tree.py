@@ -7,19 +7,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ckpttools.cli.options import (
-    ANY_PATH,
-    NON_EMPTY_TEXT,
-    combine_options,
-    filter_option,
-    json_option,
-    read_options,
-    requests_option,
-)
+from ckpttools.api.options import OPENING, REQUESTS, count
+from ckpttools.api.options.inspect import TREE
+from ckpttools.cli.options import ANY_PATH, flags, json_option
 from ckpttools.cli.output import (
     exit_with_differences,
     print_json,
@@ -32,6 +26,7 @@ from ckpttools.cli.output import (
 from ckpttools.cli.table import Column, TreeRow, draw_tree
 from ckpttools.cli.tree_facts import fact_lines
 from ckpttools.cli.units import format_count, format_disk
+from ckpttools.core.options import switch
 from ckpttools.core.text import format_type, plural, printable
 from ckpttools.inspection.comparison import Comparison
 from ckpttools.inspection.folding import Branch
@@ -39,49 +34,34 @@ from ckpttools.inspection.tree import ArrayReport, TreeReport
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
+    from ckpttools.api.sources import Opening
     from ckpttools.inspection.comparison import ArraySpec, Comparison, Different
     from ckpttools.inspection.folding import Branch
     from ckpttools.inspection.tree import TreeReport
 
 
-_view_options = combine_options(
-    click.option(
-        "--depth",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Show at most N levels; totals include everything.",
-    ),
-    filter_option("; counts and bytes are of those"),
-    click.option("--flat", is_flag=True, help="Print one line per array, without folding."),
-    click.option(
-        "--sort",
-        type=click.Choice(("size", "name")),
-        help="Sort by size (largest first) or name. Default: the tree by name, --flat and --json in stored "
-        "order.",
-    ),
-    click.option(
-        "--sharding",
-        is_flag=True,
-        help="Show the device layout that was saved: bfloat16[4096@fsdp,14336].",
-    ),
-    click.option(
-        "--against",
-        type=NON_EMPTY_TEXT,
-        metavar="WHAT",
-        help="Compare with a family (`ckpt families`), a config.json or another checkpoint, and report "
-        "missing, "
-        "unexpected or mismatched arrays. Exits with 1 if there are any.",
-    ),
-)
-
-
 @click.command(short_help="Show names, shapes, dtypes, sizes and the kind.")
 @click.argument("path", type=ANY_PATH)
-@_view_options
+@flags(
+    count("depth", "Show at most N levels; totals include everything."),
+    *TREE[:1],
+    switch("flat", "Print one line per array, without folding."),
+    *TREE[1:],
+)
 @json_option
-@read_options
-@requests_option
-def tree(path: Location, depth: int | None, flat: bool, as_json: bool, **options: Any) -> None:
+@flags(*OPENING, REQUESTS)
+def tree(
+    path: Location,
+    depth: int | None,
+    filter: str,
+    flat: bool,
+    sort: str | None,
+    sharding: bool,
+    against: str | None,
+    as_json: bool,
+    requests: int | None,
+    **reading: Unpack[Opening],
+) -> None:
     """Show the arrays of a checkpoint (names, shapes, dtypes, bytes) and what kind it is.
 
     PATH is a checkpoint in any format that `ckpt formats` lists, at any level: run directory, step, item or
@@ -93,15 +73,17 @@ def tree(path: Location, depth: int | None, flat: bool, as_json: bool, **options
     """
     if flat and depth:
         raise click.UsageError("--flat has no levels: leave out --flat or --depth")
-    if options["against"] and depth and not as_json:
+    if against and depth and not as_json:
         raise click.UsageError("--against shows lists, which have no levels: leave out --depth")
-    if options["against"] and options["sharding"] and not as_json:
+    if against and sharding and not as_json:
         raise click.UsageError("--against compares names, shapes and dtypes: leave out --sharding")
     from ckpttools.api.inspect import inspect
     from ckpttools.inspection.folding import fold
 
-    report = inspect(path, **options)
-    folded = partial(fold, report.arrays, largest_first=options["sort"] == "size", depth=depth)
+    report = inspect(
+        path, filter=filter, sort=sort, sharding=sharding, against=against, requests=requests, **reading
+    )
+    folded = partial(fold, report.arrays, largest_first=sort == "size", depth=depth)
     if as_json:
         _print_json(report, folded)
     else:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, json_option, requests_option
+from ckpttools.api.options import REQUESTS
+from ckpttools.cli.options import ANY_PATH, flags, json_option
 from ckpttools.cli.output import labeled_lines, print_report, styled, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import format_disk
@@ -19,7 +20,7 @@ from ckpttools.stores.location import Location
 @click.command(short_help="List the steps in a training run.")
 @click.argument("path", metavar="RUN", type=ANY_PATH)
 @json_option
-@requests_option
+@flags(REQUESTS)
 def ls(path: Location, as_json: bool, requests: int | None) -> None:
     """List the steps in a training run: contents, state, age and disk space.
 

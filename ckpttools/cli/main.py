@@ -64,9 +64,9 @@ def _load_command(point: EntryPoint) -> click.Command:
 
 def _make_transform_command(point: EntryPoint) -> click.Command:
     from ckpttools.api.transforms import transform
-    from ckpttools.cli.generated_options import generated_options, make_command
-    from ckpttools.cli.transform_options import common_options, source_and_destination, target_options
+    from ckpttools.cli.options import given_flags
     from ckpttools.cli.write import WriteCommand
+    from ckpttools.cli.writing import common_options, make_command, source_and_destination, target_options
     from ckpttools.transforms.registry import help_of, options_of
 
     def command(**options: Any) -> Prepared:
@@ -74,7 +74,7 @@ def _make_transform_command(point: EntryPoint) -> click.Command:
 
     options = (
         source_and_destination,
-        generated_options(options_of(point.name)),
+        given_flags(*options_of(point.name)),
         target_options,
         common_options,
     )

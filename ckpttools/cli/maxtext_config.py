@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from shlex import join
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.models import family_option
-from ckpttools.cli.options import (
-    MODEL,
-    json_option,
-    like_option,
-    maxtext_option,
-    requests_option,
-    step_option,
-)
+from ckpttools.api.options.runs import MAXTEXT_CONFIG
+from ckpttools.cli.options import MODEL, flags, json_option
 from ckpttools.cli.output import (
     exit_with_differences,
     labeled_lines,
@@ -27,6 +20,7 @@ from ckpttools.cli.output import (
     width,
 )
 from ckpttools.core.errors import near_names
+from ckpttools.core.options import Option, switch
 from ckpttools.core.text import printable
 from ckpttools.stores.location import Location
 
@@ -46,26 +40,14 @@ _PROGRAM_NAMES = {"train": ("run_name=NAME", "base_output_directory=DIR"), "deco
 )
 @click.argument("path", type=MODEL, metavar="PATH")
 @click.argument("words", metavar="[COMMAND] [CONFIG.yml] [NAME=VALUE]...", nargs=-1, type=click.UNPROCESSED)
-@click.option("--check", is_flag=True, help="Report which of the given settings contradict the checkpoint.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(("args", "yaml")),
-    default="args",
-    show_default=True,
-    help="Print NAME=VALUE lines, or a configuration file.",
+@flags(
+    switch("check", "Report which of the given settings contradict the checkpoint."),
+    Option(
+        "form", ("args", "yaml"), "args", "Print NAME=VALUE lines, or a configuration file.", flag="--format"
+    ),
+    Option("command", tuple(_PROGRAMS), None, "Print a complete command instead."),
+    *MAXTEXT_CONFIG,
 )
-@click.option("--command", type=click.Choice(tuple(_PROGRAMS)), help="Print a complete command instead.")
-@click.option(
-    "--scan/--no-scan",
-    default=None,
-    help="Print settings for this layout of a Hugging Face model; a MaxText checkpoint has its own.",
-)
-@like_option("The original model. Default: the one stored in the checkpoint.")
-@family_option
-@maxtext_option("MaxText version: a release, or a commit of its main branch.")
-@step_option
-@requests_option
 @json_option
 def maxtext_config(
     path: Location,
@@ -73,8 +55,13 @@ def maxtext_config(
     check: bool,
     form: str,
     command: str | None,
+    scan: bool | None,
+    like: Location | None,
+    family: str | None,
+    maxtext: str,
+    step: int | None,
+    requests: int | None,
     as_json: bool,
-    **options: Any,
 ) -> None:
     """Print the MaxText settings that reproduce a checkpoint's model, or check yours.
 
@@ -102,7 +89,16 @@ def maxtext_config(
         raise click.NoSuchOption(odd, possibilities=_suggest_options(odd))
     if bool(words) != check:
         raise click.UsageError("--check goes with settings, after PATH: a configuration file, or NAME=VALUE.")
-    result = call(path, check=words, **options)
+    result = call(
+        path,
+        check=words,
+        scan=scan,
+        like=like,
+        family=family,
+        maxtext=maxtext,
+        requests=requests,
+        step=step,
+    )
     if as_json:
         print_json(result)
     elif check:

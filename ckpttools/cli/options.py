@@ -1,67 +1,62 @@
-"""Options that several commands share, named like the arguments of `ckpttools` functions."""
+"""Flags made of the declared options, and options of the command line alone."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from ckpttools.api.options import DOWNLOAD, LIMITS, MEMORY, WRITING
 from ckpttools.cli.output import print_stderr
 from ckpttools.core.budget import format_size, limit_memory, parse_size
-from ckpttools.core.errors import MemoryBudgetError, UnknownNameError, UsageError
-from ckpttools.maxtext.versions import NEWEST, VERSIONS
+from ckpttools.core.errors import CheckpointError, MemoryBudgetError
+from ckpttools.core.message_terms import flag
+from ckpttools.core.options import Option, any_text, switch
 from ckpttools.stores.location import Location
 from ckpttools.stores.models import model_at
 from ckpttools.stores.publishing import allowing_unprotected
 from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-    from ckpttools.core.dtypes import DType
-
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # generic from click 8.2 on
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
-
-class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
-    """A number of bytes: `512MiB`, `2GB`, `1.5GiB`, `1073741824`."""
-
-    name = "size"
-
-    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return parse_size(value)
-        except UsageError as error:
-            self.fail(error.message, param, ctx)
+_EMPTY_MESSAGE = "nothing is named: the text is empty"
 
 
-class DTypeName(click.ParamType):  # type: ignore[type-arg]
-    """The name of an element type, parsed by `ckpttools.core.dtypes.parse_dtype`."""
+class ParsedText(ParamType):
+    """Text that a function of the library parses.
 
-    name = "dtype"
+    Args:
+        option: its declaration.
+        parse: returns the value, or raises an error about the text.
+        is_parsed: whether the command gets the value; otherwise the text, once it is known to be valid.
+    """
 
-    def convert(self, value: str | DType, param: click.Parameter | None, ctx: click.Context | None) -> DType:
-        from ckpttools.core.dtypes import parse_dtype
+    def __init__(self, option: Option, parse: Callable[[Any], object], is_parsed: bool) -> None:
+        self.name = "size" if parse is parse_size and is_parsed else option.name
+        self._option, self._parse, self._is_parsed = option, parse, is_parsed
 
-        if not isinstance(value, str):
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
+        # Plug-ins may add values, so they are looked up when the help is shown.
+        return None if self._option.complete is None else f"[{'|'.join(self._option.complete())}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if self._is_parsed and not isinstance(value, str):
             return value
         try:
-            return parse_dtype(value)
-        except UnknownNameError as error:
-            self.fail(str(error), param, ctx)
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
-        from ckpttools.core.dtypes import DTYPES
-
-        return [CompletionItem(name) for name in DTYPES if name.startswith(incomplete)]
+            result = self._parse(value)
+        except CheckpointError as error:
+            self.fail(error.message if self.name == "size" else str(error), param, ctx)
+        return result if self._is_parsed else value
 
 
 class LocationType(click.Path):
@@ -71,21 +66,6 @@ class LocationType(click.Path):
         if value == "":
             self.fail(_EMPTY_MESSAGE, param, ctx)
         return parse(value, is_written=param is not None and param.name in _DESTINATION_PARAMETERS)
-
-
-class NonEmptyText(click.ParamType):  # type: ignore[type-arg]
-    """Text that is not empty."""
-
-    name = "text"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return value or self.fail(_EMPTY_MESSAGE, param, ctx)
-
-
-# Parameters that name outputs; errors about them do not suggest a download.
-_DESTINATION_PARAMETERS = ("destination", "manifest", "output")
-_EMPTY_MESSAGE = "nothing is named: the text is empty"
-SIZE = ByteSize()
 
 
 class ModelLocationType(LocationType):
@@ -99,20 +79,34 @@ class ModelLocationType(LocationType):
         return result
 
 
-DTYPE = DTypeName()
-NON_EMPTY_TEXT = NonEmptyText()
+class NonEmptyText(ParamType):
+    """Text that is not empty."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return value or self.fail(_EMPTY_MESSAGE, param, ctx)
+
+
+class LimitedFloat(click.FloatRange):
+    """A number within limits. NaN is within none: no difference is within it, and none exceeds it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isnan(result := super().convert(value, param, ctx)):
+            self.fail("NaN is not a number in this range", param, ctx)
+        return result
+
+
+# Parameters that name outputs; errors about them do not suggest a download.
+_DESTINATION_PARAMETERS = ("destination", "manifest", "output")
 ANY_PATH = LocationType()
 MODEL = ModelLocationType()
-
-
-def complete_family(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of model families that start with the typed text."""
-    from ckpttools.model_families.registry import families
-
-    return [name for name in sorted(families()) if name.startswith(incomplete)]
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+_TYPES: dict[object, click.ParamType[Any]] = {
+    str: NonEmptyText(),
+    any_text: click.STRING,
+    parse: ANY_PATH,
+    model_at: MODEL,
+}
 
 
 def combine_options(*decorators: Decorator) -> Decorator:
@@ -124,64 +118,74 @@ def combine_options(*decorators: Decorator) -> Decorator:
     return decorate
 
 
-def patterns_option(flag: str, help: str) -> Decorator:
-    """Add a flag that takes a glob and may be repeated."""
-    return click.option(flag, metavar="PATTERN", multiple=True, help=f"{help} May be repeated.")
+class _GivenOption(click.Option):
+    """An option that the command gets only if the user gave it."""
+
+    def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> Any:
+        result = super().handle_parse_result(ctx, opts, args)
+        if self.name and ctx.get_parameter_source(self.name) is ParameterSource.DEFAULT:
+            ctx.params.pop(self.name, None)
+        return result
 
 
-def count_option(flag: str, help: str) -> Decorator:
-    """Add a flag that takes an integer from 1."""
-    return click.option(flag, type=click.IntRange(min=1), metavar="N", help=help)
+def flags(*options: Option) -> Decorator:
+    """Add the flags of declared options, in the order of the help."""
+    return combine_options(*(_make_flag(option) for option in options if option.flag is not None))
 
 
-def filter_option(more: str = "") -> Decorator:
-    """Add `--filter`; `more` completes the sentence of its help."""
-    what = f"Only arrays whose whole name matches, such as '*/mlp/*'{more}."
-    return click.option("--filter", metavar="GLOB", default="*", help=what)
+def given_flags(*options: Option) -> Decorator:
+    """Add flags of options whose text a format or a transform parses.
+
+    The command gets those that the user gave, even if equal to the default: a format refuses options that it
+    does not have.
+    """
+    return combine_options(*(_make_flag(option, is_parsed=False, cls=_GivenOption) for option in options))
 
 
-max_header_option = click.option(
-    "--max-header-bytes",
-    type=SIZE,
-    default="100MB",
-    show_default=True,
-    help="Reject safetensors headers larger than this.",
-)
-max_index_option = click.option(
-    "--max-index-bytes",
-    type=SIZE,
-    default="256MiB",
-    show_default=True,
-    help="Memory limit for OCDBT index nodes that decode to more than their file size.",
-)
-step_option = click.option(
-    "--step",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Training step to open. Default: the latest finished one.",
-)
-with_optimizer_option = click.option(
-    "--with-optimizer",
-    is_flag=True,
-    help="Also read DeepSpeed's optimizer state; other formats always include it.",
-)
-prefer_rank_option = click.option(
-    "--prefer-rank",
-    type=click.IntRange(min=0),
-    metavar="N",
-    multiple=True,
-    help="If ranks disagree about a tensor (verl, SkyRL), use the copy of rank N. May be repeated.",
-)
-read_options = combine_options(
-    step_option, max_header_option, max_index_option, with_optimizer_option, prefer_rank_option
-)
-"""Add options of how a path is opened."""
+def _make_flag(option: Option, *, is_parsed: bool = True, **settings: Any) -> Decorator:
+    spelling, many = option.flag or flag(option.name), option.many
+    settings |= {"help": option.flag_help(), "required": option.is_required}
+    if option.complete is not None:
+        settings["shell_complete"] = completion_of(option)
+    if option.type is bool:
+        negative = flag(option.name, False) if option.negative is None else option.negative
+        if negative:
+            settings |= {"default": option.default, "show_default": option.default is not None}
+        switch = f"{spelling}/{negative}" if negative else spelling
+        return click.option(switch, option.name, is_flag=True, **settings)
+    settings |= {"type": _click_type(option, is_parsed), "metavar": option.metavar}
+    if many is not None:
+        settings |= {"multiple": True, "callback": lambda context, param, values: many(values)}
+    elif option.default is not None:
+        settings |= {"default": option.default, "show_default": True}
+    return click.option(*filter(None, (option.short, spelling)), option.name, **settings)
 
 
-requests_option = count_option(
-    "--requests",
-    "Concurrent network requests. Default: adjusted between 4 and 32.",
-)
+def _click_type(option: Option, is_parsed: bool) -> click.ParamType[Any]:
+    kind = option.type
+    if isinstance(kind, tuple):
+        return click.Choice(kind)
+    least, most = option.least, option.most if option.below is None else option.below
+    if kind is int:
+        return click.INT if least is None and most is None else click.IntRange(least, most)
+    if kind is float:
+        is_limited = least is not None or most is not None
+        return LimitedFloat(least, most, max_open=option.below is not None) if is_limited else click.FLOAT
+    return _TYPES.get(kind) or ParsedText(option, kind, is_parsed)
+
+
+def completion_of(option: Option) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Return the function that completes values of an option in the shell."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        values = () if option.complete is None else option.complete()
+        return [value for value in sorted(values) if value.startswith(incomplete)]
+
+    return complete
+
+
+json_option = flags(switch("as_json", "Print the result as JSON.", flag="--json"))
+progress_option = flags(Option("progress", bool, True, "Report progress on stderr."))
 
 
 # Below it the libraries that numpy loads end the process without an error that could be caught: with OpenBLAS
@@ -211,30 +215,9 @@ def _limit_process_memory(context: click.Context, option: click.Parameter, memor
     return memory
 
 
-limit_options = combine_options(
-    click.option(
-        "--memory",
-        type=SIZE,
-        default="1GiB",
-        show_default=True,
-        callback=_limit_process_memory,
-        help="Peak memory limit: 512MiB, 2GB, …",
-    ),
-    count_option(
-        "--jobs",
-        "Parallel workers. Default: one per core, two per core when writing, at most 16.",
-    ),
-    requests_option,
-)
+limit_options = combine_options(_make_flag(MEMORY, callback=_limit_process_memory), flags(*LIMITS[1:]))
 """Add memory and concurrency limits; the command runs within this memory."""
-resource_options = combine_options(
-    limit_options,
-    click.option(
-        "--download",
-        is_flag=True,
-        help="Download hf:// inputs to the Hugging Face cache first, and verify them.",
-    ),
-)
+resource_options = combine_options(limit_options, flags(DOWNLOAD))
 """Add the limits of commands that open a checkpoint, and `--download`."""
 
 
@@ -250,66 +233,33 @@ unprotected_option = click.option(
     callback=_allow_unprotected,
     help="Accept a bucket whose server does not detect a second writer; make sure that there is only one.",
 )
-public_option = combine_options(
-    click.option(
-        "--public",
-        is_flag=True,
-        help="Make the new Hub repository public.",
+DRY_RUN = switch("dry_run", "Print the plan and write nothing.")
+_DISTRIBUTED = (
+    switch(
+        "distributed",
+        "Share the work among the processes of a jax.distributed job; each runs this command.",
     ),
-    click.option(
-        "--allow-outside-links",
-        is_flag=True,
-        help="With --public, also publish files outside of SRC that symbolic links in SRC point to.",
+    Option(
+        "coordinator",
+        any_text,
+        None,
+        "Coordinator address of the job. Default: detected on GKE, TPU, SLURM and MPI.",
+        "HOST:PORT",
+    ),
+    Option(
+        "process",
+        any_text,
+        None,
+        "Process index, from 0, and process count. Default: detected as above.",
+        "I/N",
     ),
 )
 output_options = combine_options(
-    click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
-    click.option(
-        "--overwrite",
-        is_flag=True,
-        help="Replace DST if it exists; the old one is deleted only after the new one is complete.",
-    ),
-    click.option(
-        "--resume",
-        is_flag=True,
-        help="Fail unless there is an interrupted conversion to resume.",
-    ),
-    click.option("--progress/--no-progress", default=True, help="Report progress on stderr."),
-    click.option(
-        "--manifest",
-        type=ANY_PATH,
-        metavar="FILE",
-        help="Also write digests of all arrays to FILE, for ckpt verify DST --manifest FILE.",
-    ),
-    click.option(
-        "--distributed",
-        is_flag=True,
-        help="Share the work among the processes of a jax.distributed job; each runs this command.",
-    ),
-    click.option(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="Coordinator address of the job. Default: detected on GKE, TPU, SLURM and MPI.",
-    ),
-    click.option(
-        "--process",
-        metavar="I/N",
-        help="Process index, from 0, and process count. Default: detected as above.",
-    ),
+    flags(DRY_RUN, *WRITING[:2]),
+    progress_option,
+    flags(*WRITING[2:3], *_DISTRIBUTED),
     unprotected_option,
-    public_option,
-    click.option("--model-card", is_flag=True, help="Also write a stub README.md to DST on the Hub."),
+    flags(*WRITING[3:]),
     json_option,
 )
 """Add options of how a command writes, and what it prints."""
-
-
-def like_option(help: str) -> Decorator:
-    """Add `--like`, the model that a checkpoint came from."""
-    return click.option("--like", type=MODEL, metavar="HF_DIR|CONFIG", help=help)
-
-
-def maxtext_option(help: str) -> Decorator:
-    """Add `--maxtext`, a MaxText version (default: the newest)."""
-    kind = click.Choice(list(VERSIONS))
-    return click.option("--maxtext", type=kind, default=NEWEST, show_default=True, help=help)

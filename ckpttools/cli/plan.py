@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, json_option
+from ckpttools.cli.options import flags, json_option
 from ckpttools.cli.output import print_json, print_lines, print_stderr
 from ckpttools.cli.units import format_disk
 from ckpttools.cli.write import WriteCommand
 from ckpttools.core.errors import UsageError
+from ckpttools.core.options import Option
 from ckpttools.core.text import plural
 from ckpttools.stores.location import Location
+from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
     from ckpttools.api.prepared import Prepared
@@ -65,7 +67,7 @@ def _not_shareable_error(names: Sequence[str]) -> UsageError:
     no_args_is_help=True,
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]...")
-@click.option("-o", "--output", type=ANY_PATH, metavar="PLAN", required=True, help="File for the plan.")
+@flags(Option("output", parse, None, "File for the plan.", "PLAN", is_required=True, short="-o"))
 @json_option
 def plan(words: tuple[str, ...], output: Location, as_json: bool) -> None:
     """Save the plan of a conversion, so that many processes can each run a part.

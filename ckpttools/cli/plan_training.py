@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ckpttools.cli.options import (
-    ANY_PATH,
-    MODEL,
-    NON_EMPTY_TEXT,
-    SIZE,
-    combine_options,
-    count_option,
-    json_option,
-    read_options,
-)
+from ckpttools.api.options import OPENING
+from ckpttools.api.options.runs import PLAN_TRAINING
+from ckpttools.cli.options import MODEL, flags, json_option
 from ckpttools.cli.output import (
     exit_with_differences,
     labeled_lines,
@@ -27,76 +20,42 @@ from ckpttools.cli.output import (
 )
 from ckpttools.cli.units import format_count, format_disk, format_exact
 from ckpttools.core.text import plural, printable
-from ckpttools.maxtext.planning.commands import MODES
 
 if TYPE_CHECKING:
+    from ckpttools.api.sources import Opening
+    from ckpttools.maxtext.planning.commands import Mode
     from ckpttools.maxtext.planning.intervals import SaveInterval
     from ckpttools.maxtext.planning.report import TrainingPlan
+    from ckpttools.stores.location import Location
 
 _LABEL = 12
-
-
-def _time_option(flag: str, help: str) -> Any:
-    return click.option(flag, type=NON_EMPTY_TEXT, metavar="TIME", help=help)
-
-
-_number_options = combine_options(
-    click.option("--hosts", type=click.IntRange(min=1), required=True, metavar="N", help="Hosts per slice."),
-    click.option(
-        "--slices",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        metavar="N",
-        help="Number of slices.",
-    ),
-    click.option(
-        "--mesh",
-        type=NON_EMPTY_TEXT,
-        metavar="AXIS=N,…",
-        help="Sizes of the mesh axes. Default: as in SRC.",
-    ),
-    click.option(
-        "--mode",
-        type=click.Choice(MODES),
-        help="Checkpointing mode. Default: multi-tier with several slices, else persistent.",
-    ),
-    click.option(
-        "--local-bandwidth",
-        type=SIZE,
-        default="2GB",
-        show_default=True,
-        help="Bytes per second that a host writes to its ramdisk.",
-    ),
-    click.option(
-        "--persistent-bandwidth",
-        type=SIZE,
-        default="500MB",
-        show_default=True,
-        help="Bytes per second that a host writes to storage.",
-    ),
-    _time_option("--step-time", "Duration of a training step, such as 4s."),
-    _time_option("--mtbf", "Mean time between failures of the job, such as 6h."),
-    _time_option("--mtbf-all", "Time between failures that no ramdisk survives. Default: ten times --mtbf."),
-    _time_option("--local-save", "How long a local save blocks training. Default: as long as it writes."),
-    _time_option(
-        "--persistent-save", "How long a save to storage blocks training. Default: as long as it writes."
-    ),
-    count_option("--total-steps", "Steps of the run, to compute the space of its checkpoints."),
-    count_option("--keep", "Number of persistent checkpoints to keep. Default: all."),
-)
 
 
 @click.command("plan-training", short_help="Plan checkpoint sizes and save intervals of a training run.")
 @click.argument("source", metavar="SRC", type=MODEL)
 @click.argument("settings", metavar="[NAME=VALUE]...", nargs=-1)
-@_number_options
-@click.option(
-    "--plot", type=ANY_PATH, metavar="FILE.svg|png", help="Plot lost time against the save interval."
-)
-@read_options
+@flags(*PLAN_TRAINING, *OPENING)
 @json_option
-def plan_training(as_json: bool, **options: Any) -> None:
+def plan_training(
+    source: Location,
+    settings: tuple[str, ...],
+    hosts: int,
+    slices: int,
+    mesh: str | None,
+    mode: Mode | None,
+    local_bandwidth: int,
+    persistent_bandwidth: int,
+    step_time: str | None,
+    mtbf: str | None,
+    mtbf_all: str | None,
+    local_save: str | None,
+    persistent_save: str | None,
+    total_steps: int | None,
+    keep: int | None,
+    plot: Location | None,
+    as_json: bool,
+    **reading: Unpack[Opening],
+) -> None:
     """Plan the checkpoints of a training run: bytes per host, ramdisk, save intervals, settings, commands.
 
     SRC is a checkpoint, a config.json or a MaxText configuration file. A stored training state is measured;
@@ -111,14 +70,32 @@ def plan_training(as_json: bool, **options: Any) -> None:
     """
     from ckpttools.api.plan_training import plan_training as planned
 
-    built = planned(**options)
+    built = planned(
+        source,
+        settings=settings,
+        hosts=hosts,
+        slices=slices,
+        mesh=mesh,
+        mode=mode,
+        local_bandwidth=local_bandwidth,
+        persistent_bandwidth=persistent_bandwidth,
+        step_time=step_time,
+        mtbf=mtbf,
+        mtbf_all=mtbf_all,
+        local_save=local_save,
+        persistent_save=persistent_save,
+        total_steps=total_steps,
+        keep=keep,
+        plot=plot,
+        **reading,
+    )
     if as_json:
         print_json(built)
     else:
         print_lines(_report_lines(built))
         remarks = [("note", remark) for remark in built.remarks]
-        if options["plot"] is not None:
-            remarks.append(("drawn", str(options["plot"])))
+        if plot is not None:
+            remarks.append(("drawn", str(plot)))
         for label, text in remarks:
             print_stderr(*_row_line(label, printable(text)))
     if built.refusals:

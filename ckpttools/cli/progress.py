@@ -9,8 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-import click
-
 from ckpttools.cli.output import print_stderr
 from ckpttools.cli.units import format_disk, format_duration, format_memory
 from ckpttools.core.dataclass import dataclass
@@ -25,9 +23,6 @@ if TYPE_CHECKING:
 LINE_INTERVAL_SECONDS = 5.0
 # Earlier, a single small task would distort the rate.
 _RATE_DELAY_SECONDS = 0.5
-
-
-progress_option = click.option("--progress/--no-progress", default=True, help="Report progress on stderr.")
 
 
 @contextmanager

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, count_option, json_option, requests_option
+from ckpttools.api.options.runs import PRUNE
+from ckpttools.cli.options import ANY_PATH, flags, json_option
 from ckpttools.cli.output import labeled_lines, print_report, styled, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import format_disk
+from ckpttools.core.options import switch
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.location import Location
 
@@ -23,36 +25,32 @@ _COLUMNS = (Column("step", right=True), Column(""), Column("size", right=True, s
 
 @click.command(short_help="Delete old steps of a run, or only their optimizer state.")
 @click.argument("path", metavar="RUN", type=ANY_PATH)
-@count_option("--keep-last", "Keep the last N finished steps.")
-@count_option("--keep-every", "Keep steps that are a multiple of N.")
-@click.option(
-    "--keep-best",
-    metavar="METRIC:K",
-    help="Keep the K best steps by a stored metric: loss:3, or reward:3:max. Steps without it are kept.",
-)
-@click.option(
-    "--strip-older",
-    is_flag=True,
-    help="Drop the optimizer state of kept steps before the last N, keeping the data files if possible.",
-)
-@click.option("--copy", is_flag=True, help="Rewrite these parameters, so that no optimizer data remains.")
-@click.option("--yes", is_flag=True, help="Delete; without this, only the plan is printed.")
-@click.option("--dry-run", is_flag=True, help="Only print the plan, as without --yes.")
-@click.option("--finish", is_flag=True, help="Complete an interrupted prune. Needs --yes.")
-@click.option(
-    "--undo",
-    is_flag=True,
-    help="Restore the steps of an interrupted prune that are still complete. Needs --yes.",
+@flags(
+    *PRUNE[:5],
+    switch("yes", "Delete; without this, only the plan is printed."),
+    switch("dry_run", "Only print the plan, as without --yes."),
+    *PRUNE[5:7],
 )
 @json_option
-@requests_option
-def prune(path: Location, yes: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
+@flags(*PRUNE[7:])
+def prune(
+    path: Location,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: str | None,
+    strip_older: bool,
+    copy: bool,
+    yes: bool,
+    dry_run: bool,
+    finish: bool,
+    undo: bool,
+    as_json: bool,
+    requests: int | None,
+) -> None:
     """Delete the steps of a run that no rule keeps, as Orbax's preservation policies would.
 
-    finished save whose every file is accounted for. Without --yes nothing is touched.
     The last finished step, targets of symbolic links, and directories that are not finished saves with only
-    known files are never deleted. Without --yes nothing is deleted.
-    finished save whose every file is accounted for. Without --yes nothing is touched.
+    known files are never deleted. Without --yes nothing is deleted, completed or restored.
 
     \b
     Example:
@@ -64,7 +62,17 @@ def prune(path: Location, yes: bool, dry_run: bool, as_json: bool, **options: An
 
     if yes and dry_run:
         raise click.UsageError("--yes and --dry-run exclude each other: leave one out")
-    prepared = plan.plan(path, **options)
+    prepared = plan.plan(
+        path,
+        keep_last=keep_last,
+        keep_every=keep_every,
+        keep_best=keep_best,
+        strip_older=strip_older,
+        copy=copy,
+        finish=finish,
+        undo=undo,
+        requests=requests,
+    )
     report = prepared.run() if yes else prepared.report
     print_report(report, _report_lines(report), as_json=as_json)
 

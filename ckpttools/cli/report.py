@@ -3,38 +3,45 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, NON_EMPTY_TEXT, json_option, read_options, resource_options
+from ckpttools.api.options import OPENING
+from ckpttools.api.options.inspect import REPORT
+from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
 from ckpttools.cli.output import print_json, print_lines, print_stderr, report_fields
-from ckpttools.cli.progress import progress_events, progress_option
+from ckpttools.cli.progress import progress_events
 from ckpttools.cli.units import format_disk
+from ckpttools.core.options import Option, switch
 from ckpttools.core.text import plural
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
+if TYPE_CHECKING:
+    from ckpttools.api.sources import Scanning
+
 
 @click.command(short_help="Write an HTML report: treemap, heat map, histograms, table.")
 @click.argument("path", type=ANY_PATH)
-@click.option(
-    "--output",
-    "-o",
-    "name",
-    type=NON_EMPTY_TEXT,
-    default="report.html",
-    show_default=True,
-    metavar="FILE",
-    help="Page to write; - for stdout.",
+@flags(
+    Option("name", str, "report.html", "Page to write; - for stdout.", "FILE", flag="--output", short="-o"),
+    switch("no_stats", "Omit statistics; no array is read."),
+    *REPORT,
 )
-@click.option("--no-stats", is_flag=True, help="Omit statistics; no array is read.")
-@click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @progress_option
 @json_option
 @resource_options
-@read_options
-def report(path: Location, name: str, no_stats: bool, progress: bool, as_json: bool, **options: Any) -> None:
+@flags(*OPENING)
+def report(
+    path: Location,
+    name: str,
+    no_stats: bool,
+    overwrite: bool,
+    progress: bool,
+    as_json: bool,
+    **scanning: Unpack[Scanning],
+) -> None:
     """Write an HTML report about a checkpoint: one page that needs no network.
 
     It shows where the bytes are, norms by layer, value distributions, and a searchable, sortable table of all
@@ -51,8 +58,8 @@ def report(path: Location, name: str, no_stats: bool, progress: bool, as_json: b
         raise click.UsageError(
             "stdout takes only one of the two: leave out --json, or name a file with --output"
         )
-    with progress_events(progress) as observe:
-        page = built(path, output, stats=not no_stats, observe=observe, **options)
+    with progress_events(progress) as scanning["observe"]:
+        page = built(path, output, stats=not no_stats, overwrite=overwrite, **scanning)
     text = f"{plural(page.num_arrays, 'array')}, a page of {format_disk(page.nbytes)}"
     if output is None:
         # As bytes: the encoding of stdout may lack characters.

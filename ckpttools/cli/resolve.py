@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.options import json_option, maxtext_option, requests_option
+from ckpttools.api.options.runs import RESOLVE
+from ckpttools.cli.options import flags, json_option
 from ckpttools.cli.output import exit_with_differences, labeled_lines, print_report, styled, width
 from ckpttools.core.text import printable
 
@@ -25,8 +26,7 @@ _COLORS = {"loads": "green", "fails": "red", "scratch": "yellow", "unknown": "ye
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("words", metavar="[--] [CONFIG.yml] [NAME=VALUE]...", nargs=-1)
-@maxtext_option("MaxText version whose rules apply: a release, or a commit of its main branch.")
-@requests_option
+@flags(*RESOLVE)
 @json_option
 def resolve(words: tuple[str, ...], maxtext: str, requests: int | None, as_json: bool) -> None:
     """Predict which checkpoint a MaxText run would load, by which rule, and what would be missing.

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttools.api.options.runs import CODE, PLAN_LIMITS, RUN_PART
 from ckpttools.cli.command_line import command_line
-from ckpttools.cli.options import ANY_PATH, SIZE, count_option, json_option, unprotected_option
+from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, unprotected_option
 from ckpttools.cli.output import print_json, print_lines, print_report, print_stderr
-from ckpttools.cli.progress import progress_option
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import quoted_option
+from ckpttools.core.options import Option, any_text, switch
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
@@ -25,37 +26,27 @@ if TYPE_CHECKING:
 
 @click.command("run", short_help="Run part of a plan, show its status, or publish it.", no_args_is_help=True)
 @click.argument("plan", type=ANY_PATH, metavar="PLAN")
-@click.option(
-    "--part",
-    metavar="I/N",
-    help="Run part I of N, counted from 0. Default: from JOB_COMPLETION_INDEX, SLURM_ARRAY_TASK_ID, "
-    "SLURM_PROCID, CLOUD_RUN_TASK_INDEX or AWS_BATCH_JOB_ARRAY_INDEX.",
+@flags(
+    *RUN_PART,
+    switch(
+        "publish",
+        "Publish the checkpoint; refused while tasks are missing. With --part or --parts: after the part, "
+        "if it was the last.",
+    ),
+    switch("wait", "With --publish: wait until all parts are done."),
+    switch("status", "Show the progress of all parts, and change nothing."),
+    Option(
+        "roots",
+        any_text,
+        (),
+        "Paths of the plan that begin with OLD begin with NEW here.",
+        "OLD=NEW",
+        many=tuple,
+        flag="--root",
+    ),
+    *CODE,
+    *PLAN_LIMITS,
 )
-@count_option("--parts", "Number of parts, if the environment only gives the index.")
-@click.option(
-    "--publish",
-    is_flag=True,
-    help="Publish the checkpoint; refused while tasks are missing. With --part or --parts: after the part, "
-    "if it"
-    " was the last.",
-)
-@click.option("--wait", is_flag=True, help="With --publish: wait until all parts are done.")
-@click.option("--status", is_flag=True, help="Show the progress of all parts, and change nothing.")
-@click.option(
-    "--root",
-    "roots",
-    multiple=True,
-    metavar="OLD=NEW",
-    help="Paths of the plan that begin with OLD begin with NEW here. May be repeated.",
-)
-@click.option(
-    "--map",
-    metavar="FILE.py:FUNCTION",
-    help="Confirm the function that PLAN names in --map. Code that only a plan names never runs.",
-)
-@click.option("--family", metavar="FILE.py", help="Confirm the Python file that PLAN names in --family.")
-@click.option("--memory", type=SIZE, help="Peak memory limit. Default: the plan's.")
-@count_option("--jobs", "Parallel workers.")
 @unprotected_option
 @progress_option
 @json_option

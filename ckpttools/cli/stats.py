@@ -3,44 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, filter_option, json_option, read_options, resource_options
+from ckpttools.api.options import OPENING
+from ckpttools.api.options.inspect import STATS
+from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
 from ckpttools.cli.output import exit_with_differences, print_json, print_lines, styled, width
-from ckpttools.cli.progress import progress_events, progress_option
+from ckpttools.cli.progress import progress_events
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import format_disk
+from ckpttools.core.options import switch
 from ckpttools.core.text import plural, printable
 from ckpttools.inspection.distribution import Distribution
 from ckpttools.inspection.stats import ArrayStats, Statistics, StatsReport
 from ckpttools.stores.location import Location
 
-_SORT_KEYS = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
+if TYPE_CHECKING:
+    from ckpttools.api.sources import Scanning
 
 
 @click.command(short_help="Show statistics of every array: min, max, mean, norm, NaN.")
 @click.argument("path", type=ANY_PATH)
 @json_option
-@filter_option("; no other is read")
-@click.option(
-    "--sort",
-    type=click.Choice(_SORT_KEYS),
-    help="Sort by this value, largest first. Default: the checkpoint's order.",
-)
-@click.option("--per-layer", is_flag=True, help="Also print a line for each layer of stacked arrays.")
-@click.option("--histogram", is_flag=True, help="Also print a histogram of each array over powers of two.")
-@click.option(
-    "--nan",
-    "find_nan",
-    is_flag=True,
-    help="Only report where NaN and infinity are; exit with 1 if there are any.",
+@flags(
+    *STATS,
+    switch("find_nan", "Only report where NaN and infinity are; exit with 1 if there are any.", flag="--nan"),
 )
 @progress_option
 @resource_options
-@read_options
-def stats(path: Location, as_json: bool, find_nan: bool, progress: bool, **options: Any) -> None:
+@flags(*OPENING)
+def stats(
+    path: Location,
+    as_json: bool,
+    filter: str,
+    sort: str | None,
+    per_layer: bool,
+    histogram: bool,
+    find_nan: bool,
+    progress: bool,
+    **scanning: Unpack[Scanning],
+) -> None:
     """Show statistics of every array: extremes, mean, norm, zeros, NaN.
 
     Every element is read once, on several threads, within the memory limit. Min, max, mean, std and norm
@@ -53,11 +57,11 @@ def stats(path: Location, as_json: bool, find_nan: bool, progress: bool, **optio
     """
     from ckpttools.api.stats import stats as look
 
-    if find_nan and not as_json and (options["histogram"] or options["per_layer"]):
-        shown = "--histogram" if options["histogram"] else "--per-layer"
+    if find_nan and not as_json and (histogram or per_layer):
+        shown = "--histogram" if histogram else "--per-layer"
         raise click.UsageError(f"--nan only says where NaN and infinity are: leave it out, or {shown}")
-    with progress_events(progress) as observe:
-        report = look(path, observe=observe, **options)
+    with progress_events(progress) as scanning["observe"]:
+        report = look(path, filter=filter, sort=sort, per_layer=per_layer, histogram=histogram, **scanning)
     if as_json:
         print_json(report)
     else:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, json_option, requests_option
+from ckpttools.api.options import REQUESTS
+from ckpttools.cli.options import ANY_PATH, flags, json_option
 from ckpttools.cli.output import print_report, styled, width
 from ckpttools.core.text import printable
 from ckpttools.stores.location import Location
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 @click.command("summary", hidden=True)
 @click.argument("path", type=ANY_PATH)
 @json_option
-@requests_option
+@flags(REQUESTS)
 def summary(path: Location, as_json: bool, requests: int | None) -> None:
     """Identify PATH and suggest commands."""
     from ckpttools.api.summary import summary as look

@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import click
 
-from ckpttools.cli.options import ANY_PATH, DTYPE, MODEL, output_options, resource_options
-from ckpttools.cli.transform_options import common_options, new_target_options, target_options
+from ckpttools.api.options.build import SYNTH
+from ckpttools.api.options.convert import NEW_TARGET
+from ckpttools.cli.options import ANY_PATH, MODEL, flags, given_flags, output_options, resource_options
 from ckpttools.cli.write import WriteCommand
-
-if TYPE_CHECKING:
-    from ckpttools.api.prepared import Prepared
+from ckpttools.cli.writing import WriteFunction, common_options, target_options, writes
 
 
 @click.command(short_help="Create a randomly initialized model from a config.", cls=WriteCommand)
 @click.argument("source", metavar="CONFIG", type=MODEL)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
-@click.option(
-    "--seed",
-    type=int,
-    metavar="N",
-    default=0,
-    show_default=True,
-    help="Random seed; the same seed gives the same bits.",
-)
-@click.option(
-    "--as",
-    "names",
-    type=click.Choice(("huggingface", "maxtext")),
-    default="huggingface",
-    show_default=True,
-    help="Framework whose names and layout to write.",
-)
-@click.option("--scan/--no-scan", default=True, show_default=True, help="For MaxText: stack the layers.")
-@click.option("--dtype", type=DTYPE, help="Dtype of the weights. Default: bfloat16.")
-@new_target_options
+@flags(*SYNTH, *NEW_TARGET[:1])
+@given_flags(*NEW_TARGET[1:])
 @resource_options
 @output_options
-def synth(**options: Any) -> Prepared:
+@writes
+def synth() -> WriteFunction:
     """Create a randomly initialized model of any family.
 
     CONFIG is a config.json, or its directory; no weights are needed. Norms are the identity; other weights
@@ -52,7 +33,7 @@ def synth(**options: Any) -> Prepared:
     """
     from ckpttools.api.synth import synth
 
-    return synth.plan(**options)
+    return synth
 
 
 @click.command(short_help="Combine one model's towers with another's decoder.", cls=WriteCommand)
@@ -61,7 +42,8 @@ def synth(**options: Any) -> Prepared:
 @click.argument("destination", metavar="DST", type=ANY_PATH)
 @target_options
 @common_options
-def stitch(**options: Any) -> Prepared:
+@writes
+def stitch() -> WriteFunction:
     """Combine the towers of SRC with the text model of DECODER: embedding, layers, final norm and head.
 
     Both are Hugging Face models, or both MaxText's; the text models must have the same shapes. DECODER may be
@@ -73,4 +55,4 @@ def stitch(**options: Any) -> Prepared:
     """
     from ckpttools.api.synth import stitch
 
-    return stitch.plan(**options)
+    return stitch

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 from click.core import ParameterSource
 
-from ckpttools.cli.hash import selection_options
-from ckpttools.cli.models import conversion_side_options, padding_rows_option
-from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
+from ckpttools.api.options import OPENING
+from ckpttools.api.options.inspect import VERIFY
+from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
 from ckpttools.cli.output import exit_with_differences, print_report, styled
-from ckpttools.cli.progress import progress_events, progress_option
+from ckpttools.cli.progress import progress_events
 from ckpttools.cli.units import format_disk
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import flag
@@ -22,6 +22,7 @@ from ckpttools.stores.contents import SupportsContents
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
+    from ckpttools.api.sources import Scanning
     from ckpttools.api.verify import FileVerification, Verification
     from ckpttools.digest.differences import Difference, Reason
 
@@ -39,17 +40,28 @@ _REASONS: dict[Reason, str] = {
 
 @click.command(short_help="Verify bit for bit that two checkpoints hold the same arrays.")
 @click.argument("path", metavar="DST", type=ANY_PATH)
-@click.option("--against", type=ANY_PATH, metavar="SRC", help="Checkpoint to compare DST with.")
-@click.option("--manifest", type=ANY_PATH, metavar="FILE", help="Digests that ckpt hash --manifest wrote.")
-@click.option("--cast", is_flag=True, help="Compare with SRC cast to the dtypes of DST, as --dtype would.")
-@padding_rows_option
-@conversion_side_options
+@flags(*VERIFY)
 @json_option
-@selection_options
 @resource_options
 @progress_option
-@read_options
-def verify(path: Location, as_json: bool, progress: bool, **options: Any) -> None:
+@flags(*OPENING)
+def verify(
+    path: Location,
+    against: Location | None,
+    manifest: Location | None,
+    cast: bool,
+    padding_rows: str | None,
+    rope_layout: str | None,
+    family: str | None,
+    tied: str | None,
+    drop: tuple[str, ...],
+    as_json: bool,
+    filter: str,
+    per_layer: bool,
+    parameters: bool,
+    progress: bool,
+    **scanning: Unpack[Scanning],
+) -> None:
     """Verify bit for bit that DST holds the same arrays as SRC, or as a manifest.
 
     A Hub model alone (hf://org/name) is verified against the Hub's digests; this reads all of its files.
@@ -68,18 +80,27 @@ def verify(path: Location, as_json: bool, progress: bool, **options: Any) -> Non
       ckpt verify ~/maxtext/llama3.1-8b --manifest llama.json
       ckpt verify hf://meta-llama/Llama-3.1-8B
     """
-    if (
-        options["against"] is None
-        and options["manifest"] is None
-        and isinstance(path.store, SupportsContents)
-    ):
-        resources = {name: options[name] for name in _FILE_MESSAGES}
-        _verify_files(path, as_json, progress, **resources)
+    if against is None and manifest is None and isinstance(path.store, SupportsContents):
+        _verify_files(path, as_json, progress, scanning)
         return
     from ckpttools.api.verify import verify as compare
 
-    with progress_events(progress) as observe:
-        result = compare(path, observe=observe, **options)
+    with progress_events(progress) as scanning["observe"]:
+        result = compare(
+            path,
+            against,
+            manifest=manifest,
+            cast=cast,
+            padding_rows=padding_rows,
+            rope_layout=rope_layout,
+            family=family,
+            tied=tied,
+            drop=drop,
+            filter=filter,
+            per_layer=per_layer,
+            parameters=parameters,
+            **scanning,
+        )
     print_report(result, _report_lines(result), as_json=as_json)
     if not result.equal:
         exit_with_differences()
@@ -90,7 +111,7 @@ _FILE_MESSAGES = ("memory", "jobs", "requests")
 _TOTAL_MESSAGES = ("path", "as_json", "progress", *_FILE_MESSAGES)
 
 
-def _verify_files(path: Location, as_json: bool, progress: bool, **resources: Any) -> None:
+def _verify_files(path: Location, as_json: bool, progress: bool, scanning: Scanning) -> None:
     from ckpttools.api.verify import verify_files
 
     context = click.get_current_context()
@@ -103,7 +124,13 @@ def _verify_files(path: Location, as_json: bool, progress: bool, **resources: An
                 hint=f"leave it out, or say with {flag('against', 'SRC')} what to compare with",
             )
     with progress_events(progress) as observe:
-        result = verify_files(path, observe=observe, **resources)
+        result = verify_files(
+            path,
+            observe=observe,
+            memory=scanning["memory"],
+            jobs=scanning["jobs"],
+            requests=scanning["requests"],
+        )
     print_report(result, _file_lines(result), as_json=as_json)
     if not result.equal:
         exit_with_differences()

@@ -1,7 +1,8 @@
-"""Options of writers and transforms as data, for Python and the command line."""
+"""Declared options, of which Python, the command line and both references are made."""
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
@@ -9,7 +10,13 @@ from typing import Any, NoReturn
 from ckpttools.core.budget import parse_size
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import flag
 from ckpttools.core.message_terms import option as option_text
+
+# Positional arguments of commands that help texts mention.
+_POSITIONALS = {"source": "SRC", "destination": "DST", "base": "BASE"}
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+_ARGS = "\n    Args:\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +25,20 @@ class Option:
 
     Attributes:
         name: name of the argument.
-        type: bool for a switch, int for an integer, str for text, a tuple for a choice of texts; otherwise a
-            function that converts the given value, text on the command line, or raises UsageError, like
-            `ckpttools.core.budget.parse_size`.
+        type: bool for a switch, int or float for a number, str for text, a tuple for a choice of texts;
+            otherwise a function that converts the given value, text on the command line, or raises
+            UsageError, like `ckpttools.core.budget.parse_size`.
         default: default value, as the user would write it; None for none.
-        help: a sentence or two.
+        help: a sentence or two; `{name}` is another option, `{source}` and `{destination}` the locations.
         metavar: placeholder for the value in the help of the command; None for the name of the type.
-        least: smallest valid int.
+        least, most: smallest and largest valid number; None for no limit.
+        below: numbers are smaller than this.
+        is_required: whether the command needs the option.
+        many: for an option that may be repeated, what makes one value of all: `tuple` or `dict`.
+        flag: spelling of the flag; "" for that of the name, None for an argument of Python alone.
+        negative: flag of a switch for False; "" if it has none, None for --no-NAME.
+        short: one-letter flag.
+        complete: returns values that the shell may complete.
     """
 
     name: str
@@ -32,7 +46,25 @@ class Option:
     default: object = None
     help: str = ""
     metavar: str | None = None
-    least: int = 0
+    least: int | None = 0
+    most: int | None = None
+    below: int | None = None
+    is_required: bool = False
+    many: Callable[[Any], object] | None = None
+    flag: str | None = ""
+    negative: str | None = None
+    short: str = ""
+    complete: Callable[[], Iterable[str]] | None = None
+
+    def flag_help(self) -> str:
+        """Return the help of the flag."""
+        text = _PLACEHOLDER.sub(lambda match: _POSITIONALS.get(match[1]) or flag(match[1]), self.help)
+        return f"{text} May be repeated." if self.many else text
+
+    def keyword_help(self) -> str:
+        """Return the entry of the argument in a docstring."""
+        text = _PLACEHOLDER.sub(r"`\1`", self.help)
+        return f"{self.name}: {text}"
 
     def parsed(self, value: Any) -> Any:
         """Parse and validate a value.
@@ -48,8 +80,11 @@ class Option:
         if self.type is bool:
             return self._checked(value, isinstance(value, bool), "True or False")
         if self.type is int:
-            is_number = isinstance(value, int) and not isinstance(value, bool) and value >= self.least
-            return self._checked(value, is_number, f"an integer of at least {self.least}")
+            is_number = isinstance(value, int) and not isinstance(value, bool) and self._allows(value)
+            return self._checked(value, is_number, self._integers())
+        if self.type is float:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            return self._checked(value, is_number, "a number")
         if self.type is str:
             return self._checked(value, isinstance(value, str) and value, "text that is not empty")
         return parse_size_option(self.name, value) if self.type is parse_size else self.type(value)
@@ -57,9 +92,44 @@ class Option:
     def _checked(self, value: Any, is_meant: object, expected: str) -> Any:
         return value if is_meant else refuse(self.name, value, expected)
 
+    def _allows(self, value: float) -> bool:
+        return not (
+            (self.least is not None and value < self.least) or (self.most is not None and value > self.most)
+        )
+
+    def _integers(self) -> str:
+        if self.most is not None:
+            return f"an integer from {self.least} to {self.most}"
+        return "an integer" if self.least is None else f"an integer of at least {self.least}"
+
     def asks_for_nothing(self, value: object) -> bool:
         """Return whether a value is the default, so that formats without the option can ignore it."""
         return not value if self.default is None else value == self.default
+
+
+def switch(name: str, help: str, **more: Any) -> Option:
+    """Declare an option that is off unless it is given."""
+    return Option(name, bool, False, help, negative="", **more)
+
+
+def any_text(value: str) -> str:
+    """Return the value: the type of options whose text may be empty."""
+    return value
+
+
+def document(call: Callable[..., Any], options: Iterable[Option]) -> None:
+    """Add the options that a function's docstring does not describe to its section "Args".
+
+    Args:
+        call: the function.
+        options: its declared options.
+    """
+    before, found, after = (call.__doc__ or "").partition(_ARGS)
+    if not found:
+        return
+    own, gap, rest = after.partition("\n\n")
+    lines = [f"        {item.keyword_help()}" for item in options if f"        {item.name}: " not in own]
+    call.__doc__ = f"{before}{_ARGS}{chr(10).join([own.rstrip(), *lines])}{gap or chr(10)}{rest}"
 
 
 def refuse(name: str, value: object, expected: str) -> NoReturn:

@@ -23,8 +23,8 @@ import ckpttools
 from ckpttools.cli import units
 from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.main import main
-from ckpttools.cli.options import SIZE
 from ckpttools.cli.progress import Lines, Listener
+from ckpttools.core.budget import parse_size
 from ckpttools.run.events import Publishing, Started, TaskDone
 from ckpttools.testing import models
 from ckpttools.testing.models import LlamaSizes
@@ -480,7 +480,7 @@ class TestUnits:
         ],
     )
     def test_sizes(self, text: str, nbytes: int):
-        assert SIZE.convert(text, None, None) == nbytes
+        assert parse_size(text) == nbytes
 
     @pytest.mark.parametrize(
         ("nbytes", "text"),

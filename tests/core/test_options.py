@@ -16,7 +16,8 @@ from click.testing import CliRunner
 import ckpttools
 from ckpttools.api.arguments import Patterns, Size
 from ckpttools.array.tree import Tree
-from ckpttools.cli.generated_options import generated_options, make_command
+from ckpttools.cli.options import given_flags
+from ckpttools.cli.writing import make_command
 from ckpttools.core.argument_checks import argument_types, validate_arguments
 from ckpttools.core.budget import parse_size
 from ckpttools.core.dtypes import DTYPES, DType
@@ -181,7 +182,7 @@ def test_flags_are_made_of_them_and_hand_on_what_is_said():
     def body(**own):
         seen.append(own)
 
-    command = make_command("x", "Does it.", body, generated_options(ALL))
+    command = make_command("x", "Does it.", body, given_flags(*ALL))
     assert CliRunner().invoke(command, ["--most-bytes", "1MiB", "--fast", "--count", "3"]).exit_code == 0
     assert seen == [{"most_bytes": "1MiB", "fast": True, "count": 3}]
     wrong = ("--most-bytes=lots", "--kind=c", "--count=-1", "--every=0", "--label=")
@@ -198,7 +199,7 @@ def test_flags_are_made_of_them_and_hand_on_what_is_said():
     ):
         assert text in help
     with pytest.raises(UsageError, match="declares options that all commands have") as caught:
-        make_command("x", "Does it.", body, generated_options(ALL), click.option("--fast"))
+        make_command("x", "Does it.", body, given_flags(*ALL), click.option("--fast"))
     assert caught.value.got == "--fast"
 
 

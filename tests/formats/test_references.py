@@ -38,7 +38,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, Stack, Stored, Take, elementwise, relayout, stack, take, window
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.cli.options import ANY_PATH
-from ckpttools.cli.transform_options import storage_options
+from ckpttools.cli.writing import storage_options
 from ckpttools.codecs.zstd import Zstd
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, NoSpaceError, UsageError

@@ -1,0 +1,178 @@
+"""Options that several functions and commands share; the modules beside have those of each function.
+
+    @validate_arguments(DIFF)
+    def diff(a: Source, b: Source, *, atol: float = 0.0, …, **common: Unpack[Scanning]) -> DiffReport: ...
+
+Type, default and help of an option are declared here. The command line makes its flags of the declarations
+(`ckpttools.cli.options.flags`), and docstrings get their entries from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ckpttools.core.budget import parse_size
+from ckpttools.core.dtypes import DTYPES, parse_dtype
+from ckpttools.core.options import Option, any_text, switch
+from ckpttools.maxtext.versions import NEWEST, VERSIONS
+from ckpttools.stores.models import model_at
+from ckpttools.stores.registry import parse
+
+
+def patterns(name: str, help: str) -> Option:
+    """Declare an option that takes one or several globs."""
+    return Option(name, any_text, (), help, "PATTERN", many=tuple)
+
+
+def count(name: str, help: str) -> Option:
+    """Declare an option that takes an integer from 1."""
+    return Option(name, int, None, help, "N", least=1)
+
+
+def _family_names() -> Iterable[str]:
+    from ckpttools.model_families.registry import families
+
+    return families()
+
+
+# How a path is opened.
+STEP = Option("step", int, None, "Training step to open. Default: the latest finished one.", "N")
+MAX_HEADER_BYTES = Option(
+    "max_header_bytes", parse_size, "100MB", "Reject safetensors headers larger than this."
+)
+MAX_INDEX_BYTES = Option(
+    "max_index_bytes",
+    parse_size,
+    "256MiB",
+    "Memory limit for OCDBT index nodes that decode to more than their file size.",
+)
+WITH_OPTIMIZER = switch(
+    "with_optimizer", "Also read DeepSpeed's optimizer state; other formats always include it."
+)
+PREFER_RANK = Option(
+    "prefer_rank",
+    int,
+    (),
+    "If ranks disagree about a tensor (verl, SkyRL), use the copy of rank N.",
+    "N",
+    many=tuple,
+)
+READING = (MAX_HEADER_BYTES, MAX_INDEX_BYTES, WITH_OPTIMIZER, PREFER_RANK)
+OPENING = (STEP, *READING)
+
+# How much a function may use.
+MEMORY = Option("memory", parse_size, "1GiB", "Peak memory limit: 512MiB, 2GB, …")
+JOBS = count("jobs", "Parallel workers. Default: one per core, two per core when writing, at most 16.")
+REQUESTS = count("requests", "Concurrent network requests. Default: adjusted between 4 and 32.")
+DOWNLOAD = switch("download", "Download hf:// inputs to the Hugging Face cache first, and verify them.")
+LIMITS = (MEMORY, JOBS, REQUESTS)
+RESOURCES = (*LIMITS, DOWNLOAD)
+PROGRESS_CALL = Option(
+    "observe",
+    callable,
+    None,
+    "Called with the bytes read so far and the bytes to read in all; first for {download}, if given.",
+    flag=None,
+)
+SCANNING = (*OPENING, *RESOURCES, PROGRESS_CALL)
+
+# How a function writes.
+OVERWRITE = switch(
+    "overwrite",
+    "Replace {destination} if it exists; the old one is deleted only after the new one is complete.",
+)
+RESUME = switch("resume", "Fail unless there is an interrupted conversion to resume.")
+MANIFEST = Option(
+    "manifest",
+    parse,
+    None,
+    "Also write digests of all arrays to FILE, for `ckpt verify DST --manifest FILE`.",
+    "FILE",
+)
+PUBLIC = switch("public", "Make the new Hub repository public.")
+ALLOW_OUTSIDE_LINKS = switch(
+    "allow_outside_links",
+    "With {public}, also publish files outside of {source} that symbolic links in {source} point to.",
+)
+MODEL_CARD = switch("model_card", "Also write a stub README.md to {destination} on the Hub.")
+COMMAND = Option(
+    "command", any_text, "", "Command line of the user, for messages about unfinished work.", flag=None
+)
+EVENTS_CALL = Option(
+    "observe", callable, None, "Called with every event (`ckpttools.run.events`).", flag=None
+)
+REPOSITORY = (PUBLIC, ALLOW_OUTSIDE_LINKS)
+WRITING = (OVERWRITE, RESUME, MANIFEST, *REPOSITORY, MODEL_CARD)
+ALL_WRITING = (*RESOURCES, *WRITING, EVENTS_CALL, COMMAND)
+
+# Values.
+DTYPE = Option(
+    "dtype",
+    parse_dtype,
+    None,
+    "Cast floating-point arrays. Default: keep their dtypes.",
+    "DTYPE",
+    complete=lambda: DTYPES,
+)
+DEQUANTIZE_LIKE = Option(
+    "dequantize_like",
+    ("float32", "maxtext"),
+    "float32",
+    "How products of quantized weights and their scales are rounded: once, from float32; or as MaxText "
+    "does when it loads FP8, with scales rounded to bfloat16 first.",
+)
+
+# The model.
+FAMILY = Option(
+    "family",
+    str,
+    None,
+    "Use this model family's mapping: a name of `ckpt families`, or a file. A name is refused if "
+    "config.json's own family also fits but gives different values.",
+    "NAME|FILE",
+    complete=_family_names,
+)
+ROPE_LAYOUT = Option(
+    "rope_layout",
+    ("halves", "interleaved"),
+    None,
+    "RoPE layout of MaxText's query and key weights. Default: inferred from the model's RoPE type.",
+)
+TIED = Option(
+    "tied",
+    ("keep", "drop", "materialize"),
+    None,
+    "Output head: keep the arrays as stored, drop it, or copy it from the embedding if none is stored. "
+    "Default: follow config.json, and refuse arrays that contradict it.",
+)
+MODEL = (ROPE_LAYOUT, FAMILY, TIED)
+LIKE = Option(
+    "like",
+    model_at,
+    None,
+    "Original Hugging Face model or config.json. Default: the one stored in the checkpoint.",
+    "HF_DIR|CONFIG",
+)
+MAXTEXT = Option(
+    "maxtext",
+    tuple(VERSIONS),
+    NEWEST,
+    "MaxText version that will load it: a release, or a commit of its main branch.",
+)
+
+# Which arrays.
+FILTER = Option("filter", any_text, "*", "Only arrays whose whole name matches, such as '*/mlp/*'.", "GLOB")
+PARAMETERS = switch("parameters", "Ignore optimizer state, step and random states.")
+PADDING_ROWS = Option(
+    "padding_rows",
+    ("keep", "drop"),
+    None,
+    "Whether to compare MaxText's rows beyond Hugging Face's vocabulary. Default: compare them unless all "
+    "are zeros.",
+)
+
+
+def with_help(option: Option, help: str) -> Option:
+    """Return an option with another help text."""
+    return replace(option, help=help)

@@ -1,0 +1,142 @@
+"""Options of functions that select, rename, cast, strip or stack arrays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpttools.api.options import DEQUANTIZE_LIKE, DTYPE, FAMILY, MAXTEXT, count, patterns, with_help
+from ckpttools.core.dtypes import DType, parse_dtype
+from ckpttools.core.errors import UsageError
+from ckpttools.core.options import Option, switch
+
+
+def parse_dtype_of_pattern(text: str) -> tuple[str, DType]:
+    """Parse PATTERN=DTYPE: `("*/mlp/*", bfloat16)`.
+
+    Raises:
+        UsageError: a part is missing.
+        UnknownNameError: there is no such dtype.
+    """
+    pattern, equals, dtype = text.rpartition("=")
+    if not (pattern and equals):
+        raise UsageError(f"{text!r} is not PATTERN=DTYPE, such as '*/mlp/*=bfloat16'.")
+    return pattern, parse_dtype(dtype)
+
+
+KEEP = patterns("keep", "Keep only what matches, such as 'params/*', or a key and everything below it.")
+DROP = patterns("drop", "Leave out what matches, even where {keep} matches.")
+SELECT = (
+    KEEP,
+    DROP,
+    Option(
+        "prefix",
+        str,
+        None,
+        "Keep only arrays whose names begin with NAME and a dot, and remove that prefix: for example the "
+        "policy of a checkpoint that also has a value model.",
+        "NAME",
+    ),
+)
+
+DTYPE_MAP = Option(
+    "dtype_map",
+    parse_dtype_of_pattern,
+    None,
+    "Cast arrays that match, of any dtype; the first match wins, and {dtype} applies to the rest.",
+    "PATTERN=DTYPE",
+    many=dict,
+)
+FORCE = switch(
+    "force",
+    "Also cast where integers can be lost (they are rounded, clipped and counted), to exponents alone "
+    "(float8_e8m0fnu), and float8 that may have lost its scales.",
+)
+CAST = (DTYPE, DTYPE_MAP, FORCE, DEQUANTIZE_LIKE)
+
+MAP = Option(
+    "map",
+    str,
+    None,
+    "Rename: FILE.toml or FILE.json with rules, module:function, or FILE.py:function.",
+    "MAP",
+)
+STRICT = switch("strict", "Refuse arrays that no rule of {map} matches.")
+REMAP = (
+    MAP,
+    STRICT,
+    replace(
+        MAXTEXT,
+        default=None,
+        help="Write a checkpoint of MaxText in the layout of this version of it, in place of {map}.",
+    ),
+    with_help(
+        FAMILY,
+        "With {maxtext}, the model's family. Default: that of the stored config.json, else inferred from "
+        "names.",
+    ),
+)
+
+PARAMETERS = (
+    switch("keep_step", "Keep the training step; by default {destination} has step 0."),
+    Option(
+        "flavour",
+        ("same", "linen", "nnx"),
+        "same",
+        "How parameters are nested: as in {source}, params/params/…, or …/value.",
+    ),
+)
+"""Options of the parameters that remain."""
+STRIP_OPTIMIZER = (
+    *PARAMETERS,
+    patterns("keep", "Keep matching arrays; a key such as 'ema_params' includes everything below it."),
+    patterns("drop", "Leave out matching arrays, whatever their role."),
+    DTYPE,
+)
+
+SCAN_AXIS = Option("scan_axis", int, None, "", "N")
+STACK = (
+    with_help(
+        SCAN_AXIS,
+        "Axis of the layers in each stacked parameter, counted from 0: with 1, layers of [embed, mlp] "
+        "become [embed, layers, mlp] (MaxText's param_scan_axis). Default: as before `ckpt unstack`, else "
+        "1.",
+    ),
+    count(
+        "cycle",
+        "Number of layers after which their kinds repeat: 6 in gemma3, 4 in olmo3 and llama4, 2 in "
+        "gpt-oss; 1 for a single stack. Default: as before `ckpt unstack`, else from the model's family.",
+    ),
+    with_help(
+        FAMILY,
+        "The model's family, which knows the cycle. Default: that of the stored config.json, else inferred "
+        "from names.",
+    ),
+    Option(
+        "cycle_names",
+        ("layers", "layer", "local-global", "layers-local-global", "blocks-layers"),
+        None,
+        "Names of the positions of a cycle: layers/layers_0, layers/layer_0, scanned_blocks/local_layers "
+        "and global_layer (gemma4), these below layers (qwen3-next), or scanned_blocks/layers_0 after "
+        "single layers (deepseek4). Default: those of the model's family.",
+    ),
+    replace(
+        MAXTEXT,
+        default=None,
+        help="MaxText version that will load it. Default: the layout from before `ckpt unstack`, else the "
+        "newest.",
+    ),
+    DTYPE,
+)
+UNSTACK = (
+    with_help(
+        SCAN_AXIS,
+        "Axis of each stacked parameter along which its layers lie, counted from 0 (MaxText's "
+        "param_scan_axis). Default: as shapes show it; required where they do not.",
+    ),
+    switch(
+        "force_unroll",
+        "Also leave out all training state, as MaxText's force_unroll: from training to inference.",
+    ),
+    *PARAMETERS,
+    DTYPE,
+)
