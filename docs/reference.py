@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any, is_typeddict
+from collections.abc import Iterator
+from typing import Any
 
 import ckpttools
 
@@ -155,7 +154,7 @@ def _described(public: Any) -> Iterator[str]:
         elif section[1] in ("Returns", "Yields"):
             yield from (f"**{section[1]}** {_one_line(inspect.cleandoc(rest))}", "")
         else:
-            yield from (f"**{section[1]}**", "", *_entries(textwrap.dedent(rest), public), "")
+            yield from (f"**{section[1]}**", "", *_entries(textwrap.dedent(rest)), "")
 
 
 def _paragraph(text: str) -> Iterator[str]:
@@ -164,51 +163,14 @@ def _paragraph(text: str) -> Iterator[str]:
     yield from ("```python", inspect.cleandoc(text), "```", "") if indented else (text, "")
 
 
-def _entries(text: str, public: Any) -> Iterator[str]:
-    """One item each; a group of keyword arguments becomes those that it has."""
+def _entries(text: str) -> Iterator[str]:
+    """One item each."""
     for entry in re.split(r"\n(?=\S)", text):
         match = _ENTRY.fullmatch(entry)
-        groups = list(_groups(public, match[1])) if match else []
         if match is None:
             yield f"* {_one_line(entry)}"
-        elif not groups:
+        else:
             yield f"* {', '.join(f'`{name}`' for name in match[1].split(', '))}: {_one_line(match[2])}"
-        for group in groups:
-            yield from _entries(_attributes(group), None)
-
-
-def _groups(public: Any, name: str) -> Iterator[type]:
-    """The classes that declare the keyword arguments that `**name` of a function stands for."""
-    function = inspect.unwrap(public) if inspect.isfunction(public) else None
-    annotation = str(function.__annotations__.get(name, "")) if function else ""
-    if function and annotation.startswith("Unpack["):
-        group = function.__globals__[annotation.removeprefix("Unpack[").removesuffix("]")]
-        yield from (item for item in _lineage(group) if _attributes(item))
-
-
-def _lineage(group: Any) -> Iterator[Any]:
-    """The groups whose keyword arguments a group has; before Python 3.12 none says what it extends."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("ckpttools.api.")]
-    groups = {id(var): var for module in modules for var in vars(module).values() if is_typeddict(var)}
-    inside = [item for item in groups.values() if item.__annotations__.keys() <= group.__annotations__.keys()]
-    keys = list(group.__annotations__)
-    own = {id(item): _own_keys(item, inside) for item in inside}
-    yield from sorted((e for e in inside if own[id(e)]), key=lambda e: min(map(keys.index, own[id(e)])))
-
-
-def _own_keys(group: Any, groups: Iterable[Any]) -> set[str]:
-    """The keys that no smaller group has."""
-    smaller = (item for item in groups if item.__annotations__.keys() < group.__annotations__.keys())
-    return set(group.__annotations__).difference(*(item.__annotations__ for item in smaller))
-
-
-def _attributes(group: Any) -> str:
-    """The entries below "Attributes:" in the docstring of a group of keyword arguments."""
-    documented = isinstance(group, type) or is_typeddict(group)
-    _, _, attributes = (
-        (inspect.getdoc(group) or "").partition("Attributes:\n") if documented else ("", "", "")
-    )
-    return textwrap.dedent(attributes)
 
 
 def _one_line(text: str) -> str:

@@ -17,7 +17,10 @@ from ckpttools.adapters.to_maxtext import LoraLayout, ToMaxTextAdapter, to_maxte
 from ckpttools.adapters.to_peft import PeftFiles, to_peft
 from ckpttools.api.arguments import Size, Storing, float_dtype_of, text_of
 from ckpttools.api.convert import Changing, write_changed
-from ckpttools.api.prepared import Prepared, WriteRequest, Writing, command
+from ckpttools.api.options import ALL_WRITING
+from ckpttools.api.options.adapters import ADAPTER_TO_MAXTEXT, ADAPTER_TO_PEFT, EXTRACT_ADAPTER, MERGE_ADAPTER
+from ckpttools.api.options.convert import CHANGING
+from ckpttools.api.prepared import Prepared, StoredWriting, WriteRequest, Writing, command
 from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
@@ -25,8 +28,10 @@ from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.message_terms import location as called
 from ckpttools.core.message_terms import option, step
+from ckpttools.core.options import declare
 from ckpttools.formats.adapters import ADAPTER, WEIGHTS_STEM, is_adapter
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.orbax.options import STORAGE
 from ckpttools.formats.registry import is_checkpoint, open_tree, writer_for, writer_options
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.sidecar import Sidecars, WithSidecars
@@ -41,6 +46,7 @@ from ckpttools.transforms.cast import CastMap
 
 
 @command(Changing, more=writer_options)
+@declare(*MERGE_ADAPTER, *CHANGING)
 def merge_adapter(
     source: Source,
     destination: LocationLike,
@@ -62,13 +68,6 @@ def merge_adapter(
         source: the adapted model: a Hugging Face model, or a MaxText checkpoint.
         destination: directory that appears when everything is written.
         adapter: a directory that PEFT saved, or its weights file; or a checkpoint of a MaxText adapter.
-        scale: a factor for the adapter's changes, in addition to its own scale; -1 removes a merged adapter.
-        alpha: for a MaxText adapter, see `ckpttools.adapter_to_peft`.
-        dtype: of the model before anything is added, as `ckpttools.cast` makes it, quantized weights among
-            it; None to leave it.
-        like: of a MaxText checkpoint, as of `ckpttools.maxtext_to_hf`.
-        family: name of the family whose rows are used for a MaxText checkpoint, or a file that describes one.
-        common: `ckpttools.api.convert.Changing`.
 
     Raises:
         FormatError: the adapter has another kind or belongs to another model; or weights of the model are
@@ -97,11 +96,8 @@ class _Merge:
         return merge_into_base(base, opened_adapter(self.adapter, base, self.alpha), self.scale)
 
 
-class _AdapterToMaxText(Storing, Writing, total=False):
-    """Options that `adapter_to_maxtext` passes on."""
-
-
-@command(_AdapterToMaxText)
+@command(StoredWriting)
+@declare(*ADAPTER_TO_MAXTEXT, *STORAGE, *ALL_WRITING)
 def adapter_to_maxtext(
     source: LocationLike,
     destination: LocationLike,
@@ -115,22 +111,13 @@ def adapter_to_maxtext(
     like: LocationLike | None = None,
     family: LocationLike | None = None,
     rope_layout: Literal["halves", "interleaved"] | None = None,
-    **common: Unpack[_AdapterToMaxText],
+    **common: Unpack[StoredWriting],
 ) -> Prepared:
     """Convert a PEFT LoRA adapter to the layout that MaxText restores.
 
     Args:
         source: directory that PEFT saved, or its file of weights.
         destination: directory that appears, with `0/items` in it, when everything is written.
-        base: the adapted model: a Hugging Face model, or a MaxText checkpoint.
-        scan: stack the layers, as in the target model; None as in a MaxText base, else True.
-        scan_axis: the axis on which they are stacked; None as in a MaxText base, else 1.
-        maxtext: the version of MaxText that will load it.
-        layout: "restore" as MaxText's `lora.lora_restore_path` reads it and Tunix writes it, "training" as in
-            checkpoints of MaxText's own fine-tuning, "converter" as MaxText's converter writes it.
-        scale: a factor for the adapter, in addition to its own scale.
-        like, family, rope_layout: of the base, as of `ckpttools.maxtext_to_hf`.
-        common: `ckpttools.api.arguments.Storing` and `ckpttools.api.prepared.Writing`.
 
     Raises:
         FormatError: the adapter does not match this base, or has parts that MaxText does not support; lists
@@ -154,6 +141,7 @@ def adapter_to_maxtext(
 
 
 @command(Writing)
+@declare(*ADAPTER_TO_PEFT, *ALL_WRITING)
 def adapter_to_peft(
     source: Source,
     destination: LocationLike,
@@ -175,14 +163,6 @@ def adapter_to_peft(
         source: a checkpoint of an adapter, or its tree, in any of MaxText's layouts: of its own fine-tuning,
             of Tunix (`model_params`), of MaxText's converter, or as its inference engine takes them.
         destination: directory that gets `adapter_model.safetensors` and `adapter_config.json`.
-        base: the adapted model: a Hugging Face model, or a MaxText checkpoint.
-        alpha: the alpha of the adapter; None for the recorded one.
-        scale: a factor for the adapter, in addition to its own scale.
-        base_name: what the configuration calls the base; None for its name on the hub, where the adapter, the
-            base's configuration or its place says it, else where it lies.
-        like, family, rope_layout: of the base, as of `ckpttools.maxtext_to_hf`.
-        step, max_index_bytes: as of `ckpttools.maxtext_to_hf`.
-        writing: `ckpttools.api.prepared.Writing`.
 
     Raises:
         FormatError: there are no factors, or they do not match this base.
@@ -201,6 +181,7 @@ def adapter_to_peft(
 
 
 @command(Writing)
+@declare(*EXTRACT_ADAPTER, *ALL_WRITING)
 def extract_adapter(
     source: Source,
     destination: LocationLike,
@@ -223,13 +204,6 @@ def extract_adapter(
         source: the tuned model: a Hugging Face model, or a MaxText checkpoint.
         destination: directory that gets `adapter_model.safetensors` and `adapter_config.json`.
         base: the model before tuning, in either format.
-        rank: the rank of the factors; the maximum if `error` is given.
-        error: the relative error that is allowed for each matrix, in the Frobenius norm: 0.1 is a tenth.
-        dtype: the dtype of the factors.
-        base_name: what the configuration calls the base; None for its name on the hub, where the adapter, the
-            base's configuration or its place says it, else where it lies.
-        like, family: of MaxText checkpoints, as of `ckpttools.maxtext_to_hf`.
-        writing: `ckpttools.api.prepared.Writing`.
 
     Raises:
         UsageError: neither rank nor error is given, or the matrices are all equal.

@@ -19,20 +19,7 @@ Patterns = str | Sequence[str]
 
 
 class Storing(TypedDict, total=False):
-    """Options of how Orbax stores output: `ckpttools.formats.orbax.options.STORAGE`, for type checkers.
-
-    Attributes:
-        ocdbt: few data files under an index (the default), or a file for each chunk.
-        zarr3: version 3 of zarr (the default), or 2.
-        compression: "none" (the default), "zstd" or "zstd:9".
-        chunks: shapes of chunks by patterns of names, {"*/wo/kernel": (512, 1, None), "*/scale": (None,)},
-            where None is a whole axis, or the same as text, "*/wo/kernel=512x1x-,*/scale=-"; other arrays
-            have chunks of 4 to 64 MiB.
-        target_data_file_size: with OCDBT, begin another data file at this size.
-        reference: share bytes with the source by hard links wherever that can be expressed (True), or write
-            all of them (False). None shares zarr chunks that stay as they are where a command changes the
-            tree rather than the layout, unless another of these options says how they are to be stored.
-    """
+    """Types of the options of how Orbax stores output: `ckpttools.formats.orbax.options.STORAGE`."""
 
     ocdbt: bool | None
     zarr3: bool | None

@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
+from ckpttools.api.arguments import Size
 from ckpttools.api.convert import Changing
+from ckpttools.api.options import ALL_WRITING, MAX_INDEX_BYTES, READING, REQUESTS
+from ckpttools.api.options.convert import TARGET
+from ckpttools.api.options.runs import ASSEMBLE
 from ckpttools.api.prepared import Prepared, WriteRequest, Writing, command
 from ckpttools.api.sources import Opening, part_of, read_options
 from ckpttools.api.tree_plan import plan_tree
@@ -15,13 +19,12 @@ from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
-from ckpttools.core.options import parse_size_option
+from ckpttools.core.options import declare, parse_size_option
 from ckpttools.core.text import natural_key, plural, sample_names
 from ckpttools.formats.orbax.columns import ExpectedHost, expected_hosts
 from ckpttools.formats.orbax.format import joined_tree
 from ckpttools.formats.orbax.iterators import ITEM, iterators_of
 from ckpttools.formats.orbax.naming import ITEM as TREE_ITEM
-from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.orbax.replica_compare import (
     TwinComparison,
     compared_twins,
@@ -106,18 +109,17 @@ def host_text(host: Location, processes: Sequence[int]) -> str:
 
 
 @validate_arguments
+@declare(REQUESTS, MAX_INDEX_BYTES)
 def list_saves(
     hosts: LocationLike | Sequence[LocationLike],
     *,
     requests: int | None = None,
-    max_index_bytes: int | str = MAX_INDEX_BYTES,
+    max_index_bytes: Size = "256MiB",
 ) -> HostsListing:
     """List the steps that hosts hold, which are complete, and what others lack. Reads only indexes.
 
     Args:
         hosts: directories of hosts, or of steps in them, or directories above several.
-        requests: requests under way at once to stores behind a network; None for as many as suit them.
-        max_index_bytes: memory that an index may take, where its size does not account for it.
 
     Raises:
         FormatError: the directories do not contain parts of a host.
@@ -152,6 +154,7 @@ def _by_name(save: Save) -> list[HostShare]:
 
 
 @command(Changing, more=writer_options)
+@declare(*ASSEMBLE, *TARGET, *READING, *ALL_WRITING)
 def assemble(
     hosts: LocationLike | Sequence[LocationLike],
     destination: LocationLike,
@@ -168,9 +171,7 @@ def assemble(
     Args:
         hosts: directories of hosts, or of steps in them, or directories above several.
         destination: directory that appears when everything is written: a run with the one step.
-        prefer: hosts whose chunks are used if hosts differ.
         comparing: called with numbers of bytes while chunks are compared, from several threads.
-        common: `ckpttools.api.convert.Changing`; `step` for another step than the newest.
 
     Raises:
         FormatError: no step is complete, or hosts differ in what they both have.

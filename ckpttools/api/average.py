@@ -10,12 +10,15 @@ from typing import Any, Unpack
 
 from ckpttools.api.arguments import float_dtype_of
 from ckpttools.api.convert import Changing, write_changed
+from ckpttools.api.options.build import AVERAGE
+from ckpttools.api.options.convert import CHANGING
 from ckpttools.api.prepared import Prepared, command
 from ckpttools.api.sources import Source, location_of, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
+from ckpttools.core.options import declare
 from ckpttools.core.text import first_and_last
 from ckpttools.formats.interrupted import absent, refuse_empty
 from ckpttools.formats.orbax.steps import OrbaxRun, orbax_at
@@ -27,6 +30,7 @@ from ckpttools.transforms.mean_weights import Decay, MeanWeights
 
 
 @command(Changing, more=writer_options)
+@declare(*AVERAGE, *CHANGING)
 def average(
     source: Source,
     destination: LocationLike,
@@ -53,18 +57,6 @@ def average(
         source: the first checkpoint, or a run with `steps` or `last`.
         destination: directory that appears when everything is written.
         others: the other checkpoints, in order.
-        steps: of a run: numbers, or text such as "1000..5000/500", "1000,2000", "1000..5000".
-        last: for a run: the number of latest finished steps.
-        weights: one for each checkpoint; None for all alike.
-        ema: weights of an exponential moving average with this decay, such as 0.9.
-        decay: weights that amount to a learning rate that falls in this way: "linear", "cosine", "sqrt".
-        normalize: divide by the sum of the weights. Without it a + s (b - c) is `weights=[1, s, -s]`.
-        parameters: in a training state the key of an average that stands for the parameters, such as
-            "opt_state/1/ema"; "ema" for the only one there is. One checkpoint is enough then.
-        dtype: of the result; None for that of the arrays, the widest of several.
-        force: average models whose configurations describe different computations; the last configuration
-            is written.
-        common: `ckpttools.api.convert.Changing`.
 
     Raises:
         ConfigError: the configurations describe different computations; lists all differences.

@@ -11,6 +11,8 @@ from math import prod
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ckpttools.api.options import MEMORY, OPENING, REQUESTS
+from ckpttools.api.options.inspect import CAT
 from ckpttools.api.output_file import check_output_file
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.lazy import Index, LazyArray, parse_index
@@ -20,7 +22,7 @@ from ckpttools.core.budget import format_size, limit_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, MemoryBudgetError, StorageError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.options import parse_size_option
+from ckpttools.core.options import declare, parse_size_option
 from ckpttools.core.region import Region
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.location import Location
@@ -155,6 +157,7 @@ class ArraySelection:
 
 
 @validate_arguments
+@declare(*CAT, *OPENING, MEMORY, REQUESTS)
 def cat(
     source: Source,
     name: str,
@@ -179,13 +182,6 @@ def cat(
         name: path of the array, whose keys may be joined by "/" or "."; may end in an index, as in
             "params/scale[3, :, 10:20]".
         index: integers, slices and an ellipsis, as numpy takes them, or the same as text.
-        raw: read quantized weights as they are stored, not dequantized.
-        full: read all selected values.
-        stats: compute statistics of the selected values, and return no values.
-        output: new `.npy` file that gets the selected values, and return no values.
-        memory: peak memory in bytes.
-        requests: concurrent requests to stores behind a network; None adjusts to the store.
-        reading: how a path is opened, see `ckpttools.api.sources.Opening`.
 
     Raises:
         NoSuchPathError: no array has this name; suggests similar names.

@@ -6,11 +6,14 @@ from dataclasses import replace
 from typing import Unpack
 
 from ckpttools.api.mesh_gain import rule_specs
+from ckpttools.api.options import OPENING
+from ckpttools.api.options.inspect import CHUNKS
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
+from ckpttools.core.options import declare
 from ckpttools.formats.registry import storage_of
 from ckpttools.inspection.advice import advice
 from ckpttools.inspection.chunks import Advice, ChunksReport, inspect_chunks, layer_axis
@@ -21,6 +24,7 @@ from ckpttools.sharding.rules import AppliedRules, Rules, RulesLike, resolve_rul
 
 
 @validate_arguments
+@declare(*CHUNKS, *OPENING)
 def chunks(
     source: Source,
     *,
@@ -35,14 +39,6 @@ def chunks(
 
     Args:
         source: a file, an item, a step or a run directory, or a tree.
-        filter: shell pattern of the paths to report; files are always all of them.
-        mesh: devices that would load it: "8", "4x2" or "data=4,fsdp=2".
-        spec: how the devices share each array: "axis0", "layer", "replicated", "axis0=0,axis1=1" or
-            "P('fsdp', None)". Goes with `mesh`.
-        rules: the same for each array: "maxtext", a file, or pairs, as of `ckpttools.load`; None without a
-            spec for "maxtext", as of `ckpttools.reshard`, where axes of the mesh have names.
-        processes: that have these devices, in the order of the mesh, and load together.
-        reading: how a path is opened, see `ckpttools.api.sources.Opening`.
 
     Raises:
         CheckpointError: nothing is there, or an index is damaged or cannot be read.

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from ckpttools.api.arguments import Patterns, Storing, patterns_of
+from ckpttools.api.options import ALL_WRITING, OPENING
+from ckpttools.api.options.convert import CONVERT, FORMAT
 from ckpttools.api.prepared import Prepared, WriteRequest, Writing, command
 from ckpttools.api.sources import Opening, Source, opened, part_of, read_options, rest_of
 from ckpttools.api.tree_plan import plan_tree
@@ -13,6 +15,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
+from ckpttools.core.options import declare
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.hub_names import ToHubNames, with_name_remarks
 from ckpttools.maxtext.scan_axis import KeepScanAxis
@@ -25,11 +28,7 @@ from ckpttools.transforms.select import Select
 
 
 class Changing(Opening, Storing, Writing, total=False):
-    """Options of functions that transform and write a tree, besides those of the format.
-
-    Attributes:
-        format: of the destination, one that `ckpt formats` lists as written; None for that of the source.
-    """
+    """Types of the options of functions that change and write a tree, besides those of the format."""
 
     format: str | None
 
@@ -70,6 +69,7 @@ def write_changed(
 
 
 @command(Changing, more=writer_options)
+@declare(FORMAT, *CONVERT, *OPENING, *ALL_WRITING)
 def convert(
     source: Source,
     destination: LocationLike,
@@ -93,16 +93,9 @@ def convert(
     Args:
         source: a file, an item, a step, a run directory, or a tree.
         destination: directory that appears when everything is written.
-        format: what is written, one that `ckpt formats` lists as written; None for that of the source.
-        strip_optimizer: leave out optimizer state; what `drop` names goes before.
-        keep, drop: as of `ckpttools.select`.
-        names: "hub" gives a model that a trainer of PyTorch left the names of the hub: without what is put
-            around them, and of Llama with those of torchtitan and Meta's own code renamed and in its order.
-        map, strict: as of `ckpttools.remap`.
-        dtype, dtype_map, force: as of `ckpttools.cast`.
-        options: `ckpttools.api.sources.Opening`, `ckpttools.api.prepared.Writing`, and the options of the
-            format: "orbax" `item`, `as_step` and all of `ckpttools.api.arguments.Storing`, "safetensors"
-            `max_shard_size` and `separator`, "zarr3" `compression`; see `ckpt convert to-NAME --help`.
+        options: options of the format: "orbax" `item`, `as_step` and those of
+            `ckpttools.formats.orbax.options.STORAGE`, "safetensors" `max_shard_size` and `separator`, "zarr3"
+            `compression`; see `ckpt convert to-NAME --help`.
 
     Raises:
         UsageError: the format lacks an option, or one needs another that is not given.

@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import chain
 
 from ckpttools.api.arguments import Size
+from ckpttools.api.options import COMMAND, LIMITS
+from ckpttools.api.options.runs import COPY
 from ckpttools.api.overwrite_guard import optimizer_in
 from ckpttools.api.prepared import Resources, command
 from ckpttools.api.sources import Observe
@@ -17,7 +19,7 @@ from ckpttools.copying.whole import check_whole
 from ckpttools.core.budget import DEFAULT_MEMORY, limit_memory
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.options import parse_size_option
+from ckpttools.core.options import declare, parse_size_option
 from ckpttools.run.overlap_check import check_apart
 from ckpttools.stores.concurrency import map_concurrently, use_concurrency
 from ckpttools.stores.outside_links import check_outside_links, find_outside_links
@@ -27,6 +29,7 @@ from ckpttools.stores.sharing import RepositoryOptions, shared
 
 
 @command(returns="CopyReport")
+@declare(*COPY, *LIMITS, COMMAND)
 def copy(
     source: LocationLike,
     destination: LocationLike,
@@ -51,17 +54,7 @@ def copy(
     Args:
         source: a run, a step, an item, or a directory with a checkpoint of another format.
         destination: path of the copy, which has the same kind as the source.
-        steps: of a run, those that are expected; none for all.
-        latest: of a run, how many of the latest are expected; None for all.
-        verify: read all written data again, and compare all existing copies by content.
-        memory: bytes that may be resident at most, such as "512MiB".
-        jobs: files or parts of files that are copied at the same time; None for as many as suit the stores.
-        requests: reads under way at once in stores behind a network; None for as many as are found good.
-        overwrite: replace checkpoints at the destination whose content differs.
-        public: make a new Hub repository public; it is private otherwise.
-        allow_outside_links: publish files outside the source that its symbolic links lead to.
         observe: called with the bytes copied so far and those to copy in all; the first call has 0.
-        command: the command line of the user, for messages about unfinished work.
 
     Raises:
         DestinationExistsError: something else is at the destination.

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
+from ckpttools.api.options import SCANNING
+from ckpttools.api.options.inspect import DIFF
 from ckpttools.api.sources import (
     Scanning,
     ScanSettings,
@@ -28,6 +30,7 @@ from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, DamagedScalesError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import option
+from ckpttools.core.options import declare
 from ckpttools.core.text import plural
 from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.pairing import Pairing, Remark, Side
@@ -96,6 +99,7 @@ def _what(each: ArrayDiff) -> str:
 
 
 @validate_arguments
+@declare(*DIFF, *SCANNING)
 def diff(
     a: Source,
     b: Source,
@@ -121,21 +125,6 @@ def diff(
 
     Args:
         a, b: files, items, steps or run directories, or trees.
-        atol, rtol: elements are equal if |a-b| <= atol + rtol * max(|a|,|b|).
-        ulp: elements are also equal if they differ by at most this many units in the last place of the
-            coarser dtype.
-        ignore_dtype: whether equal numbers in another dtype are equal.
-        filter: shell pattern of the names to compare; no other array is read.
-        parameters: Compare only the parameters, without optimizer state, step and random states.
-        everything: whether the report lists equal arrays, too.
-        explain: whether to look for causes.
-        like: a model's directory or `config.json`, if the arrays have no `config.json` next to them.
-        family: the family whose rows map names, whatever `model_type` says, or a file with one.
-        rope_layout: order of rotary pairs in MaxText's query and key: "halves" or "interleaved"; None as the
-            configuration implies.
-        padding_rows: whether to compare rows that MaxText has beyond Hugging Face's vocabulary: "keep" or
-            "drop"; None for those that are not zeros.
-        common: `ckpttools.api.sources.Scanning`.
 
     Raises:
         CheckpointError: one of them cannot be read, the memory is too small, or no array matches.

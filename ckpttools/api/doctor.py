@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ckpttools.api.options.inspect import DOCTOR
 from ckpttools.api.sources import Observe, Source, location_of, read_options
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import UsageError
+from ckpttools.core.options import declare
 from ckpttools.diagnosis.examine import Diagnosis, examine, mend
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.stores.concurrency import use_concurrency
 
 
 @validate_arguments
+@declare(*DOCTOR)
 def doctor(
     source: Source,
     *,
@@ -29,11 +32,6 @@ def doctor(
 
     Args:
         source: a run, a step, an item, a file or directory; for a tree, the location that it was opened from.
-        fix: the name of a fix, or several: each repairs what it can, and deletes or overwrites nothing.
-        checksums: read all data of files with checksums, such as those of `torch.save`, and compare it.
-        max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
-        requests: requests under way at once to stores behind a network; None for as many as suit them.
-        observe: called with the bytes of data read so far and the bytes to read in all.
 
     Raises:
         UsageError: a tree has no location.

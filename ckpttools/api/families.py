@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ckpttools.api.options.inspect import CHECK_FAMILY
 from ckpttools.core.argument_checks import validate_arguments
+from ckpttools.core.options import declare
 from ckpttools.family_check.findings import FamilyCheck
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import families as known_families
@@ -17,6 +19,7 @@ def families() -> tuple[FamilySummary, ...]:
 
 
 @validate_arguments
+@declare(*CHECK_FAMILY)
 def check_family(
     family: LocationLike | Family, *, against: LocationLike | None = None, config: LocationLike | None = None
 ) -> FamilyCheck:
@@ -24,8 +27,6 @@ def check_family(
 
     Args:
         family: its name, a file that describes one, or the family itself.
-        against: a checkpoint of such a model, Hugging Face's or MaxText's; None for small made-up models.
-        config: the model's `config.json`, or its directory; None for the one that comes with `against`.
 
     Raises:
         CheckpointError: there is no such family, or `against` or `config` cannot be read.

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
+from ckpttools.api.options import SCANNING
+from ckpttools.api.options.inspect import HASH
 from ckpttools.api.output_file import check_output_file
 from ckpttools.api.sources import (
     Scanning,
@@ -21,6 +23,7 @@ from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
+from ckpttools.core.options import declare
 from ckpttools.core.region import Shape
 from ckpttools.digest.canonical import Selection, with_carried, without_step
 from ckpttools.digest.digest import DEFAULT_ALGORITHM
@@ -72,6 +75,7 @@ class HashReport:
 
 
 @validate_arguments
+@declare(*HASH, *SCANNING)
 def hash(
     source: Source,
     *,
@@ -91,15 +95,6 @@ def hash(
 
     Args:
         source: a file, an item, a step or a run directory, or a tree.
-        names: "stored", or "maxtext" for those of the MaxText checkpoint that a Hugging Face one becomes.
-        manifest: a new file that gets the digests, for `ckpttools.verify`.
-        algorithm: "xxh3-128" detects damage and mistakes, "sha256" also deliberate changes.
-        family, rope_layout, tied: options of the conversion to MaxText, as in `ckpttools.ModelOptions`.
-        drop: patterns of Hugging Face arrays that it leaves out.
-        filter: shell pattern of the names to hash.
-        per_layer: stacked layers one by one; else as they are stored.
-        parameters: these alone, without optimizer state, step and random states.
-        common: `ckpttools.api.sources.Scanning`.
 
     Raises:
         CheckpointError: an array cannot be read, the memory is too small, or the manifest cannot be written.

@@ -7,14 +7,18 @@ from dataclasses import replace
 from typing import Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, Size, Storing, float_dtype_of, patterns_of, text_of
+from ckpttools.api.options import ALL_WRITING
+from ckpttools.api.options.convert import HF_TO_MAXTEXT
 from ckpttools.api.output_checks import check_source
-from ckpttools.api.prepared import Prepared, Resources, WriteRequest, Writing, command
+from ckpttools.api.prepared import Prepared, Resources, StoredWriting, WriteRequest, Writing, command
 from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CoverageError
+from ckpttools.core.options import declare
 from ckpttools.formats.base import RECORD, SIDECARS, SupportsSidecars, Writer
+from ckpttools.formats.orbax.options import STORAGE
 from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import Sidecars, WithSidecars
@@ -29,11 +33,8 @@ from ckpttools.quantized.config import Like
 from ckpttools.stores.registry import LocationLike, parse
 
 
-class _Common(Storing, Writing, total=False):
-    """Options that `hf_to_maxtext` passes on."""
-
-
-@command(_Common)
+@command(StoredWriting)
+@declare(*HF_TO_MAXTEXT, *STORAGE, *ALL_WRITING)
 def hf_to_maxtext(
     source: Source,
     destination: LocationLike,
@@ -54,34 +55,13 @@ def hf_to_maxtext(
     quantized: Literal["dequantize", "keep"] = "dequantize",
     max_header_bytes: Size = "100MB",
     prefer_rank: int | Sequence[int] = (),
-    **common: Unpack[_Common],
+    **common: Unpack[StoredWriting],
 ) -> Prepared:
     """Convert a Hugging Face checkpoint to one that MaxText trains and decodes.
 
     Args:
         source: directory with safetensors and `config.json`, one of its safetensors files, or its tree.
         destination: directory with `0/items`; it appears once everything is written.
-        scan: stack the layers, as MaxText expects with `scan_layers=true`.
-        scan_axis: axis along which the layers are stacked (MaxText's `param_scan_axis`).
-        dtype: dtype of all floating-point arrays, such as "bfloat16"; None keeps the stored dtypes.
-        dequantize_like: how products of quantized weights and their scales are rounded: "float32" rounds
-            once, "maxtext" rounds the scales to bfloat16 first, as MaxText does.
-        exact: store arrays in float32 if the reverse conversion would not restore them bit for bit otherwise.
-        maxtext: version of MaxText that will load the checkpoint: "0.2.5" or "e591f30".
-        pad_vocab: number of rows of the vocabulary after padding with zeros.
-        text_only: leave out the towers of a multimodal model (vision, audio).
-        carry: keep unconverted arrays (MTP layers, towers that are left out) next to the converted ones.
-        drop: patterns of source arrays to leave out; a pattern that matches a key drops everything below it.
-        family: name of the family whose rows are used, or a file that describes one.
-        rope_layout: order of rotary pairs in MaxText's query and key.
-        tied: whether to write an output head: as stored, never, or a copy of the embedding if no head is
-            stored.
-        quantized: "dequantize" writes quantized weights as values of `dtype`, bfloat16 by default. "keep"
-            writes FP8 weights unchanged, next to their scales, as MaxText stores them from 0.2.5 on; `dtype`
-            then applies to the other arrays.
-        max_header_bytes: longest safetensors header that is accepted.
-        prefer_rank: as of `ckpttools.api.sources.Opening`.
-        common: `ckpttools.api.arguments.Storing` and `ckpttools.api.prepared.Writing`.
 
     Raises:
         CheckpointError: the source cannot be read or does not match its configuration, the work does not fit

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
+from ckpttools.api.options import OPENING, REQUESTS
+from ckpttools.api.options.inspect import TREE
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments
+from ckpttools.core.options import declare
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import other_steps, stored_shardings
 from ckpttools.formats.sidecar_files import CONFIG
@@ -23,6 +26,7 @@ from ckpttools.stores.registry import LocationLike, count_traffic, parse
 
 
 @validate_arguments
+@declare(*TREE, *OPENING, REQUESTS)
 def inspect(
     source: Source,
     *,
@@ -37,13 +41,6 @@ def inspect(
 
     Args:
         source: a file, an item, a step or a run directory, or a tree.
-        filter: shell pattern of the paths to report; counts and bytes are of those.
-        sort: "size", largest first, or "name"; None for the checkpoint's order.
-        sharding: also how arrays were laid out on devices when they were saved.
-        against: what to compare with: the name of a family or a file with one, a `config.json`, or another
-            checkpoint. `report.comparison` lists what is missing, unexpected, or of another shape.
-        requests: requests under way at once to stores behind a network; None for as many as suit them.
-        reading: how a path is opened, see `ckpttools.api.sources.Opening`.
 
     Raises:
         CheckpointError: nothing is there, or it cannot be read.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, dtype_of, patterns_of, text_of
 from ckpttools.api.load_conversion import Converting, converted, next_step
+from ckpttools.api.options import OPENING, RESOURCES
 from ckpttools.api.prepared import command
 from ckpttools.api.sources import DEFAULT_MEMORY, Observe, Opening, Source, opened, part_of, read_options
 from ckpttools.array.fingerprint import sources
@@ -16,7 +17,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.options import parse_size_option
+from ckpttools.core.options import declare, parse_size_option
 from ckpttools.quantized.unsupported_errors import refuse_few_bits
 from ckpttools.quantized.view import quantized_view
 from ckpttools.sharding.loading import JobProgress
@@ -38,17 +39,7 @@ ObserveJob = Callable[[JobProgress], None]
 
 
 class Loading(Opening, total=False):
-    """Resources and callbacks of a load.
-
-    Attributes:
-        memory: host memory in addition to the arrays themselves, such as "512MiB"; by default 1 GiB.
-        jobs: workers at a time; None for one per core, at most 16, or 16 where a network is between.
-        requests: reads under way at once in stores behind a network; None for as many as are found good.
-        observe: called with the bytes made so far and the bytes to make in all; the first call has 0.
-        observe_job: called in process 0 of several that load together, now and then: with how far each has
-            come, and for which the others wait (`ckpttools.sharding.loading.JobProgress`).
-        download: copy what lies on the hub into the cache of `huggingface_hub` first, and read it there.
-    """
+    """Types of the resources and callbacks of a load."""
 
     memory: int | str
     jobs: int | None
@@ -65,7 +56,7 @@ class PreparedLoad:
     Attributes:
         plan: the resources and reads of the load.
         request: the arrays and their destinations.
-        jobs, requests, observe, download, observe_job: as `Loading`.
+        jobs, requests, observe, download, observe_job: as of `load`.
     """
 
     plan: LoadPlan
@@ -107,6 +98,7 @@ class PreparedLoad:
 
 
 @command(Loading, returns="Any")
+@declare(*OPENING, *RESOURCES)
 def load(
     source: Source,
     *,
@@ -159,7 +151,9 @@ def load(
         text_only: of `to="maxtext"`: leave out the towers (vision, audio).
         family, rope_layout, tied: of a conversion, as of `ckpttools.hf_to_maxtext`.
         model, padding_rows: of `to="hf"`, as `like` and `padding_rows` of `ckpttools.maxtext_to_hf`.
-        loading: `Loading`.
+        observe: called with the bytes made so far and the bytes to make in all; the first call has 0.
+        observe_job: called now and then in process 0 of several that load together, with the progress of each
+            and which of them the others wait for (`ckpttools.sharding.loading.JobProgress`).
 
     Returns:
         The tree: arrays without a sharding are on the default device, what were Python numbers are numbers.

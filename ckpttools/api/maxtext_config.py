@@ -6,11 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Unpack
 
 from ckpttools.api.arguments import text_of
+from ckpttools.api.options import READING
+from ckpttools.api.options.runs import MAXTEXT_CONFIG
 from ckpttools.api.sources import Opening, Source, config_alone, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.message_terms import option
+from ckpttools.core.options import declare
 from ckpttools.core.text import plural
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.json_file import read_json
@@ -35,6 +38,7 @@ from ckpttools.stores.registry import LocationLike
 
 
 @validate_arguments
+@declare(*MAXTEXT_CONFIG, *READING)
 def maxtext_config(
     source: Source,
     *,
@@ -54,12 +58,6 @@ def maxtext_config(
     Args:
         source: a Hugging Face model, its `config.json` alone, or a MaxText checkpoint that was converted.
         check: settings of a run, as they are given to MaxText: a configuration file, then `NAME=VALUE`.
-        scan: how a Hugging Face model will be converted; None for stacked layers. A checkpoint says it.
-        like: the model that a checkpoint came from, or its `config.json`; None for what it carries.
-        family: name of the family whose rules are used, or a file that describes one.
-        maxtext: version of MaxText; the models of the newest are known.
-        requests: requests under way at once to stores behind a network; None for as many as suit them.
-        reading: how a path is opened, see `ckpttools.api.sources.Opening`.
 
     Raises:
         CheckpointError: nothing is there, or it cannot be read.

@@ -7,11 +7,14 @@ from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 from ckpttools.api.arguments import Size, float_dtype_of, text_of
+from ckpttools.api.options import ALL_WRITING
+from ckpttools.api.options.convert import MAXTEXT_TO_HF, SHARDS
 from ckpttools.api.prepared import Prepared, Resources, WriteRequest, Writing, command
 from ckpttools.api.sources import Source, opened, read_options
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dtypes import DType
+from ckpttools.core.options import declare
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import Writer
 from ckpttools.formats.origin import with_origin
@@ -33,6 +36,7 @@ _OF_TOWERS = ("preprocessor_config.json", "processor_config.json", "video_prepro
 
 
 @command(Writing)
+@declare(*MAXTEXT_TO_HF, *SHARDS, *ALL_WRITING)
 def maxtext_to_hf(
     source: Source,
     destination: LocationLike,
@@ -60,26 +64,6 @@ def maxtext_to_hf(
         source: a run directory, a step or an item, of any kind and flavour, or its tree.
         destination: directory with weights, `config.json` and the other files of the model; it appears once
             everything is written.
-        like: directory of the original model, or its `config.json`; None uses the files stored with the
-            checkpoint.
-        maxtext_config: settings of the run that made the checkpoint, for checkpoints without a stored
-            `config.json`: a configuration file of MaxText first, then `NAME=VALUE`. A `config.json` is made
-            from them and from the shapes of the arrays.
-        dtype: dtype of all floating-point arrays, such as "bfloat16"; None keeps the stored dtypes.
-        prefix: path of a model within a composite one; only its arrays are written.
-        names: how tensors are named, where the hub and transformers differ; "text" writes the text model of
-            a multimodal one, with its own configuration. None as in the model it came from.
-        scan_axis: axis along which layers are stacked, if it cannot be inferred from the arrays.
-        carry: take unconverted arrays (vision tower, MTP layers) from `like`.
-        padding_rows: whether to keep or drop rows beyond the vocabulary, whatever their values; None drops
-            zeros and refuses other values.
-        family, rope_layout, tied: as of `ckpttools.hf_to_maxtext`.
-        quantized: "keep" writes FP8 weights and their scales unchanged, "dequantize" writes dequantized
-            values; None keeps them unless `dtype` is given.
-        max_shard_size: bytes of tensors in one file at most, unless a single one has more.
-        step: the training step to open; None takes the latest finished one.
-        max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
-        writing: `ckpttools.api.prepared.Writing`.
 
     Raises:
         CheckpointError: as `ckpttools.plan_to_huggingface`, or reading or writing fails.

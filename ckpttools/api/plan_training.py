@@ -7,6 +7,8 @@ from math import isfinite
 from typing import NamedTuple, Unpack
 
 from ckpttools.api.arguments import Size
+from ckpttools.api.options import OPENING
+from ckpttools.api.options.runs import PLAN_TRAINING
 from ckpttools.api.output_file import check_output_file
 from ckpttools.api.sources import Opening, Source, config_alone, location_of, opened, read_options
 from ckpttools.array.storage import Sharding
@@ -14,7 +16,7 @@ from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.options import parse_size_option
+from ckpttools.core.options import declare, parse_size_option
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import stored_shardings
 from ckpttools.inspection.lost_time import FONTS, lost_time_svg
@@ -66,6 +68,7 @@ class _SaveSettings(NamedTuple):
 
 
 @validate_arguments
+@declare(*PLAN_TRAINING, *OPENING)
 def plan_training(
     source: Source,
     *,
@@ -91,20 +94,7 @@ def plan_training(
     Args:
         source: a checkpoint, a `config.json`, or a configuration file of MaxText's. A training state is
             counted as it is stored; of anything else each parameter takes 12 bytes: itself and two moments.
-        hosts: of a slice.
-        slices: how many there are.
-        mode: "persistent", "emergency" or "multi-tier"; None for the last where there are several slices.
         settings: further settings of MaxText's, "NAME=VALUE"; they are checked with those of the plan.
-        mesh: axes and lengths, such as "data=2,fsdp=64"; None as the checkpoint was saved.
-        local_bandwidth, persistent_bandwidth: bytes a second that a host writes to its ramdisk, to storage.
-        step_time: of a training step, in seconds or as "4s".
-        mtbf: time between failures of the job, such as "6h".
-        mtbf_all: between those after which no ramdisk has a checkpoint; None for ten times that.
-        local_save, persistent_save: for how long a save holds training up; None for as long as it writes.
-        total_steps: of the run.
-        keep: how many persistent checkpoints are kept; None for all.
-        plot: file that gets an image, SVG or PNG by its name, of lost time against the interval.
-        reading: how a path is opened, see `ckpttools.api.sources.Opening`.
 
     Raises:
         UsageError: numbers that cannot be meant.

@@ -19,7 +19,7 @@ from inspect import BoundArguments, signature
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, cast
 
-from ckpttools.api.arguments import Size
+from ckpttools.api.arguments import Size, Storing
 from ckpttools.api.calls import Call
 from ckpttools.api.output_checks import check_output
 from ckpttools.api.sources import Source, location_of
@@ -58,22 +58,7 @@ Done_co = TypeVar("Done_co", covariant=True)
 
 
 class Writing(TypedDict, total=False):
-    """Options of how a function writes.
-
-    Attributes:
-        memory: bytes that may be resident at most, such as "512MiB"; by default 1 GiB.
-        jobs: workers at a time; None for as many as suit the work.
-        requests: reads under way at once in stores behind a network; None for as many as are found good.
-        overwrite: replace the existing destination, which is deleted last, after everything is written.
-        resume: fail unless there is an interrupted conversion to resume; the same call resumes it anyway.
-        manifest: file that gets digests of all arrays, for `ckpt verify`.
-        observe: called with every event (`ckpttools.run.events`).
-        command: the command line of the user, for messages about unfinished work.
-        download: download Hub files into the cache of `huggingface_hub` first, and read them there.
-        public: make a new Hub repository public; it is private otherwise.
-        model_card: add a README.md that describes the conversion to a Hub repository.
-        allow_outside_links: publish files outside the source that its symbolic links lead to.
-    """
+    """Types of the options of how a function writes: `ckpttools.api.options.ALL_WRITING`."""
 
     memory: Size
     jobs: int | None
@@ -87,6 +72,10 @@ class Writing(TypedDict, total=False):
     public: bool
     model_card: bool
     allow_outside_links: bool
+
+
+class StoredWriting(Storing, Writing, total=False):
+    """Types of the options of how a function writes Orbax."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ckpttools.api.options.runs import PRUNE
 from ckpttools.api.prepared import WriteRequest, command
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.gaps import refuse_incomplete
@@ -13,6 +14,7 @@ from ckpttools.core.budget import DEFAULT_MEMORY
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, NoSpaceError, StorageError, UsageError
 from ckpttools.core.message_terms import option
+from ckpttools.core.options import declare
 from ckpttools.formats.orbax.steps import PRUNE_DIRECTORY, OrbaxRun, Step, directories
 from ckpttools.formats.orbax.write import OrbaxWriter, OtherItem
 from ckpttools.formats.registry import open_tree, writer_for
@@ -219,6 +221,7 @@ def _beside(step: Step) -> Iterator[tuple[str, OtherItem]]:
 
 
 @command(returns="PruneReport")
+@declare(*PRUNE)
 def prune(
     run: LocationLike,
     *,
@@ -238,14 +241,6 @@ def prune(
 
     Args:
         run: directory with steps, on a disk or in a bucket.
-        keep_last: number of latest finished steps to keep.
-        keep_every: keep steps whose number is a multiple of this.
-        keep_best: keep the best steps by a metric: "loss:3", "reward:2:max".
-        strip_older: keep only the parameters of kept steps that are not among the last `keep_last`.
-        copy: rewrite the stripped steps, so that no byte of the optimizer stays on the disk.
-        finish: finish an interrupted prune instead of starting one.
-        undo: restore the steps of an interrupted prune that are still complete.
-        requests: concurrent requests to stores behind a network; None chooses a number that suits the store.
 
     Raises:
         UsageError: no rule is given, another prune is at work or was interrupted, or nothing can be deleted

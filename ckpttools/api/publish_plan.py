@@ -9,6 +9,7 @@ from functools import partial
 from shlex import quote
 
 from ckpttools.api.calls import user_code
+from ckpttools.api.options.runs import CODE
 from ckpttools.api.plan_status import PlanStatus, plan_status
 from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan, relocation_of
 from ckpttools.api.prepared import Prepared, WriteOptions
@@ -18,6 +19,7 @@ from ckpttools.api.run_part import standing_of
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, UsageError
 from ckpttools.core.message_terms import as_planned, option
+from ckpttools.core.options import declare
 from ckpttools.plan.plan_file import PlanFile
 from ckpttools.run.entries import unfinished_error
 from ckpttools.run.events import Observer, Receipt
@@ -33,6 +35,7 @@ _WAIT_SECONDS = 5.0
 
 
 @validate_arguments
+@declare(*CODE)
 def publish_plan(
     plan: Planned,
     *,
@@ -57,7 +60,6 @@ def publish_plan(
         warn: called with each warning.
         prepared: the same conversion, prepared in this process; None plans it again as the file declares,
             with the directory in which the plan was made as working directory.
-        map, family: as for `run_part`.
 
     Returns:
         The receipt; or, if the plan was published before, the time of its publication.

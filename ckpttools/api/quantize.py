@@ -10,6 +10,8 @@ from typing import Any, Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, Size, dtype_of, patterns_of
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.api.options import ALL_WRITING
+from ckpttools.api.options.convert import QUANTIZE, QUANTIZE_READING, SHARDS
 from ckpttools.api.prepared import Prepared, Resources, WriteRequest, Writing, command
 from ckpttools.api.sources import Source, opened, read_options
 from ckpttools.api.tree_plan import plan_tree
@@ -17,6 +19,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.message_terms import option, repeated_option
+from ckpttools.core.options import declare
 from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for
@@ -32,6 +35,7 @@ _FEW = 4
 
 
 @command(Writing)
+@declare(*QUANTIZE, *SHARDS, *QUANTIZE_READING, *ALL_WRITING)
 def quantize(
     source: Source,
     destination: LocationLike,
@@ -56,14 +60,6 @@ def quantize(
         source: a Hugging Face model, what a trainer of PyTorch has left of one, or a MaxText checkpoint;
             these get the names of the hub on the way.
         destination: directory that appears when everything is written.
-        scheme: "fp8-block128" as of DeepSeek V3 and Qwen, or "mxfp4" as of gpt-oss.
-        exclude: patterns of arrays that are not quantized, besides embeddings, norms, heads, routers, towers.
-        dtype: the dtype of arrays that are not quantized, such as "bfloat16"; None keeps stored dtypes.
-        like, carry: of a MaxText checkpoint, as of `ckpttools.maxtext_to_hf`.
-        max_shard_size, step: as of `ckpttools.maxtext_to_hf`.
-        max_header_bytes, max_index_bytes: as of `ckpttools.convert`.
-        prefer_rank: as of `ckpttools.api.sources.Opening`.
-        writing: `ckpttools.api.prepared.Writing`.
 
     Raises:
         UsageError: there is nothing to quantize, or no such scheme; a pattern that matches nothing; a dtype

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from ckpttools.api.options import SCANNING
+from ckpttools.api.options.inspect import REPORT
 from ckpttools.api.output_file import check_output_file
 from ckpttools.api.sources import (
     Scanning,
@@ -18,6 +20,7 @@ from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, StorageError
 from ckpttools.core.message_terms import option
+from ckpttools.core.options import declare
 from ckpttools.core.text import printable
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
@@ -50,6 +53,7 @@ class Page:
 
 
 @validate_arguments
+@declare(*REPORT, *SCANNING)
 def report(
     source: Source,
     output: LocationLike | None = None,
@@ -64,8 +68,6 @@ def report(
         source: a file, an item, a step or a run directory, or a tree.
         output: the file to write; None to write none: `html` of the result is the page.
         stats: whether to read every element once, for statistics; otherwise no array is read.
-        overwrite: whether an existing page may be replaced.
-        common: `ckpttools.api.sources.Scanning`.
 
     Raises:
         DestinationExistsError: the file exists and may not be replaced; nothing was read.

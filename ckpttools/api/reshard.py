@@ -10,6 +10,7 @@ from typing import Unpack
 from ckpttools.api.arguments import Size
 from ckpttools.api.convert import Changing
 from ckpttools.api.mesh_gain import MeshGain, mesh_gain
+from ckpttools.api.options.convert import CHANGING, RESHARD
 from ckpttools.api.prepared import Prepared, WriteRequest, Writing, command
 from ckpttools.api.sources import Opening, Source, opened, part_of, read_options, rest_of
 from ckpttools.api.tree_plan import plan_tree
@@ -19,7 +20,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.core.options import parse_size_option
+from ckpttools.core.options import declare, parse_size_option
 from ckpttools.core.region import Shape
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.write import OrbaxWriter
@@ -74,6 +75,7 @@ class PreparedReshard(Prepared):
 
 
 @command(Changing, more=writer_options, returns="Resharded")
+@declare(*RESHARD, *CHANGING)
 def reshard(
     source: Source,
     destination: LocationLike,
@@ -92,10 +94,6 @@ def reshard(
     Args:
         source: a file, an item, a step, a run directory, or a tree.
         destination: directory that appears when everything is written.
-        mesh: axes and devices along each: "fsdp=16,tensor=2".
-        rules: how arrays are cut: "maxtext", a file of rules, or pairs, as of `ckpttools.load`.
-        subchunks: bytes of a chunk at most, such as "8MiB", for loaders with more devices; None for 64 MiB.
-        common: `ckpttools.api.convert.Changing`.
 
     Raises:
         UsageError: no mesh or no rules, an axis that the mesh lacks, a pattern that no array matches, or

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ckpttools.api.options.runs import RESOLVE
 from ckpttools.core.argument_checks import validate_arguments
+from ckpttools.core.options import declare
 from ckpttools.maxtext.loading.command import ParsedCommand, merge_nested, parse_command
 from ckpttools.maxtext.loading.configuration import merge_settings
 from ckpttools.maxtext.loading.report import Resolution
@@ -20,6 +22,7 @@ _TRAINERS = ("pre_train.train", "train.py")
 
 
 @validate_arguments
+@declare(*RESOLVE)
 def resolve(
     *command: LocationLike, maxtext: str = NEWEST, requests: int | None = None, **settings: Any
 ) -> Resolution:
@@ -34,8 +37,6 @@ def resolve(
     Args:
         command: arguments of MaxText's trainer: a configuration file, then settings `NAME=VALUE`; Python and
             the trainer's name may precede them.
-        maxtext: version whose rules are followed: "0.2.5" or "e591f30".
-        requests: concurrent requests to stores behind a network; None chooses a number that suits the store.
         settings: more MaxText settings; those of a group as a mapping, `lora={…}`.
 
     Raises:

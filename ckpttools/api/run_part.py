@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from ckpttools.api.calls import user_code
+from ckpttools.api.options.runs import CODE, PLAN_LIMITS, RUN_PART
 from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan, relocation_of
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.publication_marks import check_unpublished, published_at
@@ -17,7 +18,7 @@ from ckpttools.api.replanning import replanned
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.message_terms import as_planned
-from ckpttools.core.options import parse_size_option
+from ckpttools.core.options import declare, parse_size_option
 from ckpttools.plan.parts import Part, dealt, detect_part, parse_part
 from ckpttools.plan.plan_file import Header, PlanFile, PlannedSource
 from ckpttools.plan.task import cores
@@ -39,6 +40,7 @@ _LOOK_SECONDS = 1.0
 
 
 @validate_arguments
+@declare(*RUN_PART, *CODE, *PLAN_LIMITS)
 def run_part(
     plan: Planned,
     part: Part | str | None = None,
@@ -58,18 +60,10 @@ def run_part(
 
     Args:
         plan: its file.
-        part: which, such as "3/8", counted from 0; None for as the environment says (Kubernetes, SLURM, Cloud
-            Run, AWS Batch).
-        parts: how many there are, where the environment says only which one this is.
         root: places of the plan that begin otherwise here: "/data=/mnt/data", several, or a mapping.
-        memory: bytes that this process may have resident, such as "512MiB"; None for what the plan was made
-            for.
-        jobs: workers at a time; None for as many as suit the work.
         observe: called with every event (`ckpttools.run.events`).
         prepared: the same conversion, prepared in this process; where neither the tasks nor the call are in
             the file.
-        map, family: the function ("file.py:function") or the Python file that the plan names. Code runs only
-            if you name it, too.
 
     Returns:
         The receipt of the part; `is_published` is true if the plan was published before.

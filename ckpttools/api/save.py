@@ -8,6 +8,7 @@ from inspect import Parameter, signature
 from typing import Any, Literal
 
 from ckpttools.api.arguments import Size
+from ckpttools.api.options import ALL_WRITING
 from ckpttools.api.prepared import Prepared, Resources, WriteRequest, Writing, command
 from ckpttools.api.sources import part_of, rest_of
 from ckpttools.api.tree_plan import plan_tree
@@ -16,7 +17,7 @@ from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.options import parse_size_option
+from ckpttools.core.options import declare, parse_size_option
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.plan.plan import Plan
@@ -69,6 +70,7 @@ def _saved(plan: Callable[..., PreparedSave], *args: Any, **options: Any) -> Rec
 
 
 @command(Writing, more=lambda: [*writer_options(), *_model_options()], carry_out=_saved)
+@declare(*ALL_WRITING)
 def save(
     tree: Tree | Any,
     destination: LocationLike,
@@ -99,8 +101,8 @@ def save(
         keep_sharding: store JAX arrays with their sharding, in chunks that each belong to one shard, so that
             Orbax restores them as JAX arrays by default (only with the same number of devices). Only Orbax
             supports this.
-        options: `ckpttools.api.prepared.Writing`, and those of the format, as `ckpttools.convert` takes them;
-            with `to` those of `ckpttools.maxtext_to_hf` or `ckpttools.hf_to_maxtext`.
+        options: options of the format, as `ckpttools.convert` takes them; with `to` those of
+            `ckpttools.maxtext_to_hf` or `ckpttools.hf_to_maxtext`.
 
     Raises:
         UsageError: the tree contains a value that is not an array, or arguments contradict each other.

@@ -7,11 +7,14 @@ from typing import Unpack
 
 from ckpttools.api.arguments import float_dtype_of, text_of
 from ckpttools.api.convert import Changing, write_changed
+from ckpttools.api.options.build import SHRINK
+from ckpttools.api.options.convert import CHANGING
 from ckpttools.api.prepared import Prepared, command
 from ckpttools.api.sources import Source
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
+from ckpttools.core.options import declare
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.shrink import Shrink
 from ckpttools.maxtext.smaller_config import KeptParts
@@ -25,6 +28,7 @@ _LEAST_SHARE = 0.5
 
 
 @command(Changing, more=writer_options)
+@declare(*SHRINK, *CHANGING)
 def shrink(
     source: Source,
     destination: LocationLike,
@@ -45,14 +49,6 @@ def shrink(
     Args:
         source: a Hugging Face model or any MaxText checkpoint, or a tree.
         destination: directory; it appears once everything is written.
-        layers: number of first layers to keep, or the indices of the layers to keep.
-        experts: number of first experts to keep in each layer.
-        vocab: number of first tokens to keep; the tokenizer does not change.
-        like: directory of the model, or its `config.json`, for a MaxText checkpoint that stores none.
-        family: the model's family, or a file that describes one; None uses the configuration.
-        dtype: dtype of floating-point arrays, such as "bfloat16", including quantized weights; None keeps the
-            stored dtypes.
-        common: `ckpttools.api.convert.Changing`.
 
     Raises:
         UsageError: nothing is to be cut, or there are no such layers.

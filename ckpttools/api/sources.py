@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypedDict, Unpack
 
+from ckpttools.api.options import OPENING
 from ckpttools.array.fingerprint import sources
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.budget import limit_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
-from ckpttools.core.options import parse_size_option
+from ckpttools.core.options import declare, parse_size_option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree, require_ranks, require_step
 from ckpttools.formats.several import has_weights
@@ -34,15 +35,7 @@ _RESOURCES = ("memory", "jobs", "requests", "observe", "download")
 
 
 class PathReading(TypedDict, total=False):
-    """Options of how a path is read.
-
-    Attributes:
-        max_header_bytes: longest safetensors header that is accepted.
-        max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
-        with_optimizer: whether to read the moments that DeepSpeed stores next to weights.
-        prefer_rank: a process or several, the most preferred first: where files of several processes (verl,
-            SkyRL) have different numbers of a tensor, its numbers are taken.
-    """
+    """Types of the options of how a path is read: `ckpttools.api.options.READING`."""
 
     max_header_bytes: int | str
     max_index_bytes: int | str
@@ -51,26 +44,13 @@ class PathReading(TypedDict, total=False):
 
 
 class Opening(PathReading, total=False):
-    """Options of how a path is opened: those of `PathReading`, and the step.
-
-    Attributes:
-        step: training step; None for the latest finished one.
-    """
+    """Types of the options of how a path is opened: `ckpttools.api.options.OPENING`."""
 
     step: int | None
 
 
 class Scanning(Opening, total=False):
-    """Resources for reading all elements, and options of how paths are opened.
-
-    Attributes:
-        memory: bytes that may be resident at most, as a number or as text: "4GiB"; by default 1 GiB.
-        jobs: parallel workers; None for one per core, at most 16, or 16 where a network is between.
-        requests: reads under way at once in stores behind a network; None for as many as are found good.
-        observe: called with the bytes read so far and the bytes to read in all.
-        download: download Hub files into the cache of `huggingface_hub` first, and read them there; `observe`
-            then starts from 0 for the download as well.
-    """
+    """Types of the options of functions that read all elements: `ckpttools.api.options.SCANNING`."""
 
     memory: int | str
     jobs: int | None
@@ -133,13 +113,12 @@ def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> 
 
 
 @validate_arguments
+@declare(*OPENING)
 def open(path: LocationLike, step: int | None = None, **reading: Unpack[PathReading]) -> Tree:
     """Open the checkpoint at `path` in any format. Reads headers and indexes, but no array.
 
     Args:
         path: a file, an item, a step or a run directory.
-        step: the step to open; None takes the latest finished one.
-        reading: `ckpttools.api.sources.PathReading`, such as `with_optimizer=True` for DeepSpeed's moments.
 
     Raises:
         CheckpointError: nothing is there, or it cannot be read.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
+from ckpttools.api.options import SCANNING
+from ckpttools.api.options.inspect import STATS
 from ckpttools.api.sources import (
     Scanning,
     Source,
@@ -13,6 +15,7 @@ from ckpttools.api.sources import (
 )
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import UsageError
+from ckpttools.core.options import declare
 from ckpttools.inspection.stats import ArrayStats, StatsReport, inspect_stats, matching
 from ckpttools.quantized.view import quantized_view
 
@@ -20,6 +23,7 @@ SORTS = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subno
 
 
 @validate_arguments
+@declare(*STATS, *SCANNING)
 def stats(
     source: Source,
     *,
@@ -36,11 +40,6 @@ def stats(
 
     Args:
         source: a file, an item, a step or a run directory, or a tree.
-        filter: shell pattern of the paths to read.
-        sort: one of `SORTS`, largest first; None for the checkpoint's order.
-        per_layer: also for every layer stacked in an array.
-        histogram: also the distribution of elements over powers of two.
-        common: `ckpttools.api.sources.Scanning`.
 
     Raises:
         CheckpointError: an array cannot be read, the memory is too small, or no array matches.

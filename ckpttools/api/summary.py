@@ -10,6 +10,7 @@ from shlex import quote
 from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, names_of_jax
 from ckpttools.api.adapter_hints import commands
 from ckpttools.api.inspect import inspect
+from ckpttools.api.options import REQUESTS
 from ckpttools.api.sources import opened
 from ckpttools.api.trainer_hints import commands as commands_of_trainers
 from ckpttools.api.trainer_hints import commands_of_model
@@ -17,6 +18,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ChosenItemWarning, FormatError, suppress_step_warnings
+from ckpttools.core.options import declare
 from ckpttools.core.text import plural
 from ckpttools.formats.adapters import ADAPTER, adapter_in, has_adapter
 from ckpttools.formats.interrupted import absent, refuse_interrupted
@@ -60,12 +62,12 @@ class Summary:
 
 
 @validate_arguments
+@declare(REQUESTS)
 def summary(path: LocationLike, *, requests: int | None = None) -> Summary:
     """Identify a path: a run, step, model, adapter or file. Reads headers and indexes, but no array.
 
     Args:
         path: location in any store.
-        requests: concurrent requests to stores behind a network; None chooses a number that suits the store.
 
     Raises:
         CheckpointError: the path does not exist, is not a checkpoint, or cannot be read.

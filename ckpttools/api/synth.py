@@ -8,6 +8,9 @@ from typing import Any, Literal, Unpack
 from ckpttools.api.arguments import Storing, float_dtype_of
 from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.hf_to_maxtext import hf_to_maxtext
+from ckpttools.api.options import ALL_WRITING
+from ckpttools.api.options.build import SYNTH
+from ckpttools.api.options.convert import CHANGING, NEW_TARGET
 from ckpttools.api.prepared import Prepared, Writing, command
 from ckpttools.api.sources import Source, location_of, opened, part_of, read_options
 from ckpttools.array.tree import Tree
@@ -15,6 +18,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
+from ckpttools.core.options import declare
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import writer_options
 from ckpttools.formats.sidecar_files import CONFIG
@@ -25,6 +29,7 @@ from ckpttools.stores.registry import LocationLike, parse
 
 
 @command(Changing, more=writer_options)
+@declare(*SYNTH, *NEW_TARGET, *ALL_WRITING)
 def synth(
     source: LocationLike,
     destination: LocationLike,
@@ -43,11 +48,6 @@ def synth(
     Args:
         source: a `config.json`, or the directory that has it; no weights are looked for.
         destination: directory that appears when everything is written.
-        seed: of the noise.
-        names: "huggingface", or "maxtext" for what `ckpttools.hf_to_maxtext` would make of that.
-        scan: for MaxText, whether layers are stacked.
-        dtype: of the weights; None for bfloat16.
-        common: `ckpttools.api.convert.Changing`; for MaxText without `format`.
 
     Raises:
         ConfigError, ShapeError: no family is of this model type, or the configuration lacks a size.
@@ -80,6 +80,7 @@ def synth(
 
 
 @command(Changing, more=writer_options)
+@declare(*CHANGING)
 def stitch(
     source: Source, destination: LocationLike, *, decoder: Source, **common: Unpack[Changing]
 ) -> Prepared:
@@ -89,7 +90,6 @@ def stitch(
         source: the model with towers; `config.json` and other files stay its own.
         destination: directory that appears when everything is written.
         decoder: the model whose text model is taken: one with towers, or one of text alone.
-        common: `ckpttools.api.convert.Changing`.
 
     Raises:
         UsageError: there are no towers, or one of both is MaxText's.

@@ -7,12 +7,14 @@ from typing import Any, Unpack
 
 from ckpttools.api.arguments import Patterns, dtype_of, patterns_of, text_of
 from ckpttools.api.convert import Changing, write_changed
+from ckpttools.api.options.convert import CHANGING
+from ckpttools.api.options.edit import CAST, REMAP, SELECT, STACK, STRIP_OPTIMIZER, UNSTACK
 from ckpttools.api.prepared import Prepared, command
 from ckpttools.api.sources import Source
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option, step
-from ckpttools.core.options import Option
+from ckpttools.core.options import Option, declare
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.cycles import CycleNames
 from ckpttools.maxtext.scan_axis import KeepScanAxis
@@ -30,6 +32,7 @@ from ckpttools.transforms.select import Select
 
 
 @command(Changing, more=writer_options)
+@declare(*SELECT, *CHANGING)
 def select(
     source: Source,
     destination: LocationLike,
@@ -44,9 +47,6 @@ def select(
     Args:
         source: a file, an item, a step, a run directory, or a tree.
         destination: directory that appears when everything is written.
-        keep, drop: patterns, such as "params/*", or a key and all below it.
-        prefix: the prefix of the names to keep, such as "policy"; it is removed from them.
-        common: `ckpttools.api.convert.Changing`.
 
     Raises:
         UsageError: no pattern is given, one matches nothing, or nothing is left.
@@ -60,6 +60,7 @@ def select(
 
 
 @command(Changing, more=writer_options)
+@declare(*REMAP, *CHANGING)
 def remap(
     source: Source,
     destination: LocationLike,
@@ -75,12 +76,6 @@ def remap(
     Args:
         source: a file, an item, a step, a run directory, or a tree.
         destination: directory that appears when everything is written.
-        map: a file of rules, "module:function", "file.py:function", a function over (path, array), or a
-            dictionary of templates: see `ckpttools.mapped_by`.
-        strict: refuse arrays that no rule matches.
-        maxtext: version of MaxText in whose layout a checkpoint of another one is written, such as "0.2.5".
-        family: the model's family, or a file that describes one; None to tell. Only with `maxtext`.
-        common: `ckpttools.api.convert.Changing`.
 
     Raises:
         UsageError: neither `map` nor `maxtext` is given, or both.
@@ -109,6 +104,7 @@ def _remapped(
 
 
 @command(Changing, more=writer_options)
+@declare(*CAST, *CHANGING)
 def cast(
     source: Source,
     destination: LocationLike,
@@ -127,13 +123,6 @@ def cast(
     Args:
         source: a file, an item, a step, a run directory, or a tree.
         destination: directory that appears when everything is written.
-        dtype: of floating-point arrays, such as "bfloat16"; None to leave them.
-        dtype_map: pattern -> dtype, also for integers; the first match counts, and `dtype` applies to the
-            rest.
-        force: cast even if integers can lose values, or if float8 may have lost its scales.
-        dequantize_like: how products of quantized weights and their scales are rounded, as of
-            `ckpttools.hf_to_maxtext`.
-        common: `ckpttools.api.convert.Changing`.
 
     Raises:
         UsageError: no dtype is given, or a pattern matches nothing.
@@ -148,6 +137,7 @@ def cast(
 
 
 @command(Changing, more=writer_options)
+@declare(*STRIP_OPTIMIZER, *CHANGING)
 def strip_optimizer(
     source: Source,
     destination: LocationLike,
@@ -164,12 +154,6 @@ def strip_optimizer(
     Args:
         source: a run directory, a step, an item, or a tree.
         destination: directory that appears when everything is written.
-        keep_step: keep the training step; without it the destination has step 0.
-        flavour: how parameters are nested: "same", "linen" (`params/params/…`) or "nnx" (`…/value`).
-        keep: patterns of arrays to keep, whatever they are.
-        drop: patterns of arrays to leave out, whatever they are.
-        dtype: of floating-point arrays, such as "bfloat16"; None to leave them.
-        common: `ckpttools.api.convert.Changing`.
 
     Raises:
         CheckpointError: as `ckpttools.StripOptimizer` and `ckpttools.convert`.
@@ -179,6 +163,7 @@ def strip_optimizer(
 
 
 @command(Changing, more=writer_options)
+@declare(*STACK, *CHANGING)
 def stack(
     source: Source,
     destination: LocationLike,
@@ -196,17 +181,6 @@ def stack(
     Args:
         source: a run directory, a step, an item, or a tree.
         destination: directory that appears when everything is written.
-        scan_axis: axis of parameters on which layers are stacked; None for the one from which `unstack` took
-            them, else 1.
-        cycle: layers after which their kinds repeat; None as they were before `unstack`, else as in the
-            model's family.
-        cycle_names: what positions of a cycle are called: "layers", "layer", "local-global",
-            "layers-local-global" or "blocks-layers"; None to tell.
-        family: the model's family, or a file that describes one; None to tell.
-        maxtext: version of MaxText that is to load it, such as "0.2.5"; None for the layout before `unstack`,
-            else the newest.
-        dtype: of floating-point arrays, such as "bfloat16"; None to leave them.
-        common: `ckpttools.api.convert.Changing`.
 
     Raises:
         CheckpointError: as `ckpttools.StackLayers` and `ckpttools.convert`; several layouts fit.
@@ -216,6 +190,7 @@ def stack(
 
 
 @command(Changing, more=writer_options)
+@declare(*UNSTACK, *CHANGING)
 def unstack(
     source: Source,
     destination: LocationLike,
@@ -232,11 +207,6 @@ def unstack(
     Args:
         source: a run directory, a step, an item, or a tree.
         destination: directory that appears when everything is written.
-        scan_axis: axis of parameters on which layers are stacked; None as shapes show it.
-        force_unroll: also leave out all training state, as MaxText's `force_unroll`.
-        keep_step, flavour: with `force_unroll`, as of `strip_optimizer`.
-        dtype: of floating-point arrays, such as "bfloat16"; None to leave them.
-        common: `ckpttools.api.convert.Changing`.
 
     Raises:
         CheckpointError: as `ckpttools.UnstackLayers` and `ckpttools.convert`.
@@ -255,6 +225,7 @@ def _options_of_transforms() -> list[Option]:
 
 
 @command(Changing, more=_options_of_transforms)
+@declare(*CHANGING)
 def transform(
     source: Source,
     destination: LocationLike,
@@ -268,7 +239,7 @@ def transform(
         source: a file, an item, a step, a run directory, or a tree.
         destination: directory that appears when everything is written.
         transforms: one or several; or the name of one that a package announces.
-        options: those of the transform that is named, and `ckpttools.api.convert.Changing`.
+        options: options of the named transform.
 
     Raises:
         UsageError: there is no such transform, or it has no such option.

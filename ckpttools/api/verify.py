@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
+from ckpttools.api.options import LIMITS, PROGRESS_CALL, SCANNING
+from ckpttools.api.options.inspect import VERIFY
 from ckpttools.api.sources import (
     DEFAULT_MEMORY,
     Observe,
@@ -21,6 +23,7 @@ from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import option
+from ckpttools.core.options import declare
 from ckpttools.core.text import array_count, sample_names, sort_naturally
 from ckpttools.digest.canonical import STEP, Selection, parameters_among, with_carried, without_step
 from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
@@ -75,6 +78,7 @@ class Verification:
 
 
 @validate_arguments
+@declare(*VERIFY, *SCANNING)
 def verify(
     checkpoint: Source,
     against: Source | None = None,
@@ -98,17 +102,6 @@ def verify(
 
     Args:
         checkpoint: what to prove: a file, an item, a step or a run directory, or a tree.
-        against: the checkpoint that it should be equal to.
-        manifest: instead of that, a file of digests as `ckpttools.hash` writes them.
-        cast: compare with `against` cast to the dtypes of `checkpoint`.
-        padding_rows: whether to compare rows that MaxText has beyond Hugging Face's vocabulary: "keep" or
-            "drop"; None for those that are not zeros.
-        family, rope_layout, tied: options of the conversion, as in `ckpttools.ModelOptions`.
-        drop: patterns of Hugging Face arrays that the conversion left out.
-        filter: shell pattern of the names to compare.
-        per_layer: stacked layers one by one; else as they are stored.
-        parameters: these alone, without optimizer state, step and random states.
-        common: `ckpttools.api.sources.Scanning`.
 
     Raises:
         CheckpointError: one of them cannot be read, the memory is too small, or the one cannot have become
@@ -388,6 +381,7 @@ class FileVerification:
 
 
 @validate_arguments
+@declare(*LIMITS, PROGRESS_CALL)
 def verify_files(
     checkpoint: LocationLike,
     *,
@@ -400,10 +394,6 @@ def verify_files(
 
     Args:
         checkpoint: a model of the hub, a directory or a file in it.
-        memory: bytes that may be resident at most, as a number or as text.
-        jobs: files at a time; None for four.
-        requests: reads under way at once; None for as many as are found good.
-        observe: called with the bytes read so far and the bytes to read in all.
 
     Raises:
         UsageError: the store lists no digests.

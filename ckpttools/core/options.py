@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ckpttools.core.budget import parse_size
 from ckpttools.core.dataclass import dataclass
@@ -17,6 +17,7 @@ from ckpttools.core.message_terms import option as option_text
 _POSITIONALS = {"source": "SRC", "destination": "DST", "base": "BASE"}
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _ARGS = "\n    Args:\n"
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +118,21 @@ def any_text(value: str) -> str:
     return value
 
 
-def document(call: Callable[..., Any], options: Iterable[Option]) -> None:
-    """Add the options that a function's docstring does not describe to its section "Args".
+def declare(*options: Option) -> Callable[[Call], Call]:
+    """Return a decorator that gives a function's docstring the entries of its declared options.
 
-    Args:
-        call: the function.
-        options: its declared options.
+    Entries in the docstring itself come first. The declarations are the attribute `options` of the function.
     """
-    before, found, after = (call.__doc__ or "").partition(_ARGS)
-    if not found:
-        return
-    own, gap, rest = after.partition("\n\n")
-    lines = [f"        {item.keyword_help()}" for item in options if f"        {item.name}: " not in own]
-    call.__doc__ = f"{before}{_ARGS}{chr(10).join([own.rstrip(), *lines])}{gap or chr(10)}{rest}"
+
+    def add(call: Call) -> Call:
+        before, args, after = (call.__doc__ or "").partition(_ARGS)
+        own, end, rest = after.partition("\n\n")
+        entries = "".join(f"\n        {item.keyword_help()}" for item in options)
+        call.__doc__ = f"{before}{args}{own.rstrip()}{entries}{end or chr(10)}{rest}"
+        vars(call)["options"] = options
+        return call
+
+    return add
 
 
 def refuse(name: str, value: object, expected: str) -> NoReturn:
