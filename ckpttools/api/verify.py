@@ -18,13 +18,13 @@ from ckpttools.api.sources import (
     scanning,
 )
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Empty, Tree
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import declare
-from ckpttools.core.text import array_count, sample_names, sort_naturally
+from ckpttools.core.text import array_count, plural, sample_names, sort_naturally
 from ckpttools.digest.canonical import STEP, Selection, parameters_among, with_carried, without_step
 from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
 from ckpttools.digest.manifest import Manifest
@@ -302,6 +302,9 @@ def _not_compared(tree: Tree, names: Collection[str], manifest: Manifest) -> Ite
             f"not compared, because the manifest does not record texts: {sample_names(texts)}; "
             "`ckpt hash SRC --manifest FILE` records them"
         )
+    empty = sum(isinstance(leaf, Empty) for leaf in tree.values())
+    if empty and not manifest.selection.parameters:
+        yield f"not compared, because a manifest does not record them: {plural(empty, 'empty node')}"
 
 
 def _as_in(manifest: Manifest, tree: Tree, declared: _Said, memory: int) -> NamedArrays[LazyArray]:

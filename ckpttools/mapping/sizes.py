@@ -127,10 +127,9 @@ def sizes_from_config(
 def _length(value: object, name: str, location: str, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(
-            f"{name} is not a size",
+            f"{name} must be an integer of at least {least}",
             location=location,
             got=repr(value),
-            expected=f"a whole number of at least {least}",
         )
     return value
 

@@ -313,7 +313,7 @@ def _check_integers(parts: Mapping[Path, Sequence[LazyArray]], trees: Sequence[T
         odd += [f"{keystr(path)}: not as in {_location_text(trees[k])}" for k in which]
     if odd:
         raise MappingError(
-            f"whole numbers have no mean, and these are not the same in all checkpoints:{listing(odd)}",
+            f"only floating-point arrays are averaged; these differ between the checkpoints:{listing(odd)}",
             location=_location_text(trees[-1]),
             hint="leave them out with ckpt select, or take checkpoints of one model",
         )

@@ -94,22 +94,24 @@ def _require_all_numbers(name: str, numbers: Sequence[int]) -> None:
 
 def _stacks_after_single_layers(layers: Sequence[Contents], length: int) -> list[LayerStack]:
     """Return the stacks of complete cycles, after as few single layers as possible."""
-    starts = range(len(layers) % length, len(layers) - length + 1, length)
-    first = next((n for n in starts if _repeats(layers[n:], length)), None)
-    if first is None:
-        raise ShapeError(
-            f"the last {length} layers are no cycle that others could repeat",
-            location=f"{DECODER}/{LAYERS}_{{0..{len(layers) - 1}}}",
-            hint=f"say {option('cycle')} N",
-        )
+    location = f"{DECODER}/{LAYERS}_{{0..{len(layers) - 1}}}"
     unstacked = sum(any(_UNSTACKED in path for path in layer) for layer in layers)
+    num_scanned = len(layers) - unstacked
+    starts = range(max(len(layers) % length, unstacked), len(layers) - length + 1, length)
+    first = next((n for n in starts if _repeats(layers[n:], length)), None)
+    if first is None and num_scanned >= length:
+        raise ShapeError(
+            f"the last {length} layers are not a cycle that the layers before them repeat",
+            location=location,
+            hint=f"set {option('cycle')} to the number of layers in a cycle",
+        )
     # If a cycle would start later by content, the layers before it end another cycle.
-    is_cut = first > 0 and layers[first - 1] == layers[first - 1 + length]
-    if is_cut or (unstacked and (len(layers) - unstacked) % length):
+    is_cut = first is not None and first > 0 and layers[first - 1] == layers[first - 1 + length]
+    if first is None or is_cut or (unstacked and num_scanned % length):
         raise UsageError(
             f"the layers to scan are not complete cycles of {length}",
-            location=f"{DECODER}/{LAYERS}_{{0..{len(layers) - 1}}}",
-            got=f"{plural(len(layers) - unstacked, 'layer')}"
+            location=location,
+            got=f"{plural(num_scanned, 'layer')}"
             + (f" after the {unstacked} that MaxText does not scan" if unstacked else ""),
             hint="leave them as they are: MaxText runs them with scan_layers=false",
         )

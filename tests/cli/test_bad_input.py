@@ -193,7 +193,7 @@ def test_a_configuration_that_contradicts_the_shapes_names_both(broken):
 def test_invalid_size_is_refused(broken, value):
     result = broken(lambda _, config: config.update(hidden_size=value))
     assert result.exit_code == 3
-    assert "hidden_size is not a size\n  at       config.json\n" in result.stderr
+    assert "hidden_size must be an integer of at least 1\n  at       config.json\n" in result.stderr
     assert f"\n  got      {value!r}" in result.stderr
 
 

@@ -279,7 +279,7 @@ def test_alternatives_are_taken_in_order():
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, "8", True, [8]])
 def test_invalid_size_is_refused(value):
-    with pytest.raises(ConfigError, match="hidden_size is not a size") as caught:
+    with pytest.raises(ConfigError, match="hidden_size must be an integer of at least 1") as caught:
         sizes_from_config({"hidden_size": value}, {"embed": ("hidden_size",)}, "config.json")
     assert caught.value.got == repr(value)
     assert caught.value.location == "config.json"

@@ -352,7 +352,7 @@ def test_quantized_weights_count_as_their_numbers_and_are_rounded_once(make):
 def test_integers_must_agree_to_be_averaged():
     one, other = (tree_with({("w",): np.float32([1]), ("table",): np.int32([1, k])}) for k in (2, 3))
     assert Average()([one, one])["table"].read().tolist() == [1, 2]
-    with pytest.raises(MappingError, match="whole numbers have no mean"):
+    with pytest.raises(MappingError, match="only floating-point arrays are averaged"):
         Average()([one, other])
 
 

@@ -21,7 +21,7 @@ from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.api.prepared import Resources
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CoverageError, MappingError, ShapeError, UsageError
+from ckpttools.core.errors import CoverageError, MappingError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.values import Whole
@@ -101,8 +101,22 @@ def test_layers_that_are_no_pairs_are_not_stacked(runs):
     lacking = {path: leaf for path, leaf in single.items() if not {"layers_5", "layers_6"} & {*path}}
     built = StackLayers(names="blocks-layers")(Tree(lacking, single.metadata)).tree
     assert [path for path in built if "scanned_blocks" in path]
-    with pytest.raises(ShapeError, match="no cycle"):
+    with pytest.raises(UsageError, match="complete cycles of 9"):
         StackLayers(names="blocks-layers", cycle=9)(single)
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_stack_leaves_table_routed_layers_single(runs, count):
+    single = open_tree(runs[False]).with_metadata(config=None)
+    leaves = {path: leaf for path, leaf in single.items() if not str(path[3:4]).startswith("('layers_")}
+    for number in range(count):
+        leaves |= {
+            (*path[:3], f"layers_{number}", *path[4:]): leaf
+            for path, leaf in single.items()
+            if path[3:4] == ("layers_0",)
+        }
+    with pytest.raises(UsageError, match="complete cycles"):
+        StackLayers(names="blocks-layers")(Tree(leaves, single.metadata))
 
 
 @pytest.mark.parametrize("count", range(4, 12))

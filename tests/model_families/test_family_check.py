@@ -444,7 +444,7 @@ class TestAgainst:
             check_on_config(families()["llama"], config_of("llama3.1") | config, "config.json"),
         ):
             assert [finding.kind for finding in check.findings] == ["size"]
-            assert "is not a size" in check.findings[0].text
+            assert "must be an integer of at least" in check.findings[0].text
 
     def test_layers_that_do_not_fill_their_blocks(self):
         config = config_of("gpt-oss") | {"num_hidden_layers": 3}
