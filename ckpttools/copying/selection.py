@@ -18,7 +18,7 @@ from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_in
 from ckpttools.formats.orbax.finished import unfinished_reason
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, orbax_at
 from ckpttools.formats.registry import open_all_steps, open_tree
-from ckpttools.formats.zarr.legacy_runs import LegacyRun, is_legacy_step, legacy_items, legacy_run
+from ckpttools.formats.zarr.legacy_runs import LegacyRun, legacy_items, legacy_run, legacy_run_in
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import find_unfinished, read_unfinished
@@ -69,11 +69,10 @@ def selected(source: Location, steps: Sequence[int] = (), latest: int | None = N
             hint=f"name the directory that it is in: {source.parent}",
         )
     result = orbax_at(source)
-    legacy = legacy_run(source) if isinstance(result, OrbaxRun) else None
     if isinstance(result, OrbaxRun) and result.steps:
-        legacy = legacy if legacy is not None and legacy.path == result.path else None
+        legacy = legacy_run_in(result.path, [step.path for step in result.steps.values()])
         return _RunRoot(source, result.path, result.steps, legacy).selected(steps, latest)
-    if legacy is not None:
+    if isinstance(result, OrbaxRun) and (legacy := legacy_run(source)) is not None:
         return _RunRoot(source, legacy.path, {}, legacy).selected(steps, latest)
     if (steps or latest is not None) and (states := numbered_states(source)):
         return _chosen_states(source, states, steps, latest)
@@ -149,14 +148,11 @@ class _RunRoot:
     def steps(self) -> Mapping[int, Step]:
         """All steps by number, in order."""
         legacy = {} if self.legacy is None else self.legacy.steps
-        # Other directories next to steps with `_METADATA` may end in a number, too.
-        is_mixed = bool(self.orbax_steps)
-        others = {
-            number: Step(location)
-            for number, location in legacy.items()
-            if number not in self.orbax_steps and not (is_mixed and not is_legacy_step(location))
-        }
-        return dict(sorted({**self.orbax_steps, **others}.items()))
+        if self.legacy is not None and self.orbax_steps:
+            # Other directories next to steps with `_METADATA` may end in a number, too.
+            legacy = {number: legacy[number] for number in self.legacy.legacy}
+        others = {number: Step(location) for number, location in legacy.items()}
+        return dict(sorted({**others, **self.orbax_steps}.items()))
 
     def selected(self, steps: Sequence[int], latest: int | None) -> CopySelection:
         answers = map_concurrently(self.source.store, self._why_unfinished, self.steps)

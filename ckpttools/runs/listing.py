@@ -29,7 +29,7 @@ from ckpttools.formats.orbax.steps import (
     orbax_at,
 )
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.zarr.legacy_runs import LegacyRun, is_legacy_step, legacy_items, legacy_run
+from ckpttools.formats.zarr.legacy_runs import LegacyRun, legacy_items, legacy_run, legacy_run_in
 from ckpttools.maxtext.loading.paths import EMERGENCY_ITEMS, list_committed_steps
 from ckpttools.maxtext.view import view_of
 from ckpttools.runs.deletion_records import read_deletion
@@ -189,9 +189,11 @@ def _find_legacy_run(path: Location) -> LegacyRun | None:
     """Return the run of old Orbax at a path, or above it if the path is a step or an item of the run."""
     if not path.is_dir():
         return None
-    for location in (path, path.parent, path.parent.parent):
-        run = legacy_run(location)
-        if run is not None and (location == path or not {path, *path.parents}.isdisjoint(run.steps.values())):
+    if run := legacy_run(path):
+        return run
+    for step in (path, path.parent):
+        run = legacy_run_in(step.parent) if Step(step).number is not None else None
+        if run is not None and step in run.steps.values():
             return run
     return None
 
@@ -264,12 +266,11 @@ def _list_flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
 
 def _list_legacy_steps(run: OrbaxRun) -> Iterator[StepListing]:
     """Yield the steps next to those with `_METADATA` that older versions of Orbax wrote."""
-    legacy = legacy_run(run.path)
+    legacy = legacy_run_in(run.path, [step.path for step in run.steps.values()])
     if legacy is None:
         return
-    known = {step.path for step in run.steps.values()}
     for number, location in legacy.steps.items():
-        if location in known or (run.steps and not is_legacy_step(location)):
+        if run.steps and number not in legacy.legacy:
             continue
         usage = measure_usage(location)
         items = [_list_legacy_item(item, location) for item in legacy_items(location)]

@@ -106,7 +106,7 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
     def fate(each: StepListing) -> StepFate:
         why = _incomplete_reason(each)
         if each.step not in run.steps:
-            why = f"{_foreign_layout(run.path / each.name)}, which prune does not delete"
+            why = why or f"{_foreign_layout(run.path / each.name)}, which prune does not delete"
         elif why is None and each.step > max(whole):
             why = "it is later than the last finished step"
         if why is not None:

@@ -1,5 +1,6 @@
 """Arrays of tensorstore without the metadata of a tree: Levanter, T5X, Pax, and what JAX itself writes."""
 
+import collections
 import json
 import re
 import shutil
@@ -14,8 +15,12 @@ from support.command_line import ckpt, run
 
 import ckpttools
 from ckpttools.core.errors import FormatError, LaterStepWarning, UsageError
+from ckpttools.core.text import plural
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
+from ckpttools.formats.zarr.legacy_runs import legacy_run_in
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import parse
 
 ts = pytest.importorskip("tensorstore")
 ROOT = Path(__file__).parents[2]
@@ -299,19 +304,12 @@ def test_legacy_orbax_opens_completely_at_every_level(tmp_path, below, driver, i
 def _legacy_items(root):
     for item in ("params", "opt_state"):
         write_legacy_item(root / "100" / item)
-    return root / "100/params"
+    return root / "100"
 
 
 def _legacy_steps_with_several_items(root):
     write_legacy_item(root / "90/params")
-    return _legacy_items(root).parent
-
-
-def _legacy_steps_next_to_arrays(root):
-    write(root / "model/a", np.ones(2, "f4"))
-    write_legacy_item(root / "9")
-    write_legacy_item(root / "10")
-    return root / "10"
+    return _legacy_items(root)
 
 
 def _legacy_item_after_many_directories(root):
@@ -350,7 +348,7 @@ def _legacy_item_below_a_legacy_item(root):
     (
         *(_legacy_items, _legacy_steps_with_several_items, _legacy_item_after_many_directories),
         *(_legacy_item_in_a_tree, _legacy_database_in_a_tree, _item_with_metadata_in_a_tree),
-        *(_legacy_item_below_a_legacy_item, _legacy_steps_next_to_arrays),
+        _legacy_item_below_a_legacy_item,
     ),
 )
 def test_directories_above_several_checkpoints_name_the_one_to_open(tmp_path, make):
@@ -403,6 +401,15 @@ def _with_logs(run):
     (run / "tensorboard/events").write_text("")
 
 
+def _with_arrays(run):
+    write(run / "ema/kernel", np.ones(3, "f4"))
+
+
+def _with_arrays_and_a_state(run):
+    write_legacy_item(run / "best/params")
+    _with_arrays(run)
+
+
 def _with_commit_files(run):
     for step in ("9", "10"):
         (run / step).mkdir(parents=True)
@@ -419,6 +426,9 @@ def _with_commit_files(run):
         (("checkpoints/9", "checkpoints/10"), None),
         (("0009/state", "0010/state"), None),
         (("10/default",), _with_logs),
+        (("10/default",), _with_arrays),
+        (("9/default", "10/default"), _with_arrays_and_a_state),
+        (("checkpoints/9", "checkpoints/10"), _with_logs),
         (("10/default",), _with_unfinished_empty_save),
         *((("9/default", "10/default"), add) for add in (_with_metrics, _with_logs, _with_commit_files)),
         *((("9/default", "10/default"), add) for add in (_with_unfinished_save, _with_unfinished_empty_save)),
@@ -445,7 +455,8 @@ def test_legacy_run_opens_its_latest_finished_step(tmp_path, names, add, in_data
         open_tree(root, ReadOptions(step=8))
     listed = ckpttools.ls(root)
     assert [item.step for item in listed.finished] == steps
-    count = "2 checkpoints" if len(names) > 1 else "1 checkpoint"
+    others = {_with_arrays: 1, _with_arrays_and_a_state: 2}.get(add, 0)
+    count = plural(len(names) + others, "checkpoint")
     assert f"{count} of zarr-tree\n" in ckpt("doctor", root).output
     run("convert", "to-safetensors", root, tmp_path / "out")
     run("verify", tmp_path / "out", "--against", root)
@@ -462,6 +473,9 @@ def test_legacy_run_opens_its_latest_finished_step(tmp_path, names, add, in_data
         (("9/params", "9/opt_state", "10/params", "10/opt_state"), None, 10),
         (("10/params", "10/opt_state"), None, 10),
         (("10/default",), _with_logs, 10),
+        (("10/default",), _with_arrays, 10),
+        (("9/default", "10/default"), _with_arrays_and_a_state, 10),
+        (("checkpoints/9", "checkpoints/10"), _with_logs, 10),
         (("9/default", "10/default"), _with_metrics, 10),
         (("9/default", "10/default"), _with_commit_files, 10),
         (("9/default", "10/default"), _with_unfinished_save, 10),
@@ -485,13 +499,16 @@ def test_commands_agree_on_the_steps_of_a_legacy_run(tmp_path, names, add, lates
     parts = [part.name for part in report.parts if re.search(r"\d", part.name)]
     assert len(parts) == len(steps)
     is_unfinished = add in (_with_unfinished_save, _with_unfinished_empty_save)
-    assert [*report.left_out] == ["11.orbax-checkpoint-tmp-17"] * is_unfinished
+    is_above = names[0].startswith("checkpoints/") and add is _with_logs
+    expected = ["11.orbax-checkpoint-tmp-17"] * is_unfinished + ["tensorboard"] * is_above
+    assert [*report.left_out] == expected
     assert not [*(tmp_path / "copy").rglob("*orbax-checkpoint-tmp*")]
     assert [step.step for step in ckpttools.ls(tmp_path / "copy").finished] == steps
     again = ckpttools.copy(root, tmp_path / "copy")
     assert {part.outcome for part in again.parts} == {"there already"}
     output = ckpt("doctor", root).output
-    items = f"{len(names)} checkpoint{'s' * (len(names) > 1)} of zarr-tree\n"
+    others = {_with_arrays: 1, _with_arrays_and_a_state: 2}.get(add, 0)
+    items = f"{plural(len(names) + others, 'checkpoint')} of zarr-tree\n"
     assert f"{len(steps)} step{'s' * (len(steps) > 1)}, " in output and items in output
     assert " no errors" in output.replace("\n", " ") or "healthy" in output
 
@@ -585,6 +602,87 @@ def test_legacy_run_in_a_bucket_follows_commit_files(tmp_path, cloud, committed,
         warnings.simplefilter("always")
         assert open_tree(location).metadata.step == opened
     assert [item.category for item in caught] == [LaterStepWarning] * (opened == 9)
+
+
+def _empty_directories(run):
+    for number in range(100, 125):
+        (run / str(number)).mkdir(parents=True)
+
+
+def _arrays_in_numbered_directories(run):
+    for number in range(100, 125):
+        write(run / str(number) / "w", np.ones(2, "f4"))
+
+
+def _new_steps(run):
+    for number in range(100, 125):
+        shutil.copytree(ROOT / "fixtures/golden/llama3.1/maxtext_scanned/0", run / str(number))
+
+
+@pytest.mark.parametrize("name", ["{}/default", "{}", "checkpoints/{}/state"])
+@pytest.mark.parametrize("add", [_empty_directories, _arrays_in_numbered_directories])
+def test_commands_recognize_a_legacy_run_by_any_of_its_steps(tmp_path, name, add):
+    root = tmp_path / "run"
+    for step in (1, 2, 3):
+        write_legacy_item(root / name.format(step))
+    add(root / "checkpoints" if name.startswith("checkpoints") else root)
+    listing = ckpttools.ls(root)
+    assert len(listing.steps) == 28 and [step.step for step in listing.finished] == [1, 2, 3]
+    assert listing.latest == 124
+    pruned = ckpttools.prune.plan(listing.path, keep_last=1).report
+    assert {step.fate for step in pruned.steps} == {"left alone"} and len(pruned.steps) == 28
+    for command in (("convert", "to-safetensors", root, tmp_path / "out"), ("copy", root, tmp_path / "copy")):
+        assert "no file checkpoint and no step metadata" in run(*command, code=3)
+    assert open_tree(root, ReadOptions(step=3)).metadata.step == 3
+    ckpttools.copy(root, tmp_path / "copy", steps=[2])
+    assert [step.step for step in ckpttools.ls(tmp_path / "copy").finished] == [2]
+
+
+def test_old_steps_before_many_new_ones_are_listed_and_copied(tmp_path):
+    for step in (1, 2, 3):
+        write_legacy_item(tmp_path / "run" / str(step) / "default")
+    _new_steps(tmp_path / "run")
+    expected = [1, 2, 3, *range(100, 125)]
+    assert [step.step for step in ckpttools.ls(tmp_path / "run").finished] == expected
+    ckpttools.copy(tmp_path / "run", tmp_path / "copy")
+    assert [step.step for step in ckpttools.ls(tmp_path / "copy").finished] == expected
+
+
+def test_steps_with_another_prefix_do_not_belong_to_a_run_of_new_steps(tmp_path):
+    shutil.copytree(ROOT / "fixtures/golden/llama3.1/maxtext_scanned/0", tmp_path / "run/5")
+    write_legacy_item(tmp_path / "run/backup_2/default")
+    assert [step.step for step in ckpttools.ls(tmp_path / "run").steps] == [5]
+
+
+def test_legacy_steps_are_found_next_to_other_numbered_directories(tmp_path):
+    (tmp_path / "run/2023").mkdir(parents=True)
+    for step in (9, 10):
+        write_legacy_item(tmp_path / f"run/checkpoint_{step}")
+    assert [step.step for step in ckpttools.ls(tmp_path / "run").finished] == [9, 10]
+    assert open_tree(tmp_path / "run").metadata.step == 10
+
+
+def test_only_step_of_a_legacy_run_follows_commit_files_and_the_given_number(tmp_path, cloud):
+    write_legacy_item(tmp_path / "run/10/default")
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    location = cloud.filled({str(path.relative_to(tmp_path)): path.read_bytes() for path in files}) / "run"
+    with pytest.raises(FormatError, match=r"no commit_success\.txt"):
+        open_tree(location)
+    with pytest.raises(UsageError, match="there is no step 8"):
+        open_tree(tmp_path / "run", ReadOptions(step=8))
+
+
+def test_probing_a_run_of_new_steps_lists_each_step_at_most_once(tmp_path, monkeypatch):
+    _new_steps(tmp_path / "run")
+    listed = collections.Counter()
+    entries = Location.entries
+    monkeypatch.setattr(Location, "entries", lambda self: (listed.update([self.name]), entries(self))[1])
+    directory = parse(tmp_path / "run")
+    assert legacy_run_in(directory) is None
+    assert {name: count for name, count in listed.items() if count > 1} == {}
+    known = [directory / str(number) for number in range(100, 125)]
+    listed.clear()
+    assert legacy_run_in(directory, known) is None and not listed
 
 
 def test_legacy_steps_among_new_steps_are_never_skipped(tmp_path):

@@ -6,20 +6,20 @@ if it had a commit file: `is_checkpoint_finalized` in orbax/checkpoint/utils.py 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import cached_property
 from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, LaterStepWarning, UsageError, listing, warn_step
 from ckpttools.core.text import first_and_last
 from ckpttools.formats.flax.format import has_state_header
-from ckpttools.formats.orbax.metadata import COMMIT_FILE
-from ckpttools.formats.orbax.steps import Step, directories, has_metadata
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE
+from ckpttools.formats.orbax.steps import Step, directories
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 STATE = "checkpoint"
-# Maximum number of numbered directories to probe: trees of arrays have such names, too.
-_MAX_PROBED = 20
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class LegacyRun:
 
     Attributes:
         path: The directory.
-        steps: Directories with the final name of a step, by number, in order.
+        steps: Directories with the final name of a step, by number, in order, without known steps of newer
+            versions.
         temporary: Directories whose names mark an unfinished save.
     """
 
@@ -70,6 +71,16 @@ class LegacyRun:
         """
         return [location for number, location in self.steps.items() if self.mismatch_reason(number) is None]
 
+    @cached_property
+    def legacy(self) -> frozenset[int]:
+        """Numbers of the steps in the layout before `_METADATA`, finished or not.
+
+        Raises:
+            StorageError: A directory cannot be read.
+        """
+        answers = map_concurrently(self.path.store, is_legacy_step, self.steps.values())
+        return frozenset(number for number, answer in zip(self.steps, answers, strict=True) if answer)
+
     def mismatch_reason(self, number: int) -> str | None:
         """Return why a step is not known to be finished; None for a finished step."""
         location = self.steps[number]
@@ -82,11 +93,11 @@ class LegacyRun:
         # A copy of a bucket keeps the commit files, and an unfinished step there has its final name.
         return f"no {COMMIT_FILE}, which other steps have" if self._has_commit_file else None
 
-    @property
+    @cached_property
     def _has_commit_file(self) -> bool:
         # Steps with `_METADATA` in the same run are of a newer version, whose commit files prove nothing.
-        steps = filter(is_legacy_step, self.steps.values())
-        return any((location / COMMIT_FILE).is_file() for location in steps)
+        steps = self.steps.values()
+        return any((location / COMMIT_FILE).is_file() and is_legacy_step(location) for location in steps)
 
     def is_skippable(self, number: int) -> bool:
         """Return whether an unfinished step may be skipped in favor of an earlier one.
@@ -130,7 +141,14 @@ def legacy_items(step: Location) -> list[Location]:
 
 def is_legacy_step(path: Location) -> bool:
     """Return whether a directory is a step of Orbax before `_METADATA`, or an item in it is."""
-    return not has_metadata(path) and bool(legacy_items(path))
+    if not path.is_dir():
+        return False
+    entries = path.entries()
+    files = {entry.name for entry in entries if not entry.is_dir}
+    if CHECKPOINT_FILE in files:
+        return False
+    is_item = STATE in files and has_state_header(path / STATE)
+    return is_item or any(has_state(path / entry.name) for entry in entries if entry.is_dir)
 
 
 def legacy_run(path: Location) -> LegacyRun | None:
@@ -139,18 +157,37 @@ def legacy_run(path: Location) -> LegacyRun | None:
     Raises:
         StorageError: A directory cannot be read.
     """
-    if has_state(path):
-        return None  # an item, whose arrays may be in numbered directories
-    for location in (path, path / "checkpoints"):
-        named: dict[str, dict[int, Location]] = {}
-        numbered = [step for step in map(Step, directories(location)) if step.number is not None]
-        for step in numbered:
-            if not step.is_in_progress:
-                named.setdefault(step.prefix, {})[step.number or 0] = step.path
-        # As in runs with metadata: plain numbers first, else the prefix of most steps.
-        prefix = "" if "" in named else max(named, key=lambda prefix: len(named[prefix]), default="")
-        steps = dict(sorted(named.get(prefix, {}).items()))
-        if any(map(is_legacy_step, list(steps.values())[-_MAX_PROBED:])):
-            temporary = [step for step in numbered if step.is_in_progress and step.prefix == prefix]
-            return LegacyRun(location, steps, tuple(temporary))
+    return legacy_run_in(path) or legacy_run_in(path / "checkpoints")
+
+
+def legacy_run_in(directory: Location, known: Collection[Location] = ()) -> LegacyRun | None:
+    """Return the run whose steps are in a directory; None if there is no step of that layout.
+
+    Args:
+        directory: The directory.
+        known: Steps with `_METADATA` in it. They are not probed, and steps of the run have the same prefix.
+
+    Raises:
+        StorageError: A directory cannot be read.
+    """
+    numbered = [step for step in map(Step, directories(directory)) if step.number is not None]
+    if not numbered or has_state(directory):
+        return None  # an item may have arrays in numbered directories
+    others = {*known}
+    named: dict[str, dict[int, Location]] = {}
+    for step in numbered:
+        if not (step.is_in_progress or step.path in others):
+            named.setdefault(step.prefix, {})[step.number or 0] = step.path
+    # As in runs with metadata: plain numbers first, else the prefix of most steps.
+    prefixes = sorted(named, key=lambda prefix: (prefix != "", -len(named[prefix])))
+    if others:
+        own = {Step(path).prefix for path in others}
+        prefixes = [prefix for prefix in prefixes if prefix in own]
+    for prefix in prefixes:
+        temporary = [step for step in numbered if step.is_in_progress and step.prefix == prefix]
+        run = LegacyRun(directory, dict(sorted(named[prefix].items())), tuple(temporary))
+        # The latest step is of this layout in most runs, so that the others need not be probed.
+        *earlier, latest = run.steps.values()
+        if is_legacy_step(latest) or any(map_concurrently(directory.store, is_legacy_step, earlier)):
+            return run
     return None

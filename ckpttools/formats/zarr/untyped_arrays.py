@@ -78,10 +78,12 @@ class BareFormat(ReadOnlyFormat):
         names = chain[0].names.union(*(item.files for item in chain))
         if names & {TREE_FILE, *_OF_ORBAX} or IN_PROGRESS in str(chain[-1].path):
             return "a save of Orbax"
+        if _find_legacy_run(chain[0]):
+            return None
         if MANIFEST in chain[-1].names:
             root = chain[-1].path
             return None if has_state(root) or _is_nested(root) else "a save of Orbax"
-        if _find_legacy_run(path, chain[-1]) or _only_item(chain[-1]):
+        if _only_item(chain[-1]):
             return None
         if any(_has_steps(item, may_be_keys=item.path != path) for item in chain):
             return f"several steps of a run in {chain[-1].path}"
@@ -94,7 +96,7 @@ class BareFormat(ReadOnlyFormat):
 
     def checkpoints_in(self, path: Location) -> Sequence[Location]:
         """See `ckpttools.formats.base.SupportsStepFiles.checkpoints_in`."""
-        run = _find_legacy_run(path)
+        run = _find_legacy_run(_Folder.at(path))
         if run is None:
             return [_locate_tree(path)]
         return [item for step in run.finished for item in legacy_items(step)]
@@ -148,25 +150,20 @@ def _only_child_chain(path: Location) -> list[_Folder]:
     return chain
 
 
-def _find_legacy_run(path: Location, last: _Folder | None = None) -> LegacyRun | None:
-    """Return the run of steps in the layout of old Orbax at a path; None for other directories.
+def _find_legacy_run(folder: _Folder) -> LegacyRun | None:
+    """Return the run of steps in the layout of old Orbax in a directory; None for other directories.
 
-    Args:
-        path: The directory.
-        last: The last directory of its chain, if known.
+    As with Orbax, other directories next to the steps do not matter.
 
     Raises:
         StorageError: A directory cannot be read.
     """
-    last = last or _only_child_chain(path)[-1]
-    if len(last.below) < 2 or last.files & {*DOCUMENTS, STATE, MANIFEST}:
+    if folder.files & {*DOCUMENTS, STATE, MANIFEST}:
         return None
-    run = legacy_run(path)
-    if run is None or run.path != last.path:
-        return None
-    # Next to steps, directories with other arrays may be parts of one tree with them.
-    own = {*run.steps.values(), *(step.path for step in run.temporary)}
-    return None if _has_arrays(last, own) else run
+    may_be_run = any(
+        name == "checkpoints" or Step(folder.path / name).number is not None for name in folder.below
+    )
+    return legacy_run(folder.path) if may_be_run else None
 
 
 def _has_arrays(folder: _Folder, own: Collection[Location]) -> bool:
@@ -193,7 +190,7 @@ def _locate_tree(path: Location, step: int | None = None) -> Location:
     """
     chain = _only_child_chain(path)
     last = chain[-1]
-    if (run := _find_legacy_run(path, last)) is not None:
+    if (run := _find_legacy_run(chain[0])) is not None:
         return _locate_tree(run.chosen(step))
     if (item := _only_item(last)) is not None:
         return item
