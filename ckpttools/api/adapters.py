@@ -31,8 +31,9 @@ from ckpttools.core.message_terms import option, step
 from ckpttools.core.options import declare
 from ckpttools.formats.adapters import ADAPTER, WEIGHTS_STEM, is_adapter
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.detect import is_checkpoint
 from ckpttools.formats.orbax.options import STORAGE
-from ckpttools.formats.registry import is_checkpoint, open_tree, writer_for, writer_options
+from ckpttools.formats.registry import open_tree, writer_for, writer_options
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.sidecar import Sidecars, WithSidecars
 from ckpttools.maxtext.model_options import ModelOptions

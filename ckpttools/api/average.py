@@ -20,9 +20,9 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import declare
 from ckpttools.core.text import first_and_last
-from ckpttools.formats.interrupted import absent, refuse_empty
-from ckpttools.formats.orbax.steps import OrbaxRun, orbax_at
-from ckpttools.formats.registry import writer_options
+from ckpttools.formats.detect import detect
+from ckpttools.formats.orbax.steps import OrbaxRun
+from ckpttools.formats.registry import not_opened, writer_options
 from ckpttools.maxtext.average import Average
 from ckpttools.run.overlap_check import check_apart
 from ckpttools.stores.registry import LocationLike, parse
@@ -175,10 +175,10 @@ def finished_steps(run: LocationLike) -> tuple[int, ...]:
 def _run_at(where: LocationLike) -> OrbaxRun:
     """Open the run at a location; raises as `finished_steps`."""
     location = parse(where)
-    if not location.exists():
-        raise absent(location)
-    refuse_empty(location)
-    result = orbax_at(location)
+    detected = detect(location)
+    if detected.is_empty:
+        raise not_opened(detected)
+    result = detected.orbax
     if not isinstance(result, OrbaxRun) or not result.steps:
         raise UsageError(
             f"{location} has no steps",

@@ -1,12 +1,16 @@
-"""List the steps of a run."""
+"""List the steps of a run, or the checkpoints and runs in a directory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ckpttools.api.options import REQUESTS
 from ckpttools.core.argument_checks import validate_arguments
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import SeveralCheckpointsError
 from ckpttools.core.options import declare
-from ckpttools.runs.listing import RunListing, find_run, listed, looked_at
+from ckpttools.formats.detect import Detected, LocationKind, detect
+from ckpttools.runs.collection import CollectionListing, list_collection, list_member
+from ckpttools.runs.listing import RunListing, listed, looked_at, no_run_error, run_of
 from ckpttools.runs.trained import find_trainer_run
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.registry import LocationLike, parse
@@ -14,22 +18,78 @@ from ckpttools.stores.registry import LocationLike, parse
 
 @validate_arguments
 @declare(REQUESTS)
-def ls(run: LocationLike, *, requests: int | None = None) -> RunListing:
+def ls(run: LocationLike, *, requests: int | None = None) -> RunListing | CollectionListing:
     """List the steps of a run: kind, size, state, metrics, and where a restarted run resumes.
+
+    A directory of several checkpoints or runs is listed as such: the name, kind, format, steps, size, age and
+    state of each.
 
     Args:
         run: directory with steps of Orbax or of a PyTorch trainer such as verl, in any store; a step or an
-            item stands for its run.
+            item stands for its run. Or a directory of checkpoints or runs.
 
     Raises:
-        UsageError: the path is not a run.
+        UsageError: the path is not a run, and does not have checkpoints in it.
         CheckpointError: the path does not exist, or cannot be read.
     """
+    location = parse(run)
     with use_concurrency(requests):
-        try:
-            result = find_run(parse(run))
-        except FormatError:
-            if (trained := find_trainer_run(parse(run))) is None:
-                raise
-            return trained
-        return looked_at(result, listed)
+        detected = detect(location.absolute(), is_content=True)
+        listing = list_detected(detected)
+        if listing is None:
+            raise no_run_error(detected, location)
+        return listing
+
+
+def list_paths(
+    paths: Sequence[LocationLike], requests: int | None = None
+) -> list[RunListing | CollectionListing]:
+    """List several paths as `ls` does each; a single checkpoint is a list of itself, named ".".
+
+    Raises:
+        CheckpointError: a path does not exist, has no checkpoint, or cannot be read.
+    """
+    with use_concurrency(requests):
+        return [_list_path(path) for path in paths]
+
+
+def _list_path(path: LocationLike) -> RunListing | CollectionListing:
+    location = parse(path)
+    detected = detect(location.absolute(), is_content=True)
+    listing = list_detected(detected)
+    if listing is not None:
+        return listing
+    if detected.format is None:
+        raise no_run_error(detected, location)
+    return CollectionListing(str(detected.location), (list_member(detected, "."),))
+
+
+def list_members(error: SeveralCheckpointsError, requests: int | None) -> RunListing | CollectionListing:
+    """List what is below a directory that was not opened because it is not one checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    detected = error.detected
+    with use_concurrency(requests):
+        if isinstance(detected, Detected) and detected.kind is LocationKind.COLLECTION:
+            return list_collection(detected)
+        listing = find_trainer_run(parse(error.location or "."))
+    if listing is None:
+        raise error
+    return listing
+
+
+def list_detected(detected: Detected) -> RunListing | CollectionListing | None:
+    """List what `detect` returned; None if it is one checkpoint, or none.
+
+    Raises:
+        StorageError: the store cannot answer.
+    """
+    if (run := run_of(detected)) is not None:
+        return looked_at(run, listed)
+    if detected.hosts or detected.is_empty:
+        return None
+    if (trained := find_trainer_run(detected.location)) is not None:
+        return trained
+    return list_collection(detected) if detected.kind is LocationKind.COLLECTION else None

@@ -18,9 +18,10 @@ from ckpttools.core.errors import (
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import first_names, sort_naturally
 from ckpttools.formats.base import Writer, WritesSteps
+from ckpttools.formats.detect import Detected, detect
 from ckpttools.formats.interrupted import begun_in, next_step
-from ckpttools.formats.orbax.steps import OrbaxRun, orbax_at
-from ckpttools.formats.registry import find_unowned_files, open_tree
+from ckpttools.formats.orbax.steps import OrbaxRun
+from ckpttools.formats.registry import find_unowned_files, open_detected, open_tree
 from ckpttools.formats.sidecar import WithSidecars
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.location import Location
@@ -42,14 +43,15 @@ def check_replaceable(destination: Location, tree: Tree, writer: Writer) -> None
         DestinationExistsError: it may not be replaced; the message says what is there.
         StorageError: the system reports an error.
     """
-    old = _opened(destination)
+    detected = detect(destination)
+    old = _opened(detected)
     if old.metadata.format != writer.name:
         raise _refused(
             destination,
             f"holds a checkpoint of format {old.metadata.format}",
             f"a checkpoint of format {writer.name}",
         )
-    _check_steps(destination, writer)
+    _check_steps(detected, writer)
     result = find_unowned_files(destination, old, writer) - {PLAN_MARK, *_made_by(writer)}
     unowned_files = sorted(name for name in result if not is_of_repository(destination, name))
     if unowned_files:
@@ -75,17 +77,17 @@ def _made_by(writer: Writer) -> tuple[str, ...]:
     return (*writer.built, *writer.sidecars.files)
 
 
-def _check_steps(destination: Location, writer: Writer) -> None:
+def _check_steps(detected: Detected, writer: Writer) -> None:
     """Refuse to replace a run whose step differs from the one that the user gave."""
     new = writer.step_said if isinstance(writer, WritesSteps) else None
-    run = None if new is None else orbax_at(destination)
-    if not isinstance(run, OrbaxRun):
+    run = detected.orbax
+    if new is None or not isinstance(run, OrbaxRun):
         return
     other = next((step.path.name for number, step in run.steps.items() if number != new), None)
     if other is not None:
         beside = run.path / str(new)
         raise _refused(
-            destination,
+            detected.location,
             f"is a run with step {other}, which would be lost: what is written is step {new}",
             f"a run whose only step is {new}",
             f"to add the step to the run, write it to {beside} with {option('level', 'step')}",
@@ -104,10 +106,11 @@ def optimizer_in(location: Location) -> str | None:
     return optimizer.name if optimizer else None
 
 
-def _opened(destination: Location) -> Tree:
+def _opened(detected: Detected) -> Tree:
+    destination = detected.location
     try:
         with suppress_step_warnings():
-            return open_tree(destination)
+            return open_detected(detected)
     except StorageError:
         raise
     except CheckpointError as error:

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from shlex import quote
 
 from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, names_of_jax
 from ckpttools.api.adapter_hints import commands
 from ckpttools.api.inspect import inspect
 from ckpttools.api.options import REQUESTS
-from ckpttools.api.sources import opened
 from ckpttools.api.trainer_hints import commands as commands_of_trainers
 from ckpttools.api.trainer_hints import commands_of_model
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, ChosenItemWarning, FormatError, suppress_step_warnings
+from ckpttools.core.errors import CheckpointError, ChosenItemWarning, suppress_step_warnings
 from ckpttools.core.options import declare
 from ckpttools.core.text import plural
 from ckpttools.formats.adapters import ADAPTER, adapter_in, has_adapter
-from ckpttools.formats.interrupted import absent, refuse_interrupted
-from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
-from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, directories, orbax_at
-from ckpttools.formats.registry import is_checkpoint, writable
+from ckpttools.formats.detect import Detected, LocationKind, count_members, detect, is_checkpoint
+from ckpttools.formats.known_formats import writable
+from ckpttools.formats.orbax.hosts import is_part_of_a_host
+from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step
+from ckpttools.formats.registry import not_opened, open_detected
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.inspection.tree import TreeReport
-from ckpttools.plan.plan_encoding import is_plan, read_plan
+from ckpttools.plan.plan_encoding import read_plan
 from ckpttools.quantized.view import quantized_view
-from ckpttools.runs.listing import ItemListing, RunListing, list_step, listed
+from ckpttools.runs.collection import CollectionListing, list_collection
+from ckpttools.runs.listing import ItemListing, RunListing, StepListing, list_step, listed, run_of
+from ckpttools.runs.trained import find_trainer_run
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
-_MOST_BELOW = 8
+_MAX_SHOWN = 8
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,6 +46,7 @@ class Summary:
         path: the path.
         what: description, such as "a run of 3 steps".
         run: steps of the run; None if the path is not a run.
+        collection: checkpoints and runs of a directory of several; None for another path.
         items: items of a step that has several.
         tree: the tree without its values; None if the path has no single tree, or none can be opened.
         next: commands to continue with.
@@ -56,6 +58,7 @@ class Summary:
     items: tuple[ItemListing, ...] = ()
     tree: TreeReport | None = None
     next: tuple[str, ...] = ()
+    collection: CollectionListing | None = None
 
     def __repr__(self) -> str:
         return f"<Summary of {self.path}: {self.what}>"
@@ -73,26 +76,31 @@ def summary(path: LocationLike, *, requests: int | None = None) -> Summary:
         CheckpointError: the path does not exist, is not a checkpoint, or cannot be read.
     """
     location = parse(path)
-    if not location.exists():
-        raise absent(location)
-    refuse_interrupted(location)
     with use_concurrency(requests):
-        result = orbax_at(location) if location.is_dir() else None
-        if isinstance(result, OrbaxRun) and result.steps:
-            return _of_run(location, result)
-        if isinstance(result, Step) and len(result.items) > 1:
-            return _of_step(location, result)
-        if isinstance(result, OrbaxRun) and (hosts := hosts_at(location)):
-            return _of_hosts(location, len(hosts))
-        if result is None and is_plan(location.open()):
+        return _describe(detect(location))
+
+
+def _describe(detected: Detected) -> Summary:
+    location, place = detected.location, detected.orbax
+    if detected.unfinished is not None:
+        raise not_opened(detected)
+    if isinstance(place, OrbaxRun) and place.steps:
+        return _of_run(detected, place)
+    if isinstance(place, Step) and len(place.items) > 1:
+        return _of_step(location, place)
+    if detected.hosts:
+        return _of_hosts(location, len(detected.hosts))
+    if detected.format is not None:
+        summary = _of_tree(detected)
+        return _add_steps(summary, detected) if detected.kind is LocationKind.RUN else summary
+    match detected.kind:
+        case LocationKind.PLAN:
             return _of_plan(location)
-        try:
-            return _of_tree(location, result)
-        except FormatError:
-            is_any = result is None or is_checkpoint(location)
-            if is_any or not (below := checkpoints_below(location, _MOST_BELOW + 1)):
-                raise
-            return _of_directory(location, below)
+        case LocationKind.RUN if (listing := find_trainer_run(location)) is not None:
+            return _of_trainer_run(detected, listing)
+        case LocationKind.COLLECTION:
+            return _of_collection(location, list_collection(detected), detected)
+    raise not_opened(detected)
 
 
 def _of_plan(location: Location) -> Summary:
@@ -103,11 +111,36 @@ def _of_plan(location: Location) -> Summary:
     return Summary(str(location), what, next=next)
 
 
-def _of_directory(location: Location, below: Sequence[Location]) -> Summary:
-    several = "checkpoints lie" if len(below) > 1 else "a checkpoint lies"
-    more = f"more than {_MOST_BELOW} " if len(below) > _MOST_BELOW else ""
-    next = tuple(f"ckpt {quote(str(item))}" for item in below[:_MOST_BELOW])
-    return Summary(str(location), f"a directory below which {more}{several}", next=next)
+def _of_collection(location: Location, listing: CollectionListing, detected: Detected) -> Summary:
+    runs = sum(member.kind == LocationKind.RUN for member in listing.members)
+    what = f"a directory with {count_members(len(listing.members), runs)}"
+    shown = [member.location for member in detected.members if member.unfinished is None][:_MAX_SHOWN]
+    next = tuple(f"ckpt {quote(str(item))}" for item in shown)
+    return Summary(str(location), what, collection=listing, next=next)
+
+
+def _of_trainer_run(detected: Detected, listing: RunListing) -> Summary:
+    location, above = detected.location, detected.trainer_steps[0].parent
+    shown = [_first_item(above / step.name, step) for step in listing.finished[-1:]]
+    next = tuple(f"ckpt {quote(str(item))}" for item in shown)
+    what = f"a run of {plural(len(listing.steps), 'step')} of a PyTorch trainer"
+    return Summary(str(location), what, run=listing, next=next)
+
+
+def _first_item(step: Location, listing: StepListing) -> Location:
+    name = listing.items[0].name
+    return step / name if name else step
+
+
+def _add_steps(summary: Summary, detected: Detected) -> Summary:
+    """Return the summary of a run that is opened as its latest step, with all steps."""
+    run = run_of(detected)
+    listing = find_trainer_run(detected.location) if run is None else listed(run)
+    if listing is None:
+        return summary
+    return replace(
+        summary, what=f"a run of {plural(len(listing.steps), 'step')}: {summary.what}", run=listing
+    )
 
 
 def _of_hosts(location: Location, count: int) -> Summary:
@@ -116,8 +149,8 @@ def _of_hosts(location: Location, count: int) -> Summary:
     return Summary(str(location), f"what {plural(count, 'host')} of a job kept, each a part", next=next)
 
 
-def _of_run(location: Location, run: OrbaxRun) -> Summary:
-    listing = listed(run)
+def _of_run(detected: Detected, run: OrbaxRun) -> Summary:
+    location, listing = detected.location, listed(run)
     path = quote(str(location))
     count = len(listing.steps)
     what = f"a run of {count} steps" if count > 1 else "a run of one step"
@@ -130,7 +163,7 @@ def _of_run(location: Location, run: OrbaxRun) -> Summary:
             what += ", not whole: chunks are missing"
         return Summary(str(location), what, run=listing, next=next)
     kinds = {item.kind for step in listing.finished[-1:] for item in step.items}
-    tree = _opened(location) if listing.finished else None
+    tree = _opened(detected) if listing.finished else None
     if tree is not None and is_maxtext_adapter(tree):
         follows = tuple(commands(path, adapter_report(tree), is_peft=False))
         names = names_of_jax(tree)
@@ -156,10 +189,10 @@ def _next_of_damaged(path: str, run: OrbaxRun, listing: RunListing) -> tuple[str
     return (doctor, f"ckpt {quote(str(run.path / complete[-1].name))}") if complete else (doctor,)
 
 
-def _opened(location: Location) -> Tree | None:
+def _opened(detected: Detected) -> Tree | None:
     with suppress_step_warnings(ChosenItemWarning):
         try:
-            return opened(location)
+            return open_detected(detected)
         except CheckpointError:
             # The listing says what is wrong with it.
             return None
@@ -191,11 +224,12 @@ def _of_step(location: Location, step: Step) -> Summary:
     return Summary(str(location), f"a step with {plural(len(trees), 'tree')}", items=items, next=next)
 
 
-def _of_tree(location: Location, result: OrbaxItem | Step | OrbaxRun | None) -> Summary:
+def _of_tree(detected: Detected) -> Summary:
+    location, result = detected.location, detected.orbax
     with suppress_step_warnings(ChosenItemWarning):
-        source = opened(location)
+        source = open_detected(detected)
         tree = inspect(source)
-    folder = location if result is not None else location.parent
+    folder = location if detected.is_directory else location.parent
     path = quote(str(location))
     # Files of an adapter are left next to models that it was merged into.
     is_model = source.metadata.config is not None and not has_adapter(source)
@@ -206,7 +240,9 @@ def _of_tree(location: Location, result: OrbaxItem | Step | OrbaxRun | None) -> 
         next = tuple(commands(path, tree.adapter, is_peft=False))
         return Summary(str(location), f"a LoRA adapter of {tree.adapter.names}'s", tree=tree, next=next)
     directory = "a model" if tree.num_parameters else "the state of an optimizer"
-    what = {OrbaxItem: "an item", Step: "a step"}.get(type(result), "a file" if result is None else directory)
+    what = {OrbaxItem: "an item", Step: "a step"}.get(
+        type(result), directory if detected.is_directory else "a file"
+    )
     whose = f" of {' or '.join(family.name for family in tree.families)}" if tree.families else ""
     return Summary(
         str(location), f"{what}{whose}, {tree.format}", tree=tree, next=tuple(_next(location, tree, source))
@@ -246,41 +282,3 @@ def _next(location: Location, tree: TreeReport, source: Tree) -> Iterator[str]:
         alone = " --strip-optimizer" if "optimizer" in tree.roles and tree.num_parameters else ""
         yield f"ckpt convert to-safetensors {path} DST{alone}"
     yield f"ckpt doctor {path}"
-
-
-# Levels that are searched, and directories that are looked at in all.
-_DEEPEST, _MOST_TRIED = 4, 200
-
-
-def checkpoints_below(location: Location, limit: int) -> list[Location]:
-    """Find the first checkpoints and runs in a directory tree, without searching inside them."""
-    return list(islice(_found(location), limit))
-
-
-def _found(location: Location) -> Iterator[Location]:
-    level, left = [location], _MOST_TRIED
-    for _ in range(_DEEPEST):
-        further: list[Location] = []
-        for item in (below for above in level for below in _directories(above)):
-            if not left:
-                return
-            left -= 1
-            if _is_one(item):
-                yield item
-            else:
-                further.append(item)
-        level = further
-
-
-def _directories(location: Location) -> list[Location]:
-    try:
-        return sorted(directories(location), key=str)
-    except CheckpointError:
-        return []  # only advice depends on it
-
-
-def _is_one(location: Location) -> bool:
-    try:
-        return is_checkpoint(location) or bool(hosts_at(location))
-    except CheckpointError:
-        return False

@@ -24,6 +24,13 @@ def resumable_command() -> str:
     return shlex.join(word for word in shlex.split(command_line()) if word not in _NEUTRAL)
 
 
+def command_with(path: str, other: str) -> str:
+    """Return the typed command with another path in place of one; "" if it does not have the path."""
+    words = shlex.split(command_line())
+    replaced = [other if word.rstrip("/") == path.rstrip("/") else word for word in words]
+    return "" if replaced == words else shlex.join(replaced)
+
+
 def command_line() -> str:
     """Return the typed command, ready to paste into a shell; "" outside of a command."""
     context = click.get_current_context(silent=True)

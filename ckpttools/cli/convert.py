@@ -29,7 +29,7 @@ _COMMANDS = {
 
 def _to_formats() -> dict[str, Deferred]:
     """Return one command for each writable format."""
-    from ckpttools.formats.registry import writable
+    from ckpttools.formats.known_formats import writable
 
     return {
         f"to-{name}": Deferred(partial(to_format, name), f"Convert any format to {name}.")
@@ -50,7 +50,7 @@ def convert() -> None:
 def to_format(name: str) -> click.Command:
     """Return the command that writes a format."""
     from ckpttools.api.convert import convert
-    from ckpttools.formats.registry import writable
+    from ckpttools.formats.known_formats import writable
 
     def command(**options: Any) -> Prepared:
         return convert.plan(format=name, **options)

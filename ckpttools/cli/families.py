@@ -225,7 +225,7 @@ def formats(as_json: bool) -> None:
     Example:
       ckpt formats
     """
-    from ckpttools.formats.registry import formats, writable
+    from ckpttools.formats.known_formats import formats, writable
 
     written = {name: name in writable() for name in sorted(formats())}
     if as_json:

@@ -18,6 +18,7 @@ from ckpttools.cli.output import (
     exit_with_differences,
     print_json,
     print_lines,
+    print_report,
     report_fields,
     styled,
     width,
@@ -26,6 +27,7 @@ from ckpttools.cli.output import (
 from ckpttools.cli.table import Column, TreeRow, draw_tree
 from ckpttools.cli.tree_facts import fact_lines
 from ckpttools.cli.units import format_count, format_disk
+from ckpttools.core.errors import SeveralCheckpointsError
 from ckpttools.core.options import switch
 from ckpttools.core.text import format_type, plural, printable
 from ckpttools.inspection.comparison import Comparison
@@ -80,9 +82,15 @@ def tree(
     from ckpttools.api.inspect import inspect
     from ckpttools.inspection.folding import fold
 
-    report = inspect(
-        path, filter=filter, sort=sort, sharding=sharding, against=against, requests=requests, **reading
-    )
+    try:
+        report = inspect(
+            path, filter=filter, sort=sort, sharding=sharding, against=against, requests=requests, **reading
+        )
+    except SeveralCheckpointsError as error:
+        if against or reading.get("step") is not None:
+            raise
+        _print_members(error, as_json, requests)
+        return
     folded = partial(fold, report.arrays, largest_first=sort == "size", depth=depth)
     if as_json:
         _print_json(report, folded)
@@ -90,6 +98,15 @@ def tree(
         _print(report, flat, folded)
     if report.comparison and not report.comparison.is_same:
         exit_with_differences()
+
+
+def _print_members(error: SeveralCheckpointsError, as_json: bool, requests: int | None) -> None:
+    """List the checkpoints and runs in a directory of several."""
+    from ckpttools.api.ls import list_members
+    from ckpttools.cli.ls import listing_lines
+
+    listing = list_members(error, requests)
+    print_report(listing, listing_lines(listing), as_json=as_json)
 
 
 def _print_json(report: TreeReport, folded: Callable[[], Sequence[Branch]]) -> None:

@@ -1,9 +1,10 @@
-"""`ckpt ls`: list the steps of a run."""
+"""`ckpt ls`: list the steps of runs, or the checkpoints and runs in directories."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 
 import click
 
@@ -13,32 +14,93 @@ from ckpttools.cli.output import labeled_lines, print_report, styled, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import format_disk
 from ckpttools.core.text import format_age, plural, printable, sample_names
+from ckpttools.formats.detect import LocationKind, count_members
+from ckpttools.runs.collection import CollectionListing
 from ckpttools.runs.listing import ItemListing, RunListing, StepListing
 from ckpttools.stores.location import Location
 
 
 @click.command(short_help="List the steps in a training run.")
-@click.argument("path", metavar="RUN", type=ANY_PATH)
+@click.argument("paths", metavar="RUN...", type=ANY_PATH, nargs=-1, required=True)
 @json_option
 @flags(REQUESTS)
-def ls(path: Location, as_json: bool, requests: int | None) -> None:
-    """List the steps in a training run: contents, state, age and disk space.
+def ls(paths: tuple[Location, ...], as_json: bool, requests: int | None) -> None:
+    """List the steps in training runs: contents, state, age and disk space.
 
     "own" is the space that deleting the step would free: files that other steps share, as in a checkpoint
     made by reference, are not counted. The step from which a restarted run resumes is marked. Reads only
     indexes and metadata. Runs of PyTorch trainers (verl, torchtitan, DeepSpeed, transformers) are listed by
     their directory names.
 
+    A directory of several checkpoints or runs is listed as such, one row for each. With several paths, --json
+    prints an object with "listings".
+
     \b
     Example:
       ckpt ls ~/maxtext/run/checkpoints
       ckpt ls gs://my-bucket/out/run --json
+      ckpt ls ~/models ~/maxtext
       ckpt ls ~/verl/checkpoints/project/experiment
     """
+    from ckpttools.api.ls import list_paths
     from ckpttools.api.ls import ls as look
 
-    listing = look(path, requests=requests)
-    print_report(listing, run_lines(listing), as_json=as_json)
+    if len(paths) > 1:
+        listings = list_paths(paths, requests)
+        report: object = {"listings": listings}
+    else:
+        listings = [look(paths[0], requests=requests)]
+        report = listings[0]
+    lines = [["", *listing_lines(listing)] for listing in listings]
+    print_report(report, islice(chain.from_iterable(lines), 1, None), as_json=as_json)
+
+
+def listing_lines(listing: RunListing | CollectionListing) -> Iterator[str]:
+    """Yield lines about a run or a directory of several checkpoints."""
+    if isinstance(listing, RunListing):
+        yield from run_lines(listing)
+    else:
+        yield styled(printable(listing.path), bold=True)
+        yield from collection_lines(listing)
+
+
+_MEMBER_COLUMNS = (
+    Column("name"),
+    Column("kind"),
+    Column("format", spare=3),
+    Column("steps", right=True),
+    Column("size", right=True),
+    Column("changed", right=True, spare=2),
+    Column(""),
+)
+
+
+def collection_lines(listing: CollectionListing) -> Iterator[str]:
+    """Yield lines about checkpoints and runs in a directory."""
+    now = time.time()
+    rows = [
+        [
+            printable(member.name),
+            member.kind,
+            member.format or "",
+            "" if member.steps is None else f"{member.steps:,}",
+            format_disk(member.nbytes),
+            "" if member.modified is None else f"{format_age(now - member.modified)} ago",
+            "" if member.state == "complete" else member.state,
+        ]
+        for member in listing.members
+    ]
+    yield from draw_table(_MEMBER_COLUMNS, rows, width())
+    total = sum(member.nbytes for member in listing.members)
+    runs = sum(member.kind == LocationKind.RUN for member in listing.members)
+    yield f"{count_members(len(listing.members), runs)}: {format_disk(total)}"
+    for member in listing.members:
+        if member.reason is not None:
+            yield from labeled_lines(
+                f"  {member.state}", printable(f"{member.name}: {member.reason}"), _LABEL, width()
+            )
+    if listing.is_truncated:
+        yield "more directories are here than are searched: list one of them"
 
 
 _COLUMNS = (

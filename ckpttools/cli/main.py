@@ -14,7 +14,7 @@ import click
 
 from ckpttools import __version__
 from ckpttools.cli import signals
-from ckpttools.cli.command_line import COMPLETION_VARIABLE, remember_command
+from ckpttools.cli.command_line import COMPLETION_VARIABLE, command_with, remember_command
 from ckpttools.cli.error_boundary import (
     exit_code_of,
     finish_output,
@@ -26,7 +26,7 @@ from ckpttools.cli.lazy import Deferred, LazyGroup, has_written, is_path, is_wri
 from ckpttools.cli.output import print_stderr
 from ckpttools.cli.suggestions import ALIASES, find_synonym, translate_maxtext_script
 from ckpttools.cli.units import format_disk
-from ckpttools.core.errors import StepWarning, UsageError
+from ckpttools.core.errors import SeveralCheckpointsError, StepWarning, UsageError
 from ckpttools.core.message_terms import as_flags
 from ckpttools.core.plugins import entry_points_of, package_name
 from ckpttools.core.text import plural
@@ -237,6 +237,14 @@ class _Root(LazyGroup):
             except signals.Stopped as end:
                 end.goes_on, end.is_done = is_writer(ctx), has_written(ctx)
                 raise
+            except SeveralCheckpointsError as error:
+                raise _suggest_command(error) from None
+
+
+def _suggest_command(error: SeveralCheckpointsError) -> SeveralCheckpointsError:
+    """Suggest the typed command with the path of one of several checkpoints."""
+    command = command_with(error.location or "", error.suggested)
+    return error.at(hint=f"name one of them: {command}") if command else error
 
 
 def _complete_in_shell(complete: Callable[[], object]) -> NoReturn:
@@ -262,13 +270,12 @@ def _is_checkpoint(word: str) -> bool:
     path = parse(word)
     if not path.is_dir():
         return False
-    from ckpttools.api.summary import summary
+    from ckpttools.formats.detect import LocationKind, detect
 
     try:
-        summary(path)
+        return detect(path).kind not in (LocationKind.EMPTY, LocationKind.OTHER)
     except CheckpointError:
         return False
-    return True
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -31,13 +31,15 @@ def summary(path: Location, as_json: bool, requests: int | None) -> None:
 
 
 def _summary_lines(result: Summary) -> Iterator[str]:
-    from ckpttools.cli.ls import item_lines, run_lines
+    from ckpttools.cli.ls import collection_lines, item_lines, run_lines
     from ckpttools.cli.tree_facts import fact_lines
 
     yield f"{styled(printable(result.path), bold=True)}: {printable(result.what)}"
     if result.run is not None:
         # The run's path is printed only if it is one level below.
         yield from islice(run_lines(result.run), int(result.run.path == result.path), None)
+    if result.collection is not None:
+        yield from collection_lines(result.collection)
     if result.items:
         yield from item_lines(result.items)
     if result.tree is not None:

@@ -1,4 +1,4 @@
-"""What kind of checkpoint lies in a directory: one is replaced by another of its kind alone."""
+"""Describe checkpoints for the rule that only one of the same kind may replace another."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Iterable
 
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.text import plural
-from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, orbax_at
-from ckpttools.formats.registry import find_unowned_files, open_tree
-from ckpttools.stores.location import Location
+from ckpttools.formats.detect import Detected
+from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step
+from ckpttools.formats.registry import find_unowned_files, open_detected
 
 
-def kind_of(location: Location) -> str:
-    """What a directory holds, in words that are the same for what may replace each other.
+def kind_of(detected: Detected) -> str:
+    """Describe a directory, in the same words for checkpoints that may replace each other.
 
     Raises:
-        StorageError: it cannot be looked into.
+        StorageError: it cannot be accessed.
     """
-    result = orbax_at(location)
-    if isinstance(result, OrbaxItem):
-        return "an item of Orbax"
-    if not isinstance(result, OrbaxRun):
-        return "a step of Orbax"
-    if result.steps:
-        return f"a run with {plural(len(result.steps), 'step')}"
+    match detected.orbax:
+        case OrbaxItem():
+            return "an item of Orbax"
+        case Step():
+            return "a step of Orbax"
+        case OrbaxRun(steps=steps) if steps:
+            return f"a run with {plural(len(steps), 'step')}"
     try:
-        return f"a checkpoint of format {open_tree(location).metadata.format}"
+        return f"a checkpoint of format {open_detected(detected).metadata.format}"
     except StorageError:
         raise
     except CheckpointError:
         return "not a readable checkpoint"
 
 
-def find_fault(location: Location) -> str | None:
+def find_fault(detected: Detected) -> str | None:
     """Return the file that cannot be read as part of a checkpoint, and the reason.
 
     Returns:
@@ -42,25 +42,25 @@ def find_fault(location: Location) -> str | None:
         StorageError: it cannot be accessed.
     """
     try:
-        open_tree(location)
+        open_detected(detected)
     except StorageError:
         raise
     except CheckpointError as error:
-        return f"{error.location}: {error.line}" if error.location not in (None, str(location)) else None
+        if error.location not in (None, str(detected.location)):
+            return f"{error.location}: {error.line}"
     return None
 
 
-def find_unowned_entries(location: Location) -> Iterable[str]:
-    """What lies in a directory with a checkpoint and is no part of it, such as another checkpoint.
+def find_unowned_entries(detected: Detected) -> Iterable[str]:
+    """Return the files next to a checkpoint that are not part of it, such as another checkpoint.
 
     Raises:
-        StorageError: it cannot be looked into.
+        StorageError: it cannot be accessed.
     """
-    result = orbax_at(location)
-    if not isinstance(result, OrbaxRun) or result.steps:
+    if not isinstance(detected.orbax, OrbaxRun) or detected.orbax.steps:
         return ()
     try:
-        return sorted(find_unowned_files(location, open_tree(location)))
+        return sorted(find_unowned_files(detected.location, open_detected(detected)))
     except StorageError:
         raise
     except CheckpointError:

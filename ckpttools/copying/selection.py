@@ -13,15 +13,16 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import format_ranges
-from ckpttools.formats.flax.format import numbered_states, state_fault
-from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_interrupted
+from ckpttools.formats.detect import LocationKind, detect, find_leftover
+from ckpttools.formats.flax.format import state_fault
+from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.orbax.finished import unfinished_reason
-from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, orbax_at
-from ckpttools.formats.registry import open_all_steps, open_tree
+from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step
+from ckpttools.formats.registry import not_opened, open_all_steps, open_detected, open_tree
 from ckpttools.formats.zarr.legacy_runs import LegacyRun, legacy_items, legacy_run, legacy_run_in
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
-from ckpttools.stores.publishing import find_unfinished, read_unfinished
+from ckpttools.stores.publishing import find_unfinished
 
 # Beside steps lie descriptions of the run. What is larger is copied by itself.
 _LARGEST_BESIDE = 16 << 20
@@ -57,24 +58,24 @@ def selected(source: Location, steps: Sequence[int] = (), latest: int | None = N
         FormatError: it is no checkpoint, or not a finished one.
         StorageError: nothing is there, or the store cannot answer.
     """
-    if not source.exists():
-        raise absent(source)
-    refuse_interrupted(source)
-    if source.is_file():
-        open_tree(source)  # raises where it is nothing that could be copied with its directory
+    detected = detect(source)
+    if detected.unfinished is not None:
+        raise not_opened(detected)
+    if not detected.is_directory:
+        open_detected(detected)  # raises where it is nothing that could be copied with its directory
         raise UsageError(
             "a single file cannot be copied",
             location=source,
             expected="a directory with a checkpoint",
             hint=f"name the directory that it is in: {source.parent}",
         )
-    result = orbax_at(source)
+    result = detected.orbax
     if isinstance(result, OrbaxRun) and result.steps:
         legacy = legacy_run_in(result.path, [step.path for step in result.steps.values()])
         return _RunRoot(source, result.path, result.steps, legacy).selected(steps, latest)
     if isinstance(result, OrbaxRun) and (legacy := legacy_run(source)) is not None:
         return _RunRoot(source, legacy.path, {}, legacy).selected(steps, latest)
-    if (steps or latest is not None) and (states := numbered_states(source)):
+    if (steps or latest is not None) and (states := detected.flax_states):
         return _chosen_states(source, states, steps, latest)
     if steps or latest is not None:
         asked = option("steps") if steps else option("latest")
@@ -86,7 +87,7 @@ def selected(source: Location, steps: Sequence[int] = (), latest: int | None = N
         case Step():
             reason, part = unfinished_reason(result), _part_of(result, "")
         case _:
-            for tree in open_all_steps(source):
+            for tree in open_all_steps(detected):
                 refuse_incomplete(tree.arrays.values(), str(source))
             return CopySelection([FileGroup(source)])
     if reason:
@@ -252,7 +253,8 @@ class _RunRoot:
 
 
 def _left_out_reason(location: Location) -> str | None:
-    if IN_PROGRESS in location.name:
+    leftover = find_leftover(location)
+    if leftover is LocationKind.SAVE:
         return f"its name is still {location.name}"
     if location.is_file():
         is_large = location.stat().size > _LARGEST_BESIDE
@@ -261,7 +263,7 @@ def _left_out_reason(location: Location) -> str | None:
         return state_fault(location)
     if location.is_link():
         return "it is a link to a directory, or to nothing"
-    if read_unfinished(location):
+    if leftover is LocationKind.INTERRUPTED:
         return "a conversion that was interrupted, or is going on"
     if Step(location).number is not None:
         return "it is named like a step, but does not belong to this run"

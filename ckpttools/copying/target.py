@@ -13,6 +13,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import sample_names
+from ckpttools.formats.detect import detect
 from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.orbax.steps import OrbaxRun
 from ckpttools.formats.registry import is_own_file
@@ -178,16 +179,15 @@ def _check_files(part: FileGroup, location: Location) -> bool:
 
 def _check_kinds(source: Location, location: Location, lost: Sequence[str]) -> None:
     """Refuse to replace a run, or a checkpoint of another kind, or one with others in it."""
-    old, new = kind_of(location), kind_of(source)
+    there = detect(location, is_content=True)
+    old, new = kind_of(there), kind_of(detect(source, is_content=True))
     others = (
-        [name for name in find_unowned_entries(location) if not (source / name).exists()]
-        if old == new
-        else []
+        [name for name in find_unowned_entries(there) if not (source / name).exists()] if old == new else []
     )
     if old != new or others:
         raise DestinationExistsError(
             f"{location} is not replaced: it is {f'{old} with {others[0]} in it' if others else old}",
-            got=find_fault(location)
+            got=find_fault(there)
             or (None if others else f"files that the source lacks: {sample_names(lost)}"),
             expected=f"{new} with no other files",
             hint="choose another destination, or move away what is there",

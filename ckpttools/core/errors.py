@@ -108,6 +108,18 @@ class FormatError(CheckpointError):
     """A file does not have the content that its name or its neighbors declare."""
 
 
+class SeveralCheckpointsError(FormatError):
+    """A directory of several checkpoints or runs was given where one is expected.
+
+    Attributes:
+        suggested: path of the one that a hint may name.
+        detected: what `ckpttools.formats.detect` found.
+    """
+
+    suggested: str = ""
+    detected: object = None
+
+
 class SourceChangedError(FormatError):
     """A source changed after it was planned, so the data read from it may mix two states."""
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from ckpttools.diagnosis.base import Check, Finding, finding_of
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.base import SupportsFaults
-from ckpttools.formats.registry import faults_in, formats
+from ckpttools.formats.known_formats import formats
+from ckpttools.formats.registry import faults_in
 
 
 def format_checks() -> Iterator[Check]:

@@ -19,6 +19,7 @@ from ckpttools.diagnosis.probing import is_directory
 from ckpttools.formats.base import SIDECARS, ReadOptions, SupportsLocation, SupportsStepFiles
 from ckpttools.formats.interrupted import absent
 from ckpttools.formats.json_file import json_object
+from ckpttools.formats.known_formats import formats
 from ckpttools.formats.orbax.entries import Entries, entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.index import processes_of
@@ -33,7 +34,7 @@ from ckpttools.formats.orbax.steps import (
     is_left_of_item,
     step_of,
 )
-from ckpttools.formats.registry import formats, open_tree
+from ckpttools.formats.registry import open_tree
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3

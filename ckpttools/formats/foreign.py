@@ -157,6 +157,11 @@ def foreign_error(path: Location) -> FormatError | None:
     )
 
 
+def is_pipeline(path: Location) -> bool:
+    """Whether a directory is a pipeline of diffusers, whose parts are models."""
+    return (path / _PIPELINE).is_file()
+
+
 def _names(path: Location) -> tuple[Location, list[str]]:
     """Return a directory and the names in it; of a file its own."""
     if not path.is_dir():

@@ -29,15 +29,25 @@ def _fetched(location: Location) -> str:
 def refuse_empty(location: Location) -> None:
     """Raise FormatError if `location` is a directory without anything in it."""
     if location.is_dir() and not any(location.iterdir()):
-        raise FormatError(f"{location} is an empty directory", hint="name one with a checkpoint in it")
+        raise empty_error(location)
+
+
+def empty_error(location: Location) -> FormatError:
+    """Return the error for an empty directory."""
+    return FormatError(f"{location} is an empty directory", hint="name one with a checkpoint in it")
 
 
 def refuse_interrupted(location: Location) -> None:
     """Raise FormatError if `location` is a directory in which a conversion grows, whatever lies in it."""
     left = read_unfinished(location)
     if left is not None:
-        what = "what is being written" if left.writer else f"an interrupted {left.kind}"
-        raise FormatError(f"{what} is not a checkpoint yet", location=location, hint=next_step(left))
+        raise interrupted_error(location, left)
+
+
+def interrupted_error(location: Location, left: Unfinished) -> FormatError:
+    """Return the error for a directory in which a conversion grows."""
+    what = "what is being written" if left.writer else f"an interrupted {left.kind}"
+    return FormatError(f"{what} is not a checkpoint yet", location=location, hint=next_step(left))
 
 
 def begun_in(directory: Location) -> Unfinished | None:

@@ -1,24 +1,19 @@
-"""Finding the format of a path: built-in ones are listed here, others come by entry points."""
+"""Open checkpoints of all formats, and use what only some formats support."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cache
-from importlib import import_module
+from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
-from string import digits
 from typing import Any
 
-import ckpttools.formats as package
 from ckpttools.array.storage import Sharding, Storage
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
-from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.core.errors import CheckpointError, FormatError, SeveralCheckpointsError, UsageError, listing
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option, parse_options
-from ckpttools.core.plugins import load_group
-from ckpttools.core.text import first_names
+from ckpttools.core.text import plural
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import (
     Format,
@@ -37,78 +32,98 @@ from ckpttools.formats.base import (
     Writable,
     Writer,
 )
-from ckpttools.formats.foreign import foreign_error
-from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_empty, refuse_interrupted
+from ckpttools.formats.detect import (
+    Detected,
+    LocationKind,
+    count_members,
+    detect,
+    find_in_step,
+    is_checkpoint,
+)
+from ckpttools.formats.foreign import foreign_error, is_pipeline
+from ckpttools.formats.interrupted import begun_in, empty_error, interrupted_error, next_step
+from ckpttools.formats.known_formats import format_named, formats, writable
 from ckpttools.formats.several import other_kinds
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.location import Location
-from ckpttools.stores.registry import LocationLike, parse
+from ckpttools.stores.registry import LocationLike
 
-_MOST_TRIED, _MOST_NAMED = 100, 5
-# Files that are opened by their own names: a directory of such may hold anything.
-_SAVED_BY_TORCH = (".pth", ".pt", ".ckpt")
-# Modules of this package with a `FORMAT`, in the order in which they are tried.
-_BUILT_IN = (
-    *("orbax.format", "safetensors.format", "zarr.read"),
-    *("torch.format", "torch.dcp", "torch.ranks", "torch.zero", "torch.universal"),
-    *("flax.format", "zarr.untyped_arrays"),
-)
-
-
-@cache
-def formats() -> Mapping[str, Format]:
-    """Return all formats by name, built-in ones first."""
-    return {**{item.name: item for item in _built_in()}, **load_group("ckpttools.formats")}
-
-
-def _built_in() -> Iterator[Format]:
-    """Yield the formats of this package, importing each when needed: PyTorch alone has 26 modules."""
-    return map(_loaded, _BUILT_IN)
-
-
-@cache
-def _loaded(name: str) -> Format:
-    result: Format = import_module(f"{package.__name__}.{name}").FORMAT
-    return result
-
-
-def _in_turn() -> Iterator[Format]:
-    """Yield all formats in the order in which they are tried."""
-    yield from _built_in()
-    # Looking for plug-ins takes 30 ms, which most checkpoints do not need.
-    built_in = {item.name for item in _built_in()}
-    yield from (item for name, item in formats().items() if name not in built_in)
+_MAX_NAMED = 20
 
 
 def open_tree(where: LocationLike, options: ReadOptions | None = None) -> Tree:
-    """Return the checkpoint at a place, whatever its format, without reading any array.
+    """Open the checkpoint at a location, whatever its format, without reading any array.
 
     Raises:
         StorageError: nothing is there.
-        FormatError: no format recognizes it, says what each of them missed; or a conversion grows there.
+        SeveralCheckpointsError: it is a directory of several checkpoints or runs.
+        FormatError: no format recognizes it, with the reason of each; or a conversion grows there.
     """
-    path = parse(where)
-    if not path.exists():
-        raise absent(path)
-    refuse_interrupted(path)
-    reasons: dict[str, str] = {}
-    for item in _in_turn():
-        reason = item.why_not(path)
-        if reason is None:
-            tree = _with_step(item.open(path, options or ReadOptions()), options)
-            return _with_notes(tree, other_kinds(path, item.name))
-        reasons[item.name] = f"{item.name}: {reason}"
-    refuse_empty(path)
+    return open_detected(detect(where), options)
+
+
+def open_detected(detected: Detected, options: ReadOptions | None = None) -> Tree:
+    """Open what `detect` returned; raises as `open_tree`."""
+    if detected.format is None:
+        raise not_opened(detected)
+    tree = _with_step(detected.open(options or ReadOptions()), options)
+    return _with_notes(tree, other_kinds(detected.location, detected.format.name))
+
+
+def not_opened(detected: Detected) -> FormatError:
+    """Return the error for a location that no format opens.
+
+    Raises:
+        StorageError: a directory cannot be listed.
+    """
+    path = detected.location
+    if detected.unfinished is not None:
+        return interrupted_error(path, detected.unfinished)
+    if detected.is_empty:
+        return empty_error(path)
+    if detected.kind is LocationKind.RUN:
+        steps = list(detected.trainer_steps)
+        what = f"not one checkpoint: it is a run with {plural(len(steps), 'step')}"
+        inside = [item.location for item in find_in_step(steps[-1]).values()]
+        return _several(detected, what, steps, (inside or steps[-1:])[0])
+    if detected.kind is LocationKind.COLLECTION and not is_pipeline(path):
+        members = [item.location for item in detected.members]
+        runs = sum(item.kind is LocationKind.RUN for item in detected.members)
+        what = "a directory above a checkpoint" if len(members) == 1 else "not one checkpoint"
+        return _several(detected, f"{what}: it has {count_members(len(members), runs)}", members)
     if left := begun_in(path):
-        raise FormatError(f"{path} is not a checkpoint yet", hint=next_step(left))
+        return FormatError(f"{path} is not a checkpoint yet", hint=next_step(left))
     if error := foreign_error(path):
-        raise error
-    if len(below := _found_below(path)) > 1 and len({item.name.rstrip(digits) for item in below}) == 1:
-        what = f"{path} is a directory of {len(below):,} steps, which are opened by their own paths"
-        raise FormatError(what, expected="the path of one of them", hint=_instead(path))
-    raise FormatError(
-        f"{path} is not a checkpoint of a known format{listing(list(reasons.values()))}", hint=_instead(path)
+        return error
+    reasons = dict(detected.reasons)
+    if detected.is_directory and "orbax" not in reasons:
+        reasons = {"orbax": format_reason("orbax", path), **reasons}
+    lines = [f"{name}: {reason}" for name, reason in reasons.items()]
+    return FormatError(
+        f"{path} is not a checkpoint of a known format{listing(lines)}", hint=_nothing_below(path)
     )
+
+
+def _several(
+    detected: Detected, what: str, members: Sequence[Location], suggested: Location | None = None
+) -> SeveralCheckpointsError:
+    path = detected.location
+    suggested = suggested or members[0]
+    shown = [quote(str(member)) for member in members]
+    error = SeveralCheckpointsError(
+        f"{path} is {what}{listing(shown, _MAX_NAMED)}",
+        location=path,
+        expected="the path of one of them",
+        hint=f"pass the path of one of them, such as {quote(str(suggested))}",
+    )
+    error.suggested, error.detected = str(suggested), detected
+    return error
+
+
+def format_reason(name: str, path: Location) -> str:
+    """Return why a format does not recognize a location; "" if it does."""
+    format = format_named(name)
+    return "" if format is None else format.why_not(path) or ""
 
 
 def require_ranks(options: ReadOptions, *locations: Location) -> None:
@@ -123,7 +138,7 @@ def require_ranks(options: ReadOptions, *locations: Location) -> None:
     """
     if not options.prefer_rank:
         return
-    result = [_format_at(location) for location in locations]
+    result = [detect(location).format for location in locations if location.exists()]
     if any(isinstance(item, SupportsRankPreference) for item in result):
         return
     takers = [fmt.rank_files for fmt in formats().values() if isinstance(fmt, SupportsRankPreference)]
@@ -134,11 +149,6 @@ def require_ranks(options: ReadOptions, *locations: Location) -> None:
         expected=f"files {'; '.join(takers)}",
         hint=f"leave {option('prefer_rank')} out",
     )
-
-
-def _format_at(path: Location) -> Format | None:
-    """Return the format that opens what is at a path."""
-    return next((item for item in _in_turn() if item.why_not(path) is None), None) if path.exists() else None
 
 
 def stored_shardings(tree: Tree) -> Mapping[TreePath, Sharding]:
@@ -175,13 +185,13 @@ def faults_in(format: SupportsFaults, path: Location, options: ReadOptions) -> I
         yield error
 
 
-def open_all_steps(path: Location) -> tuple[Tree, ...]:
-    """Open a path, and the other checkpoints that its format finds there: see `SupportsStepFiles`.
+def open_all_steps(detected: Detected) -> tuple[Tree, ...]:
+    """Open a location, and the other checkpoints that its format finds there: see `SupportsStepFiles`.
 
     Raises:
         CheckpointError: one of them cannot be opened.
     """
-    tree = open_tree(path)
+    path, tree = detected.location, open_detected(detected)
     format = _format_of(tree)
     if not isinstance(format, SupportsStepFiles):
         return (tree,)
@@ -217,16 +227,6 @@ def find_unowned_files(directory: Location, tree: Tree, writer: Writer | None = 
 def is_own_file(name: str) -> bool:
     """Return whether a path within a checkpoint is one that files of some format have."""
     return any(fmt.owns(name) for fmt in formats().values() if isinstance(fmt, SupportsFiles))
-
-
-def writable() -> Mapping[str, Writable]:
-    """Return the formats that can be written, by name."""
-    return {name: item for name, item in formats().items() if isinstance(item, Writable)}
-
-
-def format_named(name: str) -> Format | None:
-    """Return a format by its name; None where there is none."""
-    return next((item for item in _built_in() if item.name == name), None) or formats().get(name)
 
 
 def writer_for(
@@ -277,34 +277,6 @@ def _format_of(tree: Tree) -> Format | None:
     """Return the format that opened a tree; None for a tree that was made."""
     name = tree.metadata.format
     return None if name is None or not tree.metadata.location else format_named(name)
-
-
-def is_checkpoint(path: Location) -> bool:
-    """Return whether a built-in format recognizes a path; StorageError if it cannot be accessed."""
-    return any(item.why_not(path) is None for item in _built_in())
-
-
-def _instead(path: Location) -> str:
-    """What to name instead: what lies in the directory and may be opened."""
-    result = _found_below(path)
-    if not result:
-        return _nothing_below(path)
-    return f"name what lies in it: {first_names([quote(str(item)) for item in result], _MOST_NAMED)}"
-
-
-def _found_below(path: Location) -> list[Location]:
-    """Checkpoints in a directory, else files of torch.save in it, else checkpoints in its directories."""
-    try:
-        inside = sorted(path.iterdir()) if path.is_dir() else []
-        folders = [item for item in inside if item.is_dir()][:_MOST_TRIED]
-        if result := [folder for folder in folders if is_checkpoint(folder)]:
-            return result
-        if files := [item for item in inside if item.suffix in _SAVED_BY_TORCH]:
-            return files
-        further = [item for above in folders for item in sorted(above.iterdir()) if item.is_dir()]
-        return [item for item in further[:_MOST_TRIED] if is_checkpoint(item)]
-    except CheckpointError:
-        return []
 
 
 def _nothing_below(path: Location) -> str:

@@ -15,11 +15,12 @@ from ckpttools.core.message_terms import step
 from ckpttools.core.region import ceil_div
 from ckpttools.plan.node_lines import NodeLines
 from ckpttools.plan.plan import Plan
-from ckpttools.plan.plan_file import KIND, KINDS, Header, PlanFile, PlannedSource
+from ckpttools.plan.plan_file import KIND, Header, PlanFile, PlannedSource
 from ckpttools.plan.value_lines import NotInLinesError, encode_placement, texts
 from ckpttools.stores.base import File, is_inside
 from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes
+from ckpttools.stores.publishing import PLAN_KINDS
 from ckpttools.stores.registry import parse
 from ckpttools.stores.samples import BLOCK_BYTES, MOST_BLOCKS, compute_sample_digests
 
@@ -124,12 +125,6 @@ def _plan_source(source: ByteSource, samples: int) -> PlannedSource:
     )
 
 
-def is_plan(file: File) -> bool:
-    """Return whether a file begins like a plan; raise StorageError if it cannot be read."""
-    start = f'["{KINDS}'.encode()
-    return file.size > len(start) and bytes(file.read(0, len(start))) == start
-
-
 def read_plan(location: Location) -> PlanFile:
     """Read a plan from its file.
 
@@ -169,7 +164,7 @@ def decoded(data: bytes, location: object) -> PlanFile:
 
 def _not_a_plan_error(line: bytes, location: object) -> FormatError:
     """Return the error for a file that does not begin like a plan."""
-    if line.startswith(f'["{KINDS}'.encode()):
+    if line.startswith(f'["{PLAN_KINDS}'.encode()):
         return FormatError(
             "the plan was written by another version of ckpttools",
             location=location,

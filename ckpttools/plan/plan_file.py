@@ -33,14 +33,14 @@ from ckpttools.plan.value_lines import decode_placement
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes
+from ckpttools.stores.publishing import PLAN_KINDS
 from ckpttools.stores.registry import parse
 from ckpttools.stores.samples import BLOCK_BYTES, compute_sample_digests, sample_starts
 from ckpttools.stores.shares import describe_this_process
 
 # Arrays named in a message.
 _MAX_NAMES = 4
-KINDS = "ckpttools-plan-"
-KIND = f"{KINDS}5"
+KIND = f"{PLAN_KINDS}5"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from shlex import quote
 from typing import TypeVar
 
@@ -13,10 +13,11 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, suppress_step_warnings
 from ckpttools.core.text import plural, sample_names
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.detect import Detected, LocationKind, detect, identified
 from ckpttools.formats.flax.format import numbered_states
-from ckpttools.formats.interrupted import absent, refuse_empty
+from ckpttools.formats.interrupted import empty_error
 from ckpttools.formats.orbax.finished import unfinished_reason
-from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
+from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.naming import ITEM
 from ckpttools.formats.orbax.several_items import one_item
 from ckpttools.formats.orbax.steps import (
@@ -26,9 +27,8 @@ from ckpttools.formats.orbax.steps import (
     OrbaxRun,
     Step,
     directories,
-    orbax_at,
 )
-from ckpttools.formats.registry import open_tree
+from ckpttools.formats.registry import not_opened, open_detected, open_tree
 from ckpttools.formats.zarr.legacy_runs import LegacyRun, legacy_items, legacy_run, legacy_run_in
 from ckpttools.maxtext.loading.paths import EMERGENCY_ITEMS, list_committed_steps
 from ckpttools.maxtext.view import view_of
@@ -158,27 +158,56 @@ def find_run(path: Location) -> OrbaxRun:
         StorageError: nothing is there, or it may not be looked into.
         FormatError: it is none.
     """
-    if not path.exists():
-        raise absent(path)
-    result = orbax_at(path.absolute()) if path.is_dir() else None
-    match result:
-        case OrbaxItem() if result.step.number is not None:
-            return OrbaxRun(result.step.path.parent)
-        case Step() if result.number is not None:
-            return OrbaxRun(result.path.parent)
-        case OrbaxRun() if result.steps:
-            return result
-        case OrbaxRun() if hosts := hosts_at(path):
-            raise FormatError(
-                f"{path} holds what {plural(len(hosts), 'host')} of a job kept, each a part of its steps",
-                hint=f"`ckpt assemble {quote(str(path))} --list` says which steps are there",
-            )
-    refuse_empty(path)
-    if isinstance(result, OrbaxRun) and numbered_states(path):
-        return OrbaxRun(path.absolute())
-    if run := _find_legacy_run(path.absolute()):
-        return OrbaxRun(run.path)
-    raise FormatError(
+    detected = detect(path.absolute(), is_content=True)
+    run = run_of(detected)
+    if run is None:
+        raise no_run_error(detected, path)
+    return run
+
+
+def run_of(detected: Detected) -> OrbaxRun | None:
+    """Return the run of Orbax or Flax at a location, or above a step or an item; None if there is none.
+
+    Raises:
+        StorageError: a directory cannot be listed, or a file cannot be read.
+    """
+    match detected.orbax:
+        case OrbaxItem(step=step) if step.number is not None:
+            return OrbaxRun(step.path.parent)
+        case Step() as step if step.number is not None:
+            return OrbaxRun(step.path.parent)
+        case OrbaxRun() as run if run.steps:
+            return run
+    if detected.hosts or detected.is_empty or not detected.is_directory:
+        return None
+    if isinstance(detected.orbax, OrbaxRun) and detected.flax_states:
+        return OrbaxRun(detected.location)
+    # Other formats recognize neither a run of old Orbax nor one of its items.
+    may_be_legacy = detected.format is None or detected.format.name == "zarr-tree"
+    legacy = _find_legacy_run(detected.location) if may_be_legacy else None
+    return None if legacy is None else OrbaxRun(legacy.path)
+
+
+def no_run_error(detected: Detected, path: Location) -> FormatError:
+    """Return the error for a location that is not a run of Orbax or Flax, and not in one.
+
+    Args:
+        detected: what is there.
+        path: the location as the user gave it.
+
+    Raises:
+        StorageError: a directory cannot be listed.
+    """
+    if hosts := detected.hosts:
+        return FormatError(
+            f"{path} holds what {plural(len(hosts), 'host')} of a job kept, each a part of its steps",
+            hint=f"`ckpt assemble {quote(str(path))} --list` says which steps are there",
+        )
+    if detected.is_empty:
+        return empty_error(path)
+    if detected.format is None and detected.kind is LocationKind.COLLECTION:
+        return not_opened(replace(detected, location=path))
+    return FormatError(
         f"{path} is not a run with steps",
         expected="a directory with steps of Orbax or of a trainer in it, or in its directory checkpoints",
         hint=f"`ckpt {quote(str(path))}` says what it is",
@@ -187,8 +216,6 @@ def find_run(path: Location) -> OrbaxRun:
 
 def _find_legacy_run(path: Location) -> LegacyRun | None:
     """Return the run of old Orbax at a path, or above it if the path is a step or an item of the run."""
-    if not path.is_dir():
-        return None
     if run := legacy_run(path):
         return run
     for step in (path, path.parent):
@@ -371,7 +398,7 @@ def _open_all_items(step: Step) -> Tree | None:
     """Open all items of a step as one tree. Returns None if an item cannot be opened."""
     try:
         with suppress_step_warnings():
-            return open_tree(step.path, ReadOptions(all_items=True))
+            return open_detected(identified(step), ReadOptions(all_items=True))
     except StorageError:
         raise
     except CheckpointError:
@@ -388,7 +415,7 @@ def list_item(item: OrbaxItem, name: str, step_tree: Tree | None = None) -> Item
     """
     try:
         with suppress_step_warnings():
-            tree = open_tree(item.directory) if step_tree is None else one_item(step_tree, name)
+            tree = open_detected(identified(item)) if step_tree is None else one_item(step_tree, name)
     except StorageError:
         raise
     except CheckpointError:

@@ -9,19 +9,16 @@ from __future__ import annotations
 import re
 
 from ckpttools.core.errors import CheckpointError, StorageError
-from ckpttools.core.text import sort_naturally
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.registry import is_checkpoint, open_tree
+from ckpttools.formats.detect import PLAIN_STEP, TRAINER_STEP, find_in_step, find_trainer_steps
+from ckpttools.formats.registry import open_detected
 from ckpttools.formats.torch.latest import LATEST, text_in
 from ckpttools.runs.listing import ItemListing, RunListing, StepListing, list_tree
 from ckpttools.runs.usage import measure_usage
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
-_STEP = re.compile(r"(?:global_step|step|checkpoint|iter)[-_]?(?P<number>\d{1,18})", re.DOTALL)
-# Steps without the files by which steps of Orbax are recognized.
-_PLAIN = re.compile(r"(?P<number>\d{1,18})", re.ASCII)
-_TRACKED = re.compile(rf"(?:{_STEP.pattern})|(?P<alone>\d{{1,18}})", re.DOTALL)
+_TRACKED = re.compile(rf"(?:{TRAINER_STEP.pattern})|(?P<alone>\d{{1,18}})", re.DOTALL)
 _TRACKERS = ("latest_checkpointed_iteration.txt", LATEST)
 
 
@@ -32,13 +29,14 @@ def find_trainer_run(location: Location) -> RunListing | None:
         StorageError: the store cannot answer.
     """
     here = location.absolute()
-    run = next((item.parent for item in (here.parent, here) if _STEP.fullmatch(item.name)), here)
+    run = next((item.parent for item in (here.parent, here) if TRAINER_STEP.fullmatch(item.name)), here)
     if not run.is_dir():
         return None
-    run, names = _find_steps(run)
-    steps = map_concurrently(run.store, _list_step, [run / name for name in names])
-    if not any(step.items for step in steps):
+    locations = find_trainer_steps(run)
+    if not locations:
         return None
+    run, names = locations[0].parent, {location.name for location in locations}
+    steps = map_concurrently(run.store, _list_step, locations)
     tracker, latest = _read_tracker(run)
     known = {step.step: step for step in steps}
     hindered = ""
@@ -58,19 +56,6 @@ def find_trainer_run(location: Location) -> RunListing | None:
     )
 
 
-def _find_steps(run: Location) -> tuple[Location, list[str]]:
-    """Return the directory above the steps, which may be `checkpoints` in a run, and their names."""
-    below = run / "checkpoints"
-    for pattern in (_STEP, _PLAIN):
-        for location in (run, below) if below.is_dir() else (run,):
-            names = sort_naturally(
-                directory.name for directory in location.directories() if pattern.fullmatch(directory.name)
-            )
-            if names:
-                return location, names
-    return run, []
-
-
 def _read_tracker(run: Location) -> tuple[str, int | None]:
     """Return which file says which step is gone on with, and that step; "" and None where none does."""
     for name in _TRACKERS:
@@ -81,16 +66,12 @@ def _read_tracker(run: Location) -> tuple[str, int | None]:
 
 
 def _list_step(step: Location) -> StepListing:
-    match, usage = _STEP.fullmatch(step.name) or _PLAIN.fullmatch(step.name), measure_usage(step)
-    result = (
-        {"": step}
-        if _is_checkpoint(step)
-        else {directory.name: directory for directory in step.directories() if _is_checkpoint(directory)}
-    )
+    match, usage = TRAINER_STEP.fullmatch(step.name) or PLAIN_STEP.fullmatch(step.name), measure_usage(step)
+    result = find_in_step(step)
     items, wrong = list[ItemListing](), list[str]()
-    for name, location in result.items():
+    for name, detected in result.items():
         try:
-            items.append(list_tree(open_tree(location, ReadOptions(with_optimizer=True)), name))
+            items.append(list_tree(open_detected(detected, ReadOptions(with_optimizer=True)), name))
         except StorageError:
             raise
         except CheckpointError as error:
@@ -106,12 +87,3 @@ def _list_step(step: Location) -> StepListing:
         None if usage.modified is None else usage.modified / 1e9,
         unfinished or None,
     )
-
-
-def _is_checkpoint(location: Location) -> bool:
-    try:
-        return is_checkpoint(location)
-    except StorageError:
-        raise
-    except CheckpointError:
-        return True  # one that cannot be read

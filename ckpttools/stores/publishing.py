@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 PLAN_MARK = ".ckpttools-plan"
 """File in a checkpoint that is being published: the fingerprint of its plan. It is removed last."""
 
+PLAN_KINDS = "ckpttools-plan-"
+"""The first text in a file with a plan begins with this, before the version of the format."""
+
 SUFFIX = ".partial"
 JOURNAL, LOCK, CONTENT = "journal", "lock", "content"
 """In buckets: suffix of a destination's name, and names below that."""

@@ -15,7 +15,7 @@ from ckpttools.array.storage import Sharding
 from ckpttools.cli.diff import _to_plain
 from ckpttools.cli.output import print_json
 from ckpttools.core.errors import CheckpointError, UsageError
-from ckpttools.formats import registry
+from ckpttools.formats import known_formats, registry
 from ckpttools.formats.base import OtherSteps
 
 
@@ -256,7 +256,7 @@ def test_format_plugins_report_their_shardings(monkeypatch):
         name = "silent"
 
     known = {"telling": Telling(), "silent": Silent()}
-    monkeypatch.setattr(registry, "formats", lambda: known)
+    monkeypatch.setattr(known_formats, "formats", lambda: known)
     told = tree_of(("params", "kernel"), format="telling", location="/somewhere")
     report = ckpttools.inspect(told, sharding=True)
     assert report.arrays[0].sharding.mesh == (("data", 2),)

@@ -513,7 +513,9 @@ def carry_out(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **loca
 
 
 def test_the_page_on_runs_is_true(tmp_path, monkeypatch):
-    carry_out("runs.md", tmp_path, monkeypatch, RUN=ROOT / "fixtures" / "orbax" / "cm_best_metrics")
+    fixtures = ROOT / "fixtures"
+    run, hub = fixtures / "orbax" / "cm_best_metrics", fixtures / "torch" / "trainers" / "hub"
+    carry_out("runs.md", tmp_path, monkeypatch, RUN=run, DIR=fixtures / "torch" / "trainers", OTHER=hub)
 
 
 def test_the_page_on_hosts_is_true(tmp_path, monkeypatch):

@@ -477,8 +477,8 @@ def test_a_comparison_obeys_the_options_or_refuses_them(model, tmp_path):
 
 def test_hint_names_the_nested_model(model, tmp_path):
     shutil.copytree(model, tmp_path / "other")
-    told = ckpt("inspect", "tree", tmp_path).output
-    assert f"name what lies in it: '{model}', {tmp_path / 'other'}" in told
+    told = ckpt("inspect", "stats", tmp_path).output
+    assert f"name one of them: ckpt inspect stats '{model}'" in told and f"    {tmp_path / 'other'}" in told
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").touch()
     told = ckpt("inspect", "tree", tmp_path / "empty").output

@@ -17,11 +17,13 @@ CODES = {
     "UsageError": 2,
     "DestinationExistsError": 2,
     "FormatError": 3,
+    "SeveralCheckpointsError": 3,
     "SourceChangedError": 3,
     "DamagedScalesError": 3,
     "ConfigError": 3,
     "UnknownNameError": 2,
     "NoSuchPathError": 2,
+    "MissingPathError": 2,
     "MappingError": 3,
     "ShapeError": 3,
     "CoverageError": 3,
@@ -84,13 +86,13 @@ class TestCodes:
         def fail(*_):
             raise end
 
-        monkeypatch.setattr("ckpttools.formats.registry.formats", fail)
+        monkeypatch.setattr("ckpttools.formats.known_formats.formats", fail)
         result = ckpt("formats")
         assert (result.exit_code, text in result.stderr) == (code, True)
         assert "Traceback" not in result.stderr
 
     def test_traceback_is_shown_on_demand(self, monkeypatch):
-        monkeypatch.setattr("ckpttools.formats.registry.formats", lambda: 1 // 0)
+        monkeypatch.setattr("ckpttools.formats.known_formats.formats", lambda: 1 // 0)
         assert "in <lambda>" in ckpt("--traceback", "formats").stderr
 
 

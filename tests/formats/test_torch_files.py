@@ -26,7 +26,8 @@ from ckpttools.array.tree import Empty, Text, dotted
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.core.region import Region
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.registry import formats, open_tree
+from ckpttools.formats.known_formats import formats
+from ckpttools.formats.registry import open_tree
 from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Global, Record
 from ckpttools.formats.torch.tensors import NotReadableError, _unwrapped

@@ -106,12 +106,13 @@ def test_chunks_that_are_lost_and_those_that_are_not_stored(tmp_path):
 def test_steps_of_a_run_are_named(tmp_path):
     for step in ("step-10", "step-20"):
         write(tmp_path / step / "model/w", np.ones(3, "f4"))
-    for options in ((), ("--step", "10")):
-        told = ckpt("inspect", "tree", tmp_path, *options)
-        assert told.exit_code == 3
-        told = told.output
-        assert f"name what lies in it: {tmp_path}/step-10, {tmp_path}/step-20" in told
-        assert "is a directory of 2 steps" in told and "safetensors" not in told
+    for words in (("hash", tmp_path), ("inspect", "tree", tmp_path, "--step", "10")):
+        result = ckpt(*words)
+        assert result.exit_code == 3
+        told = result.output
+        assert f"{tmp_path}/step-20" in told and "it is a run with 2 steps" in told
+        assert f"name one of them: ckpt {words[0]}" in told and "safetensors" not in told
+    assert "2 steps, 2 finished" in ckpt("inspect", "tree", tmp_path).output
     assert "\n2 checkpoints of zarr-tree\n" in ckpt("doctor", tmp_path).output
 
 
@@ -141,7 +142,7 @@ def test_checkpoints_beside_each_other_are_not_one(tmp_path):
         write(tmp_path / name / step / "model/w", np.ones(3, "f4"), "zarr3")
         (tmp_path / name / step / "metadata.json").write_text(json.dumps({"step": 1}))
     told = run("hash", tmp_path, code=3)
-    assert f"name what lies in it: {tmp_path}/a, {tmp_path}/b" in told
+    assert "it has 2 checkpoints" in told and f"name one of them: ckpt hash {tmp_path}/a" in told
     shutil.rmtree(tmp_path / "b")
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
@@ -354,7 +355,9 @@ def _legacy_item_below_a_legacy_item(root):
 def test_directories_above_several_checkpoints_name_the_one_to_open(tmp_path, make):
     """Read as one tree, the arrays in files `checkpoint` would be missing without an error."""
     path = make(tmp_path / "run")
-    assert str(path) in run("hash", tmp_path / "run", code=3)
+    told = run("hash", tmp_path / "run", code=3)
+    # A directory that is only above the checkpoint opens it, too.
+    assert str(path) in told or str(path.parent) in told
 
 
 @pytest.mark.parametrize(

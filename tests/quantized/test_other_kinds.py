@@ -61,18 +61,19 @@ def test_files_in_trainer_directories_are_named(tmp_path):
     (tmp_path / "run/checkpoint-20/random_states_0.pkl").touch()
     inside = f"{tmp_path}/run/checkpoint-20/pytorch_model_fsdp_0"
     for location in ("run", "run/checkpoint-20"):
-        assert f"name what lies in it: {inside}" in run("hash", tmp_path / location, code=3)
+        assert f"name one of them: ckpt hash {inside}" in run("hash", tmp_path / location, code=3)
     assert run("hash", inside)
     actor = shutil.copytree(trainers / "verl/global_step_10/actor", tmp_path / "a/b/c/global_step_1/actor")
     (actor.parent / "data.pt").touch()
-    assert f"name what lies in it: {actor}" in run("hash", actor.parent, code=3)
+    assert f"name one of them: ckpt hash {actor}" in run("hash", actor.parent, code=3)
     assert f"lie in the directory above: name {actor}" in run("hash", actor / "huggingface", code=3)
-    assert f"ckpt {actor}" in succeed(tmp_path / "a").output
+    assert f"ckpt {actor.parent.parent}" in succeed(tmp_path / "a").output
+    assert f"ckpt {actor}" in succeed(actor.parent.parent).output
     meta = tmp_path / "meta"
     meta.mkdir()
     shutil.copy(FIXTURES / "full.pt", meta / "consolidated.00.pth")
     shutil.copy(trainers / "hub/config.json", meta)
-    assert f"name what lies in it: {meta}/consolidated.00.pth" in run("hash", meta, code=3)
+    assert f"name one of them: ckpt hash {meta}/consolidated.00.pth" in run("hash", meta, code=3)
 
 
 def test_several_kinds_none_of_which_is_read(tmp_path):

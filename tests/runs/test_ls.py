@@ -257,9 +257,10 @@ class TestAPathAlone:
         for command in (*ckpttools.summary("noise.plan").next[:1], *ckpttools.summary(".").next):
             succeed(*command.removeprefix("ckpt ").split())
         assert ckpt("models/empty").exit_code == 3
-        monkeypatch.setattr("ckpttools.api.summary._MOST_BELOW", 2)
         told = ckpttools.summary(".")
-        assert "below which more than 2 checkpoints lie" in told.what and len(told.next) == 2
+        assert told.what == "a directory with 3 checkpoints and runs"
+        kinds = {member.name: member.kind for member in told.collection.members}
+        assert kinds == {"models/llama": "model", "models/runs/job": "hosts", "models/runs/one": "run"}
 
     def test_every_command_that_is_advised_can_be_run(self, tmp_path):
         for path in (ORBAX / "cm_best_metrics", ORBAX / "v1_checkpointables", HF):
@@ -391,7 +392,11 @@ def test_steps_of_other_trainers(name, steps, resumes):
     assert {item.step: item.kind for item in listing.steps} == steps and listing.resumes == resumes
 
 
-@pytest.mark.parametrize("name", ("torch/trainers", "torch/trainers/fsdp", "torch/full.pt"))
-def test_non_trainer_run_is_refused(name):
+def test_file_is_not_a_run():
     with pytest.raises(FormatError, match="not a run with steps"):
-        ckpttools.ls(FIXTURES / name)
+        ckpttools.ls(FIXTURES / "torch/full.pt")
+
+
+@pytest.mark.parametrize(("name", "members"), [("torch/trainers", 6), ("torch/trainers/fsdp", 1)])
+def test_directories_of_trainers_are_listed(name, members):
+    assert len(ckpttools.ls(FIXTURES / name).members) == members

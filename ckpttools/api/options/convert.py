@@ -42,7 +42,7 @@ def parse_format(name: str) -> str:
 
 def format_names() -> list[str]:
     """Return the names of the formats that can be written; plug-ins are loaded only now."""
-    from ckpttools.formats.registry import writable
+    from ckpttools.formats.known_formats import writable
 
     return list(writable())
 

@@ -13,7 +13,7 @@ from ckpttools.core.text import first_names
 from ckpttools.diagnosis.base import ERROR, Check, Finding, finding_of
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.base import SupportsChecksums
-from ckpttools.formats.registry import formats
+from ckpttools.formats.known_formats import formats
 from ckpttools.stores.checksums import ChecksummedRange, DamagedRanges, find_damage
 from ckpttools.stores.location import Location, require_file_error, suppress_file_errors
 

@@ -9,7 +9,7 @@ from ckpttools.diagnosis.base import WARNING, Check, Finding, mending, pasted
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.runs import find_items, remains_after
-from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun
+from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun, orbax_at
 from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.location import Location
 
@@ -54,7 +54,7 @@ def _damaged_steps(run: Location, inventory: Inventory) -> Iterator[Finding]:
 def _later(run: Location) -> Iterator[Finding]:
     try:
         with suppress_step_warnings():
-            opened = find_items(run, None)[0].step
+            opened = find_items(orbax_at(run), None)[0].step
     except CheckpointError:
         return  # reported above, or by other checks
     for step in remains_after(opened):

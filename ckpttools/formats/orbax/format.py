@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -19,14 +19,14 @@ from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax import runs as orbax_runs
 from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import entries_of
-from ckpttools.formats.orbax.hosts import is_part_of_a_host
-from ckpttools.formats.orbax.joined import Joined, joined_at, refuse_parts
+from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
+from ckpttools.formats.orbax.joined import Joined, joined_save, refuse_parts
 from ckpttools.formats.orbax.metadata import SavedLeaf, key_impls
 from ckpttools.formats.orbax.naming import ITEM, Neighbors
 from ckpttools.formats.orbax.options import HELP, OPTIONS, STORAGE
 from ckpttools.formats.orbax.saves import Save
 from ckpttools.formats.orbax.several_items import one_item, open_items, several_items_error
-from ckpttools.formats.orbax.steps import FLAX_PREFIX, OrbaxItem, OrbaxRun, is_item, orbax_at
+from ckpttools.formats.orbax.steps import FLAX_PREFIX, OrbaxItem, OrbaxRun, Step, is_item, orbax_at
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.base import count_occurrences
 from ckpttools.stores.concurrency import map_concurrently
@@ -46,14 +46,32 @@ class Orbax:
         return orbax_runs.why_not(path)
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
-        save = joined_at(path, options)
-        if save is not None:
-            return joined_tree(save, path)
-        if (state := _flax_state(path, options.step)) is not None:
+        place = orbax_at(path)
+        is_run_without_steps = isinstance(place, OrbaxRun) and not place.steps
+        return self.open_at(path, place, hosts_at(path) if is_run_without_steps else {}, options)
+
+    def open_at(
+        self,
+        path: Location,
+        place: OrbaxItem | Step | OrbaxRun,
+        hosts: Mapping[Location, Sequence[Location]],
+        options: ReadOptions,
+    ) -> Tree:
+        """Open a location that has been identified; as `open`.
+
+        Args:
+            path: the location.
+            place: what `orbax_at` returned for it.
+            hosts: what `hosts_at` returned for it; empty if the place is not a run without steps.
+            options: how to open it.
+        """
+        if hosts:
+            return joined_tree(joined_save(path, hosts, options), path)
+        if isinstance(place, OrbaxRun) and (state := _flax_state(place, options.step)) is not None:
             from ckpttools.formats.flax.format import FORMAT as FLAX
 
             return FLAX.open(state, options)
-        items = orbax_runs.find_items(path, options.step)
+        items = orbax_runs.find_items(place, options.step)
         return open_items(items, partial(_opened_item, options=options), all_items=options.all_items)
 
     def shardings(self, tree: Tree) -> Mapping[Path, Sharding]:
@@ -162,18 +180,13 @@ def _suitable_file_bytes(target: Target, ocdbt: bool) -> int | None:
 FORMAT = Orbax()
 
 
-def _flax_state(path: Location, step: int | None) -> Location | None:
-    """Return the file that Flax takes for the step, or for the latest one, in a directory of both kinds.
+def _flax_state(run: OrbaxRun, step: int | None) -> Location | None:
+    """Return the file that Flax takes for the step, or for the latest one, in a run of both kinds.
 
     `flax.training.checkpoints` writes files `checkpoint_N`, or directories of that name with Orbax, and lists
     both as steps of one run.
     """
-    folders = [location for location in (path, path / "checkpoints") if location.is_dir()]
-    files = (entry for location in folders for entry in location.entries() if not entry.is_dir)
-    if not any(file.name.startswith(FLAX_PREFIX) for file in files):
-        return None
-    run = orbax_at(path)
-    if not isinstance(run, OrbaxRun) or not any(item.prefix == FLAX_PREFIX for item in run.steps.values()):
+    if not any(item.prefix == FLAX_PREFIX for item in run.steps.values()):
         return None
     from ckpttools.formats.flax.format import numbered_states
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from shlex import quote
 
 from ckpttools.core.errors import FormatError, StorageError
@@ -70,7 +70,9 @@ def _peers(result: dict[Location, list[Location]]) -> dict[Location, list[Locati
     return {host: result[host] for host in own} if len(set(own.values())) > 1 else {}
 
 
-def not_together(path: Location, hosts: Mapping[Location, list[Location]], lacking: str = "") -> FormatError:
+def not_together(
+    path: Location, hosts: Mapping[Location, Sequence[Location]], lacking: str = ""
+) -> FormatError:
     """Return the error of a directory that holds those of hosts, of which no step is complete.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from ckpttools.core.errors import FormatError, listing
@@ -15,7 +15,6 @@ from ckpttools.formats.orbax.ocdbt import Entry, Extent
 from ckpttools.formats.orbax.replica_compare import refuse_unlike
 from ckpttools.formats.orbax.saves import Save, newest_complete, saves_of
 from ckpttools.formats.orbax.shares import shares_of
-from ckpttools.formats.orbax.steps import OrbaxRun, orbax_at
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 
@@ -54,21 +53,18 @@ class Joined(Indexed):
         return self._files[extent.file]
 
 
-def joined_at(path: Location, options: ReadOptions) -> Save | None:
-    """Return the newest complete save of the hosts whose directories are at a path; None where none are.
+def joined_save(path: Location, hosts: Mapping[Location, Sequence[Location]], options: ReadOptions) -> Save:
+    """Return the newest complete save of the hosts whose directories are at a path.
+
+    Args:
+        path: the directory.
+        hosts: as of `hosts_at`; not empty.
+        options: which step, and how indexes are read.
 
     Raises:
-        FormatError: there are some, and no save is complete; or what two of them have differs.
+        FormatError: no save is complete, or parts of two hosts differ.
         StorageError: a directory may not be looked into.
     """
-    if not path.is_dir():
-        return None
-    result = orbax_at(path)
-    if not isinstance(result, OrbaxRun) or result.steps:
-        return None
-    hosts = hosts_at(path)
-    if not hosts:
-        return None
     shares = [share for host in hosts for share in shares_of(host, options.max_index_bytes)]
     saves = saves_of(shares)
     save = newest_complete(saves, options.step)

@@ -66,8 +66,8 @@ def why_not(path: Location) -> str | None:
     return reason
 
 
-def find_items(path: Location, step: int | None) -> tuple[OrbaxItem, ...]:
-    """Return the item that a path names, or all items of a step, by default the latest finished step.
+def find_items(place: OrbaxItem | Step | OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
+    """Return the named item, or all items of a step, by default the latest finished step of a run.
 
     Warns with `LaterStepWarning` of later steps that are passed over, with `UnlistedStepWarning` where Orbax
     would not open the same one.
@@ -78,7 +78,7 @@ def find_items(path: Location, step: int | None) -> tuple[OrbaxItem, ...]:
         StorageError: a directory may not be looked into.
         UsageError: the step asked for is not there.
     """
-    match orbax_at(path):
+    match place:
         case OrbaxItem() as item:
             # Other items of the step do not matter to whoever names this one.
             reason = ", ".join(item.step.faults([item])) or None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
 from fnmatch import fnmatchcase
@@ -37,6 +38,16 @@ PRUNE_DIRECTORY = ".ckpttools-prune"
 DELETING = "deleting"
 """Below `PRUNE_DIRECTORY`: steps that are no longer complete; in a bucket, files that name them."""
 _TREE_HANDLERS = ("PyTree", "Standard")
+# Names of items that trainers and examples use.
+_USUAL_ITEMS = frozenset(
+    (
+        *("items", "default", "state", "train_state", "params", "model", "model_params", "weights", "pytree"),
+        *("optimizer", "optimizer_state", "opt_state", "opt", "optim", "ema", "ema_params", "batch_stats"),
+        *("metrics", "rng", "rngs", "rng_key", "data_iter", "iter", "step"),
+    )
+)
+# Prefixes of step numbers, if directories with several prefixes are next to each other.
+_STEP_PREFIX = re.compile(r"(?:.*[-_.])?(?:steps?|checkpoints?|ckpt|iter|epoch|save)_", re.IGNORECASE)
 
 
 def commits_by_file(location: Location) -> bool:
@@ -177,16 +188,21 @@ class Step:
         """Its items. None for a run, even where its steps are bare ones."""
         if is_bare(self.path):
             return (OrbaxItem(self.path, self),)
-        result = [
-            location
-            for location in directories(self.path)
-            if is_item(location) and IN_PROGRESS not in location.name
-        ]
-        return tuple(
-            OrbaxItem(location, self)
-            for location in result
-            if Step(location).number is None or not is_bare(location)
-        )
+        below = directories(self.path)
+        # Of 200 steps of a run, none is looked at: one with its tree would be a bare step, not an item.
+        if any(location.name.isdecimal() for location in below) and not has_metadata(self.path):
+            below = [location for location in below if not location.name.isdecimal()]
+        result = [location for location in below if is_item(location) and IN_PROGRESS not in location.name]
+        result = [location for location in result if Step(location).number is None or not is_bare(location)]
+        if len(result) > 1 and not self.is_declared and _are_independent(result):
+            return ()
+        return tuple(OrbaxItem(location, self) for location in result)
+
+    @cached_property
+    def is_declared(self) -> bool:
+        """Whether its metadata or a plain number as its name shows that a directory with items is a step."""
+        is_number = self.number is not None and not self.prefix
+        return is_number or self.is_in_progress or has_metadata(self.path)
 
     @cached_property
     def declared(self) -> StepMetadata:
@@ -302,13 +318,17 @@ class OrbaxRun:
         """What looks like a step, finished or not, and is named alike but for its number.
 
         Plain numbers go first, as Orbax looks for one prefix only, and for none unless it is told; else the
-        prefix that most have.
+        prefix that most have. Several prefixes of which none is usual for steps are those of models.
         """
         named: dict[str, dict[int, Step]] = {}
         for step in sorted(map(Step, directories(self.path)), key=lambda step: not step.is_in_progress):
             if step.number is not None and step.is_one:
                 named.setdefault(step.prefix, {})[step.number] = step
-        chosen = named.get("") or max(named.values(), key=len, default={})
+        if "" in named or len(named) == 1:
+            chosen = named.get("") or next(iter(named.values()))
+        else:
+            usual = [steps for prefix, steps in named.items() if _STEP_PREFIX.fullmatch(prefix)]
+            chosen = max(usual, key=len, default={})
         return dict(sorted(chosen.items()))
 
 
@@ -366,6 +386,16 @@ def has_metadata(step: Location) -> bool:
 def directories(path: Location) -> list[Location]:
     """Return those in a directory, as its list tells: of thousands of files beside them none is looked at."""
     return path.directories() if path.is_dir() else []
+
+
+def _are_independent(items: Collection[Location]) -> bool:
+    """Whether items in a directory without step metadata are checkpoints of their own.
+
+    Each has metadata of its own if `Checkpointer.save` wrote it. Old versions of Orbax wrote none, in steps
+    either; then names decide.
+    """
+    usual = [item for item in items if item.name in _USUAL_ITEMS]
+    return len(usual) < len(items) if all(map(has_metadata, items)) else not usual
 
 
 def _lacks_index(item: Location) -> bool:
