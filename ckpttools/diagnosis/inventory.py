@@ -36,10 +36,11 @@ from ckpttools.formats.orbax.steps import (
 )
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
+from ckpttools.formats.zarr.chunks import DOCUMENTS, ChunkTables, chunk_tables
+from ckpttools.formats.zarr.legacy_runs import STATE, LegacyRun, legacy_run_in
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
 from ckpttools.stores.fetching import Observe
-from ckpttools.stores.location import Location, require_file_error
+from ckpttools.stores.location import Location, require_file_error, suppress_file_errors
 from ckpttools.stores.publishing import read_unfinished
 
 # What the fix set-aside appends.
@@ -213,6 +214,20 @@ class Inventory:
                 files = {entry.name: path / entry.name for entry in path.entries() if entry.is_file}
                 if path not in listed and CONFIG in files:
                     yield ModelDirectory(str(path), files, is_examined=True)
+
+    @cached_property
+    def legacy_runs(self) -> tuple[LegacyRun, ...]:
+        """The runs with steps of Orbax before `_METADATA`, also the run above a step or an item."""
+        known = {step.path for step in self.steps} | {item.step for item in self.items}
+        below = [entry for entry in self.directories if not {*DOCUMENTS, STATE}.intersection(entry.files)]
+        candidates = [entry.path / name for entry in below for name in entry.directories]
+        candidates += [self.path, self.path.parent]
+        above = dict.fromkeys(step.parent for step in candidates if Step(step).number is not None)
+        result = []
+        for directory in above:
+            with suppress_file_errors(directory):
+                result.append(legacy_run_in(directory, [step for step in known if step.parent == directory]))
+        return tuple(run for run in result if run is not None)
 
     def locations(self, format: str) -> Sequence[Location]:
         """Return the files or directories that are of a format."""

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import os
 import re
 import shutil
 import warnings
@@ -685,7 +686,7 @@ def test_probing_a_run_of_new_steps_lists_each_step_at_most_once(tmp_path, monke
     assert {name: count for name, count in listed.items() if count > 1} == {}
     known = [directory / str(number) for number in range(100, 125)]
     listed.clear()
-    assert legacy_run_in(directory, known) is None and not listed
+    assert legacy_run_in(directory, known) is None and listed == {"run": 1}
 
 
 def test_legacy_steps_among_new_steps_are_never_skipped(tmp_path):
@@ -697,3 +698,82 @@ def test_legacy_steps_among_new_steps_are_never_skipped(tmp_path):
     assert str(tmp_path / "run/10") in run("hash", tmp_path / "run", code=3)
     listed = ckpttools.ls(tmp_path / "run")
     assert [item.step for item in listed.finished] == [2, 5, 10] and listed.latest == 10
+
+
+def _remove_items(run):
+    shutil.rmtree(run / "10/default")
+
+
+def _remove_state(run):
+    (run / "10/default/checkpoint").unlink()
+
+
+def _commit_earlier_steps(run):
+    (run / "9/commit_success.txt").touch()
+
+
+def _commit_later_step(run):
+    (run / "10/commit_success.txt").touch()
+
+
+def _empty_later_step(run):
+    (run / "11").mkdir()
+
+
+def _empty_earlier_step(run):
+    (run / "5").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "step"),
+    [
+        *((_remove_items, 10), (_remove_state, 10), (_commit_earlier_steps, 10), (_commit_later_step, 9)),
+        *((_empty_later_step, 11), (_empty_earlier_step, 5)),
+    ],
+)
+@pytest.mark.parametrize("directory", ["run", "run/checkpoints"])
+def test_doctor_names_the_legacy_step_for_which_commands_refuse_a_run(tmp_path, change, step, directory):
+    for number in ("9", "10"):
+        write_legacy_item(tmp_path / directory / number / "default")
+    assert ckpttools.doctor(tmp_path / "run").healthy
+    change(tmp_path / directory)
+    run("copy", tmp_path / "run", tmp_path / "copy", code=3)
+    location = tmp_path / directory / str(step)
+    for asked in ("run", directory, *([f"{directory}/{step}"] if any(location.iterdir()) else [])):
+        result = ckpttools.doctor(tmp_path / asked)
+        assert [finding.location for finding in result.findings if finding.level == "error"] == [
+            str(location)
+        ]
+        assert "not known to be a finished save" in result.findings[0].what
+    assert ckpttools.doctor(tmp_path / directory / ("9" if step == 10 else "10")).healthy
+    for path in (location, *location.rglob("*")):
+        os.utime(path, (0, 0))
+    run("doctor", tmp_path / "run", "--fix", "set-aside")
+    assert ckpttools.doctor(tmp_path / "run").healthy
+    ckpttools.copy(tmp_path / "run", tmp_path / "copy")
+    assert open_tree(tmp_path / "run").keys() == LEGACY
+
+
+def test_doctor_reports_a_legacy_step_after_new_steps(tmp_path):
+    shutil.copytree(ROOT / "fixtures/golden/llama3.1/maxtext_scanned/0", tmp_path / "run/5")
+    write_legacy_item(tmp_path / "run/2/default")
+    (tmp_path / "run/3").mkdir()
+    assert ckpttools.doctor(tmp_path / "run").healthy
+    write_legacy_item(tmp_path / "run/10/default")
+    run("convert", "to-safetensors", tmp_path / "run", tmp_path / "out", code=3)
+    result = ckpttools.doctor(tmp_path / "run")
+    assert [item.location for item in result.findings if item.level == "error"] == [str(tmp_path / "run/10")]
+
+
+@pytest.mark.parametrize("committed", [(9,), ()])
+def test_doctor_reports_legacy_steps_without_commit_files_in_a_bucket(tmp_path, cloud, committed):
+    for step in (9, 10):
+        write_legacy_item(tmp_path / "run" / str(step) / "default")
+        if step in committed:
+            (tmp_path / "run" / str(step) / "commit_success.txt").touch()
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    location = cloud.filled({str(path.relative_to(tmp_path)): path.read_bytes() for path in files}) / "run"
+    result = ckpttools.doctor(location)
+    level = "warning" if committed else "error"
+    found = {item.location: item.level for item in result.findings if "commit_success.txt" in item.what}
+    assert found == {str(location / str(step)): level for step in (9, 10) if step not in committed}

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 from ckpttools.core.errors import FormatError
 from ckpttools.core.text import sort_naturally
-from ckpttools.diagnosis.base import ERROR, WARNING, Check, Finding, Fix
+from ckpttools.diagnosis.base import ERROR, WARNING, Check, Finding, Fix, mending, pasted
 from ckpttools.diagnosis.inventory import SET_ASIDE, Directory, Inventory, ListedItem
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE
 from ckpttools.formats.orbax.skipping import is_passed_over, remedy
-from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata, commits_by_file
+from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun, StepMetadata, commits_by_file
+from ckpttools.formats.zarr.legacy_runs import LegacyRun
+from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.location import Location
 
 # A running save touches its files more often than that.
@@ -27,6 +29,44 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             yield _unfinished(step, inventory)
         else:
             yield from _incomplete(step, items, declared)
+    for run in inventory.legacy_runs:
+        yield from _legacy(run, inventory)
+
+
+def _legacy(run: LegacyRun, inventory: Inventory) -> Iterator[Finding]:
+    """Report steps before `_METADATA` that are not finished, or that keep a run of newer steps from opening.
+
+    Next to steps with `_METADATA`, a numbered directory without a tree is not a step.
+    """
+    newer = OrbaxRun(run.path).steps
+    is_part = inventory.path not in (run.path, *run.path.parents)
+    for number, location in run.steps.items():
+        if is_part and location not in (inventory.path, inventory.path.parent):
+            continue
+        is_step = not newer or number in run.legacy
+        if is_step and (reason := run.mismatch_reason(number)):
+            yield _unfinished_legacy(run, number, reason, inventory)
+        elif is_step and newer and number > max(newer):
+            what = f"the latest step has the layout of Orbax before {TREE_FILE}, unlike other steps"
+            do = f"open it by its own path: {pasted(location)}"
+            yield Finding(ERROR, str(location), what, "no command opens the run without a step", do)
+
+
+def _unfinished_legacy(run: LegacyRun, number: int, reason: str, inventory: Inventory) -> Finding:
+    location = run.steps[number]
+    what = f"not known to be a finished save: {reason}"
+    mark = f"if it is complete, create an empty file {COMMIT_FILE} in it"
+    if run.is_skippable(number):
+        return Finding(WARNING, str(location), what, "Orbax and all commands skip it", mark)
+    why = "`ckpt copy` refuses the run"
+    if number == max(run.steps):
+        why = "Orbax takes it for the latest step; no command opens or copies the run"
+    do = mark if number in run.legacy else "fetch it again"
+    if not isinstance(location.store, SupportsRename):
+        return Finding(ERROR, str(location), what, why, do)
+    command = mending(inventory, "set-aside")
+    do = f"{do}; or rename it, so that the run goes on from another one: {command}"
+    return Finding(ERROR, str(location), what, why, do, "set-aside", command=command)
 
 
 def _unfinished(step: Directory, inventory: Inventory) -> Finding:
