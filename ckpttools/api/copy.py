@@ -17,8 +17,6 @@ from ckpttools.copying.selection import selected
 from ckpttools.copying.target import CopyTarget
 from ckpttools.copying.whole import check_whole
 from ckpttools.core.budget import DEFAULT_MEMORY, limit_memory
-from ckpttools.core.errors import UsageError
-from ckpttools.core.message_terms import option
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.run.overlap_check import check_apart
 from ckpttools.stores.concurrency import map_concurrently, use_concurrency
@@ -66,8 +64,6 @@ def copy(
     written = shared(written, RepositoryOptions(public))
     staging_of(written)  # raises where nothing can be written
     check_apart(read, written)
-    if latest is not None and latest < 1:
-        raise UsageError(f"{option('latest', latest)} means no step", expected="1 or more")
     resources = Resources(parse_size_option("memory", memory), jobs, destination=written, requests=requests)
     with limit_memory(resources.memory), use_concurrency(requests):
         selection, target = selected(read, tuple(steps), latest), CopyTarget(written, overwrite, optimizer_in)

@@ -10,7 +10,16 @@ from ckpttools.api.arguments import Patterns, dtype_of, patterns_of, text_of
 from ckpttools.api.load_conversion import Converting, converted, next_step
 from ckpttools.api.options import OPENING, RESOURCES
 from ckpttools.api.prepared import command
-from ckpttools.api.sources import DEFAULT_MEMORY, Observe, Opening, Source, opened, part_of, read_options
+from ckpttools.api.sources import (
+    DEFAULT_MEMORY,
+    Observe,
+    Opening,
+    Scanning,
+    Source,
+    opened,
+    part_of,
+    read_options,
+)
 from ckpttools.array.fingerprint import sources
 from ckpttools.core.budget import limit_memory
 from ckpttools.core.dataclass import dataclass
@@ -38,15 +47,10 @@ if TYPE_CHECKING:
 ObserveJob = Callable[[JobProgress], None]
 
 
-class Loading(Opening, total=False):
+class Loading(Scanning, total=False):
     """Types of the resources and callbacks of a load."""
 
-    memory: int | str
-    jobs: int | None
-    requests: int | None
-    observe: Observe
     observe_job: ObserveJob
-    download: bool
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -193,7 +197,7 @@ def load(
         result,
         loading.get("jobs"),
         loading.get("requests"),
-        loading.get("observe", lambda done, total: None),
+        loading.get("observe") or (lambda done, total: None),
         loading.get("download", False),
         loading.get("observe_job"),
     )

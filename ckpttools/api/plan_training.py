@@ -100,7 +100,6 @@ def plan_training(
         UsageError: numbers that cannot be meant.
         CheckpointError: the source cannot be read, or does not say how large the model is.
     """
-    _check_counts(hosts=hosts, slices=slices, total_steps=total_steps, keep=keep)
     words = parse_user_settings(settings)
     if plot is not None:
         check_plot(parse(plot, is_written=True), source, has_tiers=mtbf is not None)
@@ -167,12 +166,6 @@ def _intervals(
         set_by_hand = declared_steps(words, LOCAL_PERIOD if tier.name == "local" else period_setting(mode))
         built.append(SaveInterval.of(tier, step_seconds, local or 1, set_by_hand))
     return tuple(built)
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, count in counts.items():
-        if count is not None and (type(count) is not int or count < 1):
-            raise UsageError(f"{option(name, count)} is not a count", expected="an integer of at least 1")
 
 
 def _bandwidth(name: str, declared: int | str) -> int:

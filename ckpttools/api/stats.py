@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from ckpttools.api.options import SCANNING
-from ckpttools.api.options.inspect import STATS
+from ckpttools.api.options.inspect import SORTS, STATS
 from ckpttools.api.sources import (
     Scanning,
     Source,
@@ -18,8 +18,6 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.options import declare
 from ckpttools.inspection.stats import ArrayStats, StatsReport, inspect_stats, matching
 from ckpttools.quantized.view import quantized_view
-
-SORTS = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
 
 
 @validate_arguments

@@ -12,16 +12,27 @@ validated when they are constructed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from inspect import Parameter, signature, unwrap
 from itertools import zip_longest
 from os import PathLike
 from types import NoneType, UnionType
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    ParamSpec,
+    Protocol,
+    SupportsIndex,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from ckpttools.core.dtypes import DType, dtype_like
 from ckpttools.core.errors import near_names
-from ckpttools.core.options import refuse, to_python_number
+from ckpttools.core.options import Option, refuse, to_python_number
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -33,14 +44,18 @@ _TYPE_NAMES: Mapping[Any, str] = {
     float: "a number",
     str: "text",
     NoneType: "None",
+    SupportsIndex: "an integer",
     DType: "a dtype",
 }
 _NUMBER_TYPES: Mapping[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float)}
 
 
+# Methods of protocols that are checked; others are inherited from `object`.
+_SPECIAL_MEMBERS = ("__call__", "__index__")
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL)
-# Counts of parallel work; 0 would be mistaken for an unset option.
-_POSITIVE_COUNTS = ("jobs", "requests")
+# Fields and arguments of undeclared functions; 0 would be mistaken for an unset option.
+_COUNTS = ("jobs", "requests")
+_COUNT = Option("count", int, least=1)
 
 
 class _WrongTypeError(Exception):
@@ -89,11 +104,12 @@ def argument_validator(
 
     def validate(args: Sequence[object], options: Mapping[str, object]) -> tuple[list[Any], dict[str, Any]]:
         kinds = argument_types(call)
+        convert = partial(_convert_argument, kinds=kinds, declared=vars(call).get("options", ()))
         if unknown := [] if hands_on_any else options.keys() - kinds:
             _check_names(call, unknown, [*kinds, *(item.name for item in more())])
         return (
-            [_convert_argument(name, value, kinds) for name, value in _name_positional(call, args)],
-            {name: _convert_argument(name, value, kinds) for name, value in options.items()},
+            [convert(name, value) for name, value in _name_positional(call, args)],
+            {name: convert(name, value) for name, value in options.items()},
         )
 
     hands_on_any = not groups and any(
@@ -144,17 +160,21 @@ def _name_positional(call: Callable[..., Any], args: Sequence[object]) -> Iterat
     yield from zip_longest((parameter.name for parameter in parameters[: len(args)]), args, fillvalue=last)
 
 
-def _convert_argument(name: str, value: object, kinds: Mapping[str, Any]) -> Any:
+def _convert_argument(
+    name: str, value: object, kinds: Mapping[str, Any], declared: Iterable[Option] = ()
+) -> Any:
     if name not in kinds:
         return value
     kind = kinds[name]
+    option = next((item for item in declared if item.name == name), _COUNT if name in _COUNTS else None)
+    limits = option if option is not None and option.type is int and option.many is None else None
     try:
         result = _convert(value, kind)
-        return _require(result, name not in _POSITIVE_COUNTS or result is None or result > 0)
+        return _require(result, limits is None or result is None or limits.allows(result))
     except _WrongTypeError:
         words = " or ".join(_describe_type(kind))
-        if name in _POSITIVE_COUNTS:
-            words = words.replace("integer", "integer of at least 1")
+        if limits is not None:
+            words = words.replace("an integer", limits.integers())
         refuse(name, value, words)
 
 
@@ -237,7 +257,7 @@ def _members(protocol: type) -> frozenset[str]:
     """Return the members that an object needs to satisfy a protocol."""
     bases = [item for item in protocol.__mro__ if _is_protocol(item) and item is not Protocol]
     names = {name for base in bases for name in (*vars(base), *base.__annotations__)}
-    return frozenset(name for name in names if name == "__call__" or not name.startswith("_"))
+    return frozenset(name for name in names if name in _SPECIAL_MEMBERS or not name.startswith("_"))
 
 
 def _require(value: Any, fits: bool) -> Any:

@@ -81,8 +81,8 @@ class Option:
         if self.type is bool:
             return self._checked(value, isinstance(value, bool), "True or False")
         if self.type is int:
-            is_number = isinstance(value, int) and not isinstance(value, bool) and self._allows(value)
-            return self._checked(value, is_number, self._integers())
+            is_number = isinstance(value, int) and not isinstance(value, bool) and self.allows(value)
+            return self._checked(value, is_number, self.integers())
         if self.type is float:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             return self._checked(value, is_number, "a number")
@@ -93,12 +93,14 @@ class Option:
     def _checked(self, value: Any, is_meant: object, expected: str) -> Any:
         return value if is_meant else refuse(self.name, value, expected)
 
-    def _allows(self, value: float) -> bool:
+    def allows(self, value: float) -> bool:
+        """Return whether a number is within the limits."""
         return not (
             (self.least is not None and value < self.least) or (self.most is not None and value > self.most)
         )
 
-    def _integers(self) -> str:
+    def integers(self) -> str:
+        """Describe the integers within the limits."""
         if self.most is not None:
             return f"an integer from {self.least} to {self.most}"
         return "an integer" if self.least is None else f"an integer of at least {self.least}"

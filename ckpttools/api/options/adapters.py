@@ -77,9 +77,7 @@ ADAPTER_TO_MAXTEXT = (
         help="Stack the layers, as in the model that will use the adapter. Default: as in a MaxText {base}.",
     ),
     replace(
-        SCAN_AXIS,
-        help="Axis on which layers are stacked. Default: as in a MaxText {base}, else 1.",
-        most=1,
+        SCAN_AXIS, help="Axis on which layers are stacked. Default: as in a MaxText {base}, else 1.", most=1
     ),
     with_help(MAXTEXT, "MaxText version that will load it."),
     Option(

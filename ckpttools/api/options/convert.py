@@ -93,9 +93,7 @@ CARRY = switch("carry", "Take missing arrays (towers, MTP layers) from {like}.")
 HF_TO_MAXTEXT = (
     SCAN,
     replace(
-        SCAN_AXIS,
-        default=1,
-        help="Axis on which layers are stacked, 0 or 1 (MaxText's param_scan_axis).",
+        SCAN_AXIS, default=1, help="Axis on which layers are stacked, 0 or 1 (MaxText's param_scan_axis)."
     ),
     MAXTEXT,
     DTYPE,
@@ -161,9 +159,7 @@ MAXTEXT_TO_HF = (
         flag="--names",
     ),
     replace(
-        SCAN_AXIS,
-        help="Axis on which layers are stacked, 0 or 1, if the arrays do not show it.",
-        most=1,
+        SCAN_AXIS, help="Axis on which layers are stacked, 0 or 1, if the arrays do not show it.", most=1
     ),
     CARRY,
     Option(
@@ -195,8 +191,7 @@ QUANTIZE = (
         "in gpt-oss's layout.",
     ),
     patterns(
-        "exclude",
-        "Don't quantize matching arrays (embeddings, norms, heads, routers and towers never are).",
+        "exclude", "Don't quantize matching arrays (embeddings, norms, heads, routers and towers never are)."
     ),
     with_help(DTYPE, "Cast floating-point arrays that are not quantized. Default: keep their dtypes."),
     with_help(LIKE, "The original model of a MaxText checkpoint, as for maxtext-to-hf."),
@@ -213,12 +208,7 @@ RULES = Option(
 )
 RESHARD = (
     Option(
-        "mesh",
-        str,
-        None,
-        "Axes of the devices and their sizes: fsdp=16,tensor=2.",
-        "MESH",
-        is_required=True,
+        "mesh", str, None, "Axes of the devices and their sizes: fsdp=16,tensor=2.", "MESH", is_required=True
     ),
     RULES,
     Option(

@@ -87,11 +87,7 @@ CONVERSION = (
 SELECTION = (
     FILTER,
     Option(
-        "per_layer",
-        bool,
-        True,
-        "Hash stacked layers one by one, or as they are stored.",
-        negative="--whole",
+        "per_layer", bool, True, "Hash stacked layers one by one, or as they are stored.", negative="--whole"
     ),
     PARAMETERS,
 )
@@ -166,8 +162,7 @@ DOCTOR = (
         complete=_fix_names,
     ),
     switch(
-        "checksums",
-        "Also read data files that store checksums, as torch.save writes them, and verify them.",
+        "checksums", "Also read data files that store checksums, as torch.save writes them, and verify them."
     ),
     MAX_INDEX_BYTES,
     REQUESTS,
@@ -193,12 +188,5 @@ CAT = (
     switch("full", "Print all values, even if there are more than 1,000."),
     switch("stats", "Print statistics of the selected values instead."),
     switch("raw", "Print quantized weights as they are stored."),
-    Option(
-        "output",
-        parse,
-        None,
-        "Write the selected values to a new .npy file.",
-        "FILE.npy",
-        short="-o",
-    ),
+    Option("output", parse, None, "Write the selected values to a new .npy file.", "FILE.npy", short="-o"),
 )

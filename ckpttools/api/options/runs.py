@@ -4,31 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttools.api.options import (
-    FAMILY,
-    LIKE,
-    MAXTEXT,
-    MEMORY,
-    REPOSITORY,
-    REQUESTS,
-    STEP,
-    count,
-    with_help,
-)
+from ckpttools.api.options import FAMILY, LIKE, MAXTEXT, MEMORY, REPOSITORY, REQUESTS, STEP, count, with_help
 from ckpttools.core.budget import parse_size
 from ckpttools.core.options import Option, any_text, switch
 from ckpttools.maxtext.planning.commands import MODES
 from ckpttools.stores.registry import parse
 
 COPY = (
-    Option(
-        "steps",
-        int,
-        (),
-        "Copy only this step of a run. Default: all finished steps.",
-        "N",
-        many=tuple,
-    ),
+    Option("steps", int, (), "Copy only this step of a run. Default: all finished steps.", "N", many=tuple),
     count("latest", "Copy only the latest N finished steps of a run."),
     switch(
         "verify",
@@ -36,8 +19,7 @@ COPY = (
         "{destination} already has.",
     ),
     switch(
-        "overwrite",
-        "Replace steps or checkpoints in {destination} that differ; the old one is deleted last.",
+        "overwrite", "Replace steps or checkpoints in {destination} that differ; the old one is deleted last."
     ),
     *REPOSITORY,
 )
@@ -62,12 +44,7 @@ PRUNE = (
 )
 ASSEMBLE = (
     Option(
-        "prefer",
-        parse,
-        (),
-        "Where hosts disagree about bytes, use this host's copy.",
-        "HOST_DIR",
-        many=tuple,
+        "prefer", parse, (), "Where hosts disagree about bytes, use this host's copy.", "HOST_DIR", many=tuple
     ),
     with_help(STEP, "Step to assemble. Default: the newest complete one."),
 )
