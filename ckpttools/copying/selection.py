@@ -107,7 +107,7 @@ def _chosen_states(
     for number in steps:
         if number not in states:
             raise UsageError(
-                f"there is no step {number}", location=source, got=f"step {format_ranges(sorted(states))}"
+                f"step {number} does not exist", location=source, got=f"step {format_ranges(sorted(states))}"
             )
         if reason := state_fault(states[number]):
             raise _unfinished(states[number], reason)
@@ -169,7 +169,7 @@ class _RunRoot:
                 "no step is finished",
                 location=self.path,
                 got=f"step {format_ranges(reasons)}, none of them whole",
-                hint=next_step(left) if left else f"`ckpt doctor {quote(str(self.path))}` says more",
+                hint=next_step(left) if left else f"`ckpt doctor {quote(str(self.path))}` shows details",
             )
         chosen = [self._part(number) for number in expected]
         beside = list(self._beside())
@@ -208,7 +208,7 @@ class _RunRoot:
         for number in steps or reasons:
             if number not in reasons:
                 got = f"step {format_ranges(reasons)}"
-                raise UsageError(f"there is no step {number}", location=self.path, got=got)
+                raise UsageError(f"step {number} does not exist", location=self.path, got=got)
             reason, step = reasons[number], self.steps[number]
             if reason is None:
                 continue
@@ -221,7 +221,7 @@ class _RunRoot:
                     f"step {number} was saved completely, but is no longer whole",
                     location=step.path,
                     got=reason,
-                    hint=f"`ckpt doctor {quote(str(step.path))}` says more; "
+                    hint=f"`ckpt doctor {quote(str(step.path))}` shows details; "
                     f"to copy others, name them: {others or 'none is whole'}",
                 )
 
@@ -276,5 +276,5 @@ def _unfinished(location: Location, reason: str) -> FormatError:
         location=location,
         got=reason,
         expected="a completed save: elsewhere a copy of an unfinished one could look finished",
-        hint=f"`ckpt doctor {quote(str(location))}` says more",
+        hint=f"`ckpt doctor {quote(str(location))}` shows details",
     )

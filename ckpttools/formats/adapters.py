@@ -1,4 +1,5 @@
-"""Adapters, such as a LoRA, without their base model: recognized, and refused where a model is expected."""
+"""Adapters such as LoRA, saved without their base model: recognized, and rejected where a model is
+expected."""
 
 from __future__ import annotations
 
@@ -14,19 +15,19 @@ from ckpttools.stores.registry import parse
 
 ADAPTER = "adapter_config.json"
 BASE_NAME = "base_model_name_or_path"
-"""Where it names the model that an adapter is of."""
+"""Metadata key with the name of an adapter's base model."""
 WEIGHTS_STEM = "adapter_model"
-"""What PEFT calls the file of weights, before its ending."""
-# What PEFT puts before all names, and in those of low-rank factors.
+"""PEFT's name for the weights file, without its suffix."""
+# Prefixes that PEFT adds to all names, and to those of low-rank factors.
 PREFIX, _PART = "base_model.model.", ".lora_"
-# In what PEFT calls the weight of a module that it has wrapped, and the factors of one that is linear.
+# Name components that PEFT gives to a wrapped module's weight and to the factors of a linear module.
 _WRAPPED, _FACTOR = ".base_layer.", ".lora_A."
-# Of which PEFT saves the base's weights with an adapter, too.
+# Modules whose base weights PEFT saves with the adapter.
 _SAVED_TOO = ("embed_tokens", "lm_head")
 _FORMATS = ("safetensors", "torch")
 LORA = "LORA"
 MERGE_WITH_PEFT = "in Python: PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload()"
-_AS_IT_IS = "ckpt inspect, diff and hash take it as it is"
+_AS_IT_IS = "ckpt inspect, diff and hash read it as is"
 
 
 def refuse_adapter(tree: Tree) -> None:
@@ -44,9 +45,9 @@ def refuse_adapter(tree: Tree) -> None:
 
 
 def is_adapter(tree: Tree) -> bool:
-    """Return whether all names are those that PEFT gives to what it adds, whatever lies beside the file.
+    """Return whether all names are PEFT's names for what it adds, regardless of other files.
 
-    A whole model has them too while PEFT trains it: see `wrapped_weights`.
+    A complete model has such names, too, while PEFT trains it: see `wrapped_weights`.
     """
     names = list(map(dotted, tree.arrays))
     are_peft = bool(names) and all(name.startswith(PREFIX) or _PART in name for name in names)
@@ -59,11 +60,11 @@ def has_adapter(tree: Tree) -> bool:
 
 
 def wrapped_weights(tree: Tree) -> list[str]:
-    """Return names of a model's weights that PEFT has wrapped, with factors of an adapter beside each.
+    """Return the names of a model's weights that PEFT wraps, next to an adapter's factors.
 
-    Beside factors of embeddings and of the head PEFT saves their tables with an adapter, too, which makes no
-    model of it. Of two parameters of one module the factors of the first are within what wraps those of the
-    second.
+    PEFT saves embedding tables and the head with an adapter if they have factors, which does not make the
+    adapter a model. If two parameters of a module have factors, the wrapper of the second contains those of
+    the first.
     """
     names = list(map(dotted, tree.arrays))
     modules = {name.partition(_FACTOR)[0] for name in names if _FACTOR in name}
@@ -81,7 +82,7 @@ def is_adapter_alone(folder: Location) -> bool:
 
 
 def adapter_in(folder: Location) -> str:
-    """What an adapter's configuration says of it: `a LoRA adapter of Qwen/Qwen3-0.6B`."""
+    """Describe an adapter by its configuration, such as `a LoRA adapter of Qwen/Qwen3-0.6B`."""
     declared = _said(folder)
     base, kind = declared.get(BASE_NAME), _kind(declared)
     name = "LoRA adapter" if kind == LORA else f"PEFT adapter ({kind})"
@@ -89,22 +90,22 @@ def adapter_in(folder: Location) -> str:
 
 
 def _kind(declared: Mapping[str, Any]) -> str:
-    """Return which kind of PEFT's adapters a configuration says that it is; LoRA where it says nothing."""
+    """Return which kind of PEFT adapter a configuration declares; LoRA by default."""
     return str(declared.get("peft_type") or LORA)
 
 
 def is_lora(adapter: Location) -> bool:
-    """Return whether an adapter is one that is read, as far as its configuration says."""
+    """Return whether an adapter can be read, according to its configuration."""
     return _kind(_said(adapter.folder())) == LORA
 
 
 def merge_command(adapter: Location) -> str | None:
-    """What merges an adapter into its base model; None where that is left to PEFT."""
+    """Return the command that merges an adapter into its base model; None if only PEFT can."""
     return f"ckpt adapter merge BASE {quote(str(adapter))} MODEL" if is_lora(adapter) else None
 
 
 def merging(adapter: Location) -> str:
-    """What to do with an adapter where a whole model is expected."""
+    """Return a hint for an adapter that was passed where a complete model is expected."""
     command = merge_command(adapter)
     if command is None:
         return f"merge it into its base model first, {MERGE_WITH_PEFT}; {_AS_IT_IS}"

@@ -1,9 +1,9 @@
-"""What a format is: a way to recognize and open a checkpoint, and a way to lay one out in files.
+"""Checkpoint formats: how to recognize and open a checkpoint, and how to lay one out in files.
 
-Adding a format is one module with a `FORMAT` object and one line: see docs/add-a-format.md.
+To add a format, write one module with a `FORMAT` object and one line: see docs/add-a-format.md.
 
-`Format` is what every format is; what else one can do or tell, it says by having the methods of the other
-protocols here: `Writable` and `Tells…`. Who wants to know asks `formats.registry`.
+Every format is a `Format`. It declares further abilities by having the methods of the other protocols here,
+`Writable` and `Supports…`; use `formats.registry` to query them.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from ckpttools.stores.checksums import ChecksummedRange
 from ckpttools.stores.location import Location
 
 SIDECARS = "hf"
-"""Directory inside an Orbax item for what belongs to the model besides its arrays: see `formats.sidecar`."""
+"""Directory inside an Orbax item for a model's sidecars: see `formats.sidecar`."""
 
 RECORD = "ckpttools.json"
-"""File beside them that says which names the model used."""
+"""File in it that records which names the model used."""
 
 
 @validate_fields
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a user may say about reading.
+    """Options for reading a checkpoint.
 
     Attributes:
         step: the training step to open; None takes the latest finished one.
-        max_header_bytes: longest safetensors header accepted; the reference implementation stops at 100 MB.
-        max_index_bytes: memory that an OCDBT index may take, where its size on disk does not account for it.
-        with_optimizer: whether to read an optimizer's moments, too, where a format leaves them out otherwise.
-        prefer_rank: processes, the most preferred first, whose numbers are taken where processes have
-            different ones of the same tensor.
-        all_items: whether to open all items of a step as one tree, each below its name, where a format keeps
-            several; else the one that holds the model.
+        max_header_bytes: limit on a safetensors header; the reference implementation stops at 100 MB.
+        max_index_bytes: memory limit for an OCDBT index that needs more than its size on disk suggests.
+        with_optimizer: whether to read an optimizer's moments in formats that otherwise leave them out.
+        prefer_rank: processes in order of preference; their values win if processes disagree on a tensor.
+        all_items: whether to open all items of a step as one tree, each below its name, in formats with
+            several
+            items; otherwise only the item with the model is opened.
     """
 
     step: int | None = None
@@ -59,11 +59,11 @@ class ReadOptions:
 
 
 class OtherSteps(NamedTuple):
-    """Other steps of a run that cannot be read: name of the directory -> what is missing.
+    """Unreadable other steps of a run: directory name -> what is missing.
 
     Attributes:
-        unfinished: those whose save has not ended.
-        damaged: those whose save has.
+        unfinished: steps whose save has not ended.
+        damaged: steps whose save has ended.
     """
 
     unfinished: Mapping[str, str]
@@ -71,61 +71,64 @@ class OtherSteps(NamedTuple):
 
 
 class Format(Protocol):
-    """A format that can be read. The object named by the entry point has this shape."""
+    """A format that can be read: the type of the entry point's object."""
 
     @property
     def name(self) -> str:
-        """The name users see."""
+        """Name that users see."""
 
     def why_not(self, path: Location) -> str | None:
-        """None if `path` is of this format, else the reason in a few words. Reads a few bytes at most."""
+        """Return None if `path` has this format, else a short reason. Read at most a few bytes."""
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
-        """Return the tree at `path`, without reading any array.
+        """Open the tree at `path` without reading any array.
 
         Raises:
-            FormatError, StorageError: what is there cannot be read as this format.
+            FormatError, StorageError: the files cannot be read in this format.
         """
 
 
 @runtime_checkable
 class SupportsShardings(Protocol):
-    """A format that keeps how arrays lay on devices when they were saved."""
+    """A format that stores how arrays were sharded when they were saved."""
 
     def shardings(self, tree: Tree) -> Mapping[TreePath, Sharding]:
-        """Path of an array -> its sharding, of a tree that this format opened; empty where none was stored.
+        """Return the stored sharding of each array, by path; empty if none is stored.
+
+        Args:
+            tree: a tree that this format opened.
 
         Raises:
-            FormatError, StorageError: a file that should say it is damaged or cannot be read.
+            FormatError, StorageError: the file with the shardings is damaged or cannot be read.
         """
 
 
 @runtime_checkable
 class SupportsSteps(Protocol):
-    """A format that keeps several steps of a run beside each other."""
+    """A format that keeps several steps of a run in one directory."""
 
     def other_steps(self, tree: Tree) -> OtherSteps:
-        """Later or half-written steps of the run that a tree is of, which this format opened.
+        """Return later or half-written steps of the run from which this format opened a tree.
 
         Raises:
-            StorageError: the run may not be looked into.
+            StorageError: the run cannot be listed.
         """
 
 
 @runtime_checkable
 class SupportsLocation(Protocol):
-    """A format whose checkpoints are directories and all below them, which directories above open, too."""
+    """A format whose checkpoints are directories that can also be opened by a parent directory."""
 
     def lies_at(self, path: Location) -> Location:
-        """Return the directory of the checkpoint that is opened at a place: of a run that of a step."""
+        """Return the directory of the checkpoint that a path opens: for a run, that of a step."""
 
 
 @runtime_checkable
 class SupportsStepFiles(Protocol):
-    """A format whose directories hold several checkpoints, of which opening the directory reads one."""
+    """A format whose directories can hold several checkpoints; opening the directory reads one of them."""
 
     def checkpoints_in(self, path: Location) -> Sequence[Location]:
-        """Return all checkpoints at a path, also damaged ones; the path alone if it is one checkpoint.
+        """Return all checkpoints at a path, including damaged ones; only the path if it is one checkpoint.
 
         Raises:
             StorageError: the path cannot be read.
@@ -134,10 +137,10 @@ class SupportsStepFiles(Protocol):
 
 @runtime_checkable
 class SupportsStorage(Protocol):
-    """A format that knows more of how its arrays lie in files than the arrays themselves tell."""
+    """A format that knows more about how its arrays are stored than the arrays themselves tell."""
 
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
-        """Return the files of a tree that this format opened, and what they hold; reads no array.
+        """Return the files of a tree that this format opened, and their content; reads no array.
 
         Raises:
             FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
@@ -146,55 +149,56 @@ class SupportsStorage(Protocol):
 
 @runtime_checkable
 class SupportsFaults(Protocol):
-    """A format that can say what is wrong with a checkpoint: `ckpt doctor` asks it."""
+    """A format that can find faults in a checkpoint, for `ckpt doctor`."""
 
     @property
     def looks_for(self) -> str:
-        """What that is, in a line."""
+        """Summary of the faults, in one line."""
 
     def faults(self, path: Location, options: ReadOptions) -> Iterable[CheckpointError]:
-        """What is wrong with a file or directory of this format, whole or damaged; reads no array.
+        """Yield the faults of a file or directory of this format, complete or damaged; reads no array.
 
         Raises:
-            CheckpointError: the last thing that is wrong: what comes after it cannot be looked at.
+            CheckpointError: the last fault; it prevents examining the rest.
         """
 
 
 @runtime_checkable
 class SupportsChecksums(Protocol):
-    """A format whose files have checksums of data that are not looked at when arrays are read."""
+    """A format with checksums that reading arrays does not verify."""
 
     def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
-        """What has one, in a file or directory of this format, whole or damaged; reads no array.
+        """Yield the ranges with checksums in a file or directory, complete or damaged; reads no array.
 
         Raises:
-            CheckpointError: nothing else can be examined; `SupportsFaults.faults` says why, unless a store
-                behind a network does not answer.
+            CheckpointError: the rest cannot be examined; `SupportsFaults.faults` reports why, unless a
+                network
+                store does not respond.
         """
 
 
 @runtime_checkable
 class SupportsRankPreference(Protocol):
-    """A format with files of each process: `ReadOptions.prefer_rank` says whose numbers are taken."""
+    """A format with one file per process: `ReadOptions.prefer_rank` selects whose values are read."""
 
     @property
     def rank_files(self) -> str:
-        """How they are called, and who writes them."""
+        """Names of these files and the program that writes them."""
 
 
 @runtime_checkable
 class SupportsFiles(Protocol):
-    """A format that knows which files are its own; without it no checkpoint of it is ever replaced."""
+    """A format that knows its own files; checkpoints of other formats are never replaced."""
 
     def owns(self, name: str) -> bool:
         """Return whether a path relative to a checkpoint is, or could be mistaken for, this format's."""
 
     def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
-        """What lies in a directory and is not part of the one checkpoint that the writer puts there.
+        """Yield files in a directory that are not part of the one checkpoint that the writer puts there.
 
         Args:
-            directory: where.
-            tree: what this format opened there.
+            directory: the directory.
+            tree: the tree that this format opened there.
 
         Raises:
             StorageError: the directory cannot be listed.
@@ -203,23 +207,23 @@ class SupportsFiles(Protocol):
 
 @runtime_checkable
 class SupportsSidecarLookup(Protocol):
-    """A format in which configuration, tokenizer and so on have a place: see `formats.sidecar`."""
+    """A format with a directory for configuration, tokenizer and so on: see `formats.sidecar`."""
 
     def sidecars(self, tree: Tree) -> Location:
-        """Return the directory where they lie, or would, of a tree that this format opened."""
+        """Return the directory that has, or would have, the sidecars of a tree that this format opened."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """All arrays of a checkpoint in their places, known before the first byte is read.
+    """The placement of all arrays of a checkpoint, known before the first byte is read.
 
     Attributes:
-        placements: for each array its place.
-        files: final size in bytes of each data file whose content is known in size; those that grow, and
-            those of single chunks, are not in here.
-        links: files that are there already and get another name below the checkpoint's root, by that name.
-        remarks: what the user should know of this layout.
-        heads: the first bytes of data files, which are no array's.
+        placements: the placement of each array.
+        files: final size in bytes of each data file whose size is known; growing files and those of single
+            chunks are not included.
+        links: existing files by the name of the link to them, relative to the checkpoint's root.
+        remarks: remarks about this layout for the user.
+        heads: the first bytes of data files that do not belong to an array.
     """
 
     placements: Mapping[TreePath, Placement]
@@ -232,8 +236,9 @@ class Layout:
     def nbytes(self) -> int:
         """Bytes that are certainly written to disk.
 
-        What encoded chunks take is not known before they are encoded, and what is linked or referenced takes
-        none; a disk that fills up while they are written can be cleared, and the run goes on.
+        The size of encoded chunks is unknown before they are encoded, and links and references take no
+        space. If
+        the disk fills up, the user can free space and resume the run.
         """
         files = sum(
             p.nbytes for p in self.placements.values() if isinstance(p.home, ChunkFiles) and not p.codec
@@ -242,14 +247,14 @@ class Layout:
 
     @property
     def referenced(self) -> Iterator[Referenced]:
-        """The chunks of each array of which nothing is written."""
+        """The chunks of each array that are referenced instead of written."""
         for placement in self.placements.values():
             if isinstance(placement.home, Referenced):
                 yield placement.home
 
     @cached_property
     def used(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
-        """For each of `links` the parts (start, stop) that chunks refer to, in order; none overlap."""
+        """The (start, stop) ranges of each of `links` that chunks refer to, in order, without overlap."""
         spans: dict[str, list[tuple[int, int]]] = {name: [] for name in self.links}
         for home in self.referenced:
             for span in home.ranges:
@@ -258,7 +263,7 @@ class Layout:
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Sorted spans with those that overlap or touch made one."""
+    """Merge sorted spans that overlap or touch."""
     start, stop = 0, 0
     for a, b in spans:
         if a > stop:
@@ -271,55 +276,56 @@ def _joined(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 Extents = Mapping[tuple[TreePath, Shape], Range]
-"""Where encoded chunks went: (array, grid index) -> bytes of a file."""
+"""Location of each encoded chunk: (array, grid index) -> byte range of a file."""
 
 
 class Writer(Protocol):
-    """A format that can be written, with its options already chosen."""
+    """A format that can be written, with its options already set."""
 
     @property
     def name(self) -> str:
-        """The format's name."""
+        """Name of the format."""
 
     def layout(self, tree: Tree, limit: int) -> Layout:
         """Place every array of the tree.
 
         Args:
-            tree: what will be written.
-            limit: bytes that a chunk may have at most, where chunks must be made whole.
+            tree: the tree to write.
+            limit: maximum bytes of a chunk that must be created in one piece.
 
         Raises:
-            FormatError: the format cannot hold an array or a leaf; names it and what would do.
+            FormatError: the format cannot hold an array or a leaf; the message names it and a remedy.
         """
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """Write everything but the data files: index, metadata. What makes readers take it for a checkpoint
-        is written last, in one file or two.
+        """Write everything but the data files: index and metadata.
+
+        The one or two files by which readers recognize a checkpoint are written last.
 
         Args:
             directory: the checkpoint's root.
-            tree: what was written.
-            layout: as `layout` gave it.
-            extents: where encoded chunks went; empty where none are encoded.
+            tree: the tree that was written.
+            layout: the result of `layout`.
+            extents: locations of encoded chunks; empty if no chunks are encoded.
         """
 
 
 @runtime_checkable
 class SupportsSidecars(Protocol):
-    """A writer with a place for configuration, tokenizer and so on; others leave them out, which is said."""
+    """A writer with a directory for sidecars; other writers leave them out and say so."""
 
     def sidecars_at(self, tree: Tree, is_model: bool) -> str:
-        """Return the directory where they go, relative to the root; empty for the root itself.
+        """Return the directory for sidecars, relative to the root; empty for the root itself.
 
         Args:
-            tree: what will be written.
-            is_model: whether the arrays have the model's own names, so that its files may lie beside them.
+            tree: the tree to write.
+            is_model: whether the arrays have the model's own names, so that its files can be next to them.
         """
 
 
 @runtime_checkable
 class SupportsUnownedFiles(Protocol):
-    """A writer that knows better than its format what lies at a destination and is not what it puts there."""
+    """A writer that knows better than its format which files at a destination are not its own."""
 
     def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
         """See `SupportsFiles.unowned_files`."""
@@ -327,26 +333,26 @@ class SupportsUnownedFiles(Protocol):
 
 @runtime_checkable
 class WritesSteps(Protocol):
-    """A writer of runs that may have been told which step of a run it writes."""
+    """A writer of runs that may know which step of a run it writes."""
 
     @property
     def step_said(self) -> int | None:
-        """The number that the user said: one who says it may mean to add the step; None if nothing was."""
+        """Step number that the user passed, possibly to add a step; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a writer is made for.
+    """The source and destination that a writer is created for.
 
     Attributes:
-        tree: the source as it was opened: where the user says nothing, it tells step and names.
-        destination: directory that will be written; None where that is not known yet.
-        keeps_names: whether step, item and the like are called as in the source where the user says nothing.
-        shares: whether what stays as it is may be shared with the source where the user says nothing: the
-            command is about the tree rather than about how it is stored.
-        least_share: the part of a file that must be used for it to be shared where the user says nothing;
-            0 for as little as `ckpttools.formats.references.LEAST_SHARE`.
-        declared: names of the options that the user gave a value.
+        tree: the source as opened; it provides step and names if the user passed none.
+        destination: directory to write; None if it is not known yet.
+        keeps_names: whether step and item keep the source's names if the user passed none.
+        shares: whether unchanged data may be shared with the source by default: the command changes the tree
+            rather than how it is stored.
+        least_share: fraction of a file that must be used to share it by default; 0 for
+            `ckpttools.formats.references.LEAST_SHARE`.
+        declared: names of the options that the user set.
     """
 
     tree: Tree
@@ -359,27 +365,27 @@ class Target:
 
 @runtime_checkable
 class Writable(Protocol):
-    """A format that can be written, too."""
+    """A format that can be written."""
 
     @property
     def name(self) -> str:
-        """The name users see: the command is `ckpt convert to-NAME`."""
+        """Name that users see: the command is `ckpt convert to-NAME`."""
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """What may be said of how it is written."""
+        """Options for writing."""
 
     @property
     def help(self) -> str:
-        """What is written, for readers of the help of the command; may end with "Example:" and lines."""
+        """Description of the output for the command's help; may end with "Example:" and lines."""
 
     def writer(self, target: Target, /, **options: Any) -> Writer:
-        """What writes a target.
+        """Create the writer for a target.
 
         Args:
-            target: what it is made for.
-            options: all of `options`, those that were not said with their defaults.
+            target: what to write.
+            options: values of all of `options`, with defaults for those that were not set.
 
         Raises:
-            UsageError: options that do not go together.
+            UsageError: options contradict each other.
         """

@@ -1,4 +1,4 @@
-"""Grids of zarr chunks that have blocks, or even parts of them, as chunks."""
+"""Grids of zarr chunks whose chunks are stored blocks, or even parts of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.formats.blocks import Atom, Axis, Blocks, Stretch, shifts_of, sums
 
-# A block is cut into at most so many times more parts than necessary, to have even ones.
+# Cut a block into at most this many times more parts than necessary, so that they are even.
 _MOST_UNEVEN = 8
 
 
@@ -19,10 +19,10 @@ class Chunks:
     """Blocks, or parts of them, as the chunks of a zarr array.
 
     Attributes:
-        blocks: of which chunks are parts.
-        pieces: for each atom of each axis how many of its coordinates a chunk has.
-        chunk: shape of the grid's cells.
-        codecs: as zarr v3 lists them.
+        blocks: the blocks that chunks are parts of.
+        pieces: for each atom of each axis, how many of its coordinates a chunk has.
+        chunk: shape of a grid cell.
+        codecs: codecs as listed in zarr v3 metadata.
         is_in_order: whether the elements of a chunk are in C order.
     """
 
@@ -34,7 +34,7 @@ class Chunks:
 
     @property
     def count(self) -> int:
-        """How many chunks there are."""
+        """Number of chunks."""
         return prod(ceil_div(atom.length, piece) for atom, piece in self._atoms)
 
     @property
@@ -43,7 +43,7 @@ class Chunks:
         return prod(self.chunk) * self.blocks.itemsize
 
     def locations(self) -> Iterator[Stretch]:
-        """Where each chunk is, in C order of the grid."""
+        """Yield the location of each chunk, in C order of the grid."""
         plain, nbytes = self.blocks.chain.is_plain, self.nbytes
         for block, start in sums([shifts_of(atom, piece) for atom, piece in self._atoms]):
             source, offset, stored = self.blocks.location(block, start)
@@ -56,11 +56,11 @@ class Chunks:
 
 
 def chunks_of(blocks: Blocks, largest: int) -> Chunks | None:
-    """Return the grid that has these blocks, or even parts of them, as chunks; None where there is none.
+    """Return the grid whose chunks are these blocks, or even parts of them; None if there is no such grid.
 
     Args:
-        blocks: of an array.
-        largest: bytes from which on blocks are cut, where they are plain and can be cut evenly.
+        blocks: the blocks of an array.
+        largest: cut larger blocks, in bytes, if they are plain and can be cut evenly.
     """
     pieces = _pieces(blocks, largest)
     spans = [_span(axis, lengths) for axis, lengths in zip(blocks.axes, pieces, strict=True)]
@@ -78,7 +78,7 @@ def chunks_of(blocks: Blocks, largest: int) -> Chunks | None:
 
 
 def _pieces(blocks: Blocks, largest: int) -> list[list[int]]:
-    """For each atom how many of its coordinates a chunk has: as many as lie together in memory."""
+    """Return how many coordinates of each atom a chunk has: as many as are contiguous in memory."""
     pieces = [[atom.cell for atom in axis] for axis in blocks.axes]
     if not blocks.chain.is_plain:
         return pieces
@@ -88,7 +88,7 @@ def _pieces(blocks: Blocks, largest: int) -> list[list[int]]:
         if atom.stride == run:
             run, slowest = run * atom.cell, (axis, k)
         else:
-            # There is something else in between: each coordinate is a chunk.
+            # Another atom is in between, so each coordinate becomes a chunk.
             pieces[axis][k] = 1
     if slowest is not None:
         axis, k = slowest
@@ -101,13 +101,13 @@ def _by_stride(each: tuple[Atom, int, int]) -> int:
 
 
 def _even_part(length: int, least: int) -> int:
-    """Return the length divided by the first number from `least` on that divides it, or not at all."""
+    """Return the length divided by its smallest divisor of at least `least`, or the length itself."""
     counts = range(least, min(length, _MOST_UNEVEN * least) + 1)
     return length // next((count for count in counts if length % count == 0), 1)
 
 
 def _span(axis: Axis, pieces: Sequence[int]) -> tuple[int, int] | None:
-    """Length of a chunk along an axis and its stride in memory; None where chunks are not an even grid."""
+    """Return a chunk's length along an axis and its stride in memory; None if the chunks are uneven."""
     length, stride, is_whole = 1, 1, True
     for number, (atom, piece) in reversed(list(enumerate(zip(axis, pieces, strict=True)))):
         if piece > 1:

@@ -1,4 +1,4 @@
-"""The blocks of arrays that are made of stored ones by moving no element."""
+"""The blocks of arrays that are built from stored arrays without moving elements."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ckpttools.formats.orbax.arrays import Grid
 
 
 class Finder:
-    """Sees arrays as blocks; those that many are taken from are looked at once."""
+    """Finds the blocks of arrays; caches arrays that many others are built from."""
 
     def __init__(self) -> None:
         self._known: dict[int, Blocks | None] = {}
 
     def blocks(self, array: LazyArray) -> Blocks | None:
-        """Return the array as blocks; None where its elements are not to be found in files as they are."""
+        """Return the array as blocks; None if its elements are not stored as they are."""
         match array:
             case Stored():
                 return blocks_of_stored(array)
@@ -42,7 +42,7 @@ class Finder:
                 return inner.relaid(array.split, array.order, array.merge)
 
     def _shared(self, array: LazyArray) -> Blocks | None:
-        """Return the blocks of an array that others may be made of, too."""
+        """Return the blocks of an array from which other arrays may be built, too."""
         if isinstance(array, Stored):
             return blocks_of_stored(array)
         if id(array) not in self._known:

@@ -1,9 +1,9 @@
-"""Arrays as grids of blocks: boxes of elements that lie together in a file, under the same codecs.
+"""Arrays as grids of blocks: boxes of elements that are stored together, under the same codecs.
 
-Stacking, taking apart, splitting, merging and reordering axes moves no element of a block. So whatever is
-made of stored arrays by these alone is again a grid of the same blocks, and only the way of counting them
-changes: each axis is a product of atoms, and each atom knows how far apart its coordinates are, in blocks and
-inside one.
+Stacking, unstacking, splitting, merging and reordering axes moves no element within a block. The result is
+therefore a grid of the same blocks with other counts: each axis is a product of atoms, and each atom knows
+    the
+distance of its coordinates, in blocks and within a block.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Atom:
     """A factor of an axis.
 
     Attributes:
-        length: coordinates.
-        cell: coordinates that share a block; the last block, or the only one, may reach beyond the length.
-        stride: elements between neighbors inside a block.
+        length: number of coordinates.
+        cell: coordinates that share a block; the last or only block may extend beyond the length.
+        stride: elements between neighbors within a block.
         step: blocks between neighboring cells.
     """
 
@@ -49,14 +49,14 @@ class Blocks:
     """An array as a grid of blocks.
 
     Attributes:
-        axes: the atoms of each axis, outermost first; those of one coordinate are left out.
-        locations: where each block is.
+        axes: the atoms of each axis, outermost first, without those of one coordinate.
+        locations: location of each block.
         itemsize: bytes of an element.
-        chain: what makes the bytes of a block.
-        is_grid: whether the blocks were chunks all along; else they are ranges that any grid may cut.
-        is_transposed: whether a chunk of the source had its axes in another order in memory.
-        first: number of the block with the first element.
-        start: elements before that one in its block.
+        chain: the codecs of a block.
+        is_grid: whether the blocks are chunks in the source; otherwise ranges that any grid may cut.
+        is_transposed: whether a source chunk has another order of axes in memory.
+        first: index of the block with the first element.
+        start: offset of the first element in its block.
     """
 
     axes: tuple[Axis, ...]
@@ -69,7 +69,7 @@ class Blocks:
     start: int = 0
 
     def taken(self, axis: int, index: int) -> Blocks | None:
-        """One coordinate of an axis; None where blocks would have to be taken apart that are coded whole."""
+        """Return one coordinate of an axis; None if that splits blocks that are encoded as a unit."""
         first, start = self.first, self.start
         for atom in reversed(self.axes[axis]):
             index, i = divmod(index, atom.length)
@@ -80,7 +80,7 @@ class Blocks:
         return replace(self, axes=self.axes[:axis] + self.axes[axis + 1 :], first=first, start=start)
 
     def windowed(self, begin: Shape, shape: Shape) -> Blocks | None:
-        """Return a box of the array; None where its edge is inside of blocks that cannot be cut there."""
+        """Return a box of the array; None if its edge is inside blocks that cannot be split there."""
         axes: list[Axis] = []
         first, start = self.first, self.start
         for axis, a, length in zip(self.axes, begin, shape, strict=True):
@@ -96,7 +96,7 @@ class Blocks:
         return replace(self, axes=tuple(axes), first=first, start=start)
 
     def _cut(self, axis: Axis, begin: int, length: int) -> Atom | None:
-        """Return the one atom of an axis with other bounds."""
+        """Return the only atom of an axis with other bounds."""
         if len(axis) != 1:
             return None
         (atom,) = axis
@@ -106,7 +106,7 @@ class Blocks:
         return Atom(length, atom.cell, atom.stride, atom.step) if aligned else None
 
     def relaid(self, split: Sequence[Shape], order: Sequence[int], merge: Sequence[int]) -> Blocks | None:
-        """Return the axes split, reordered and merged; None where a split goes through cells of a grid."""
+        """Split, reorder and merge the axes; None if a split cuts through cells of a grid."""
         groups: list[Axis] = []
         for axis, lengths in zip(self.axes, split, strict=True):
             parts = _parted(axis, lengths)
@@ -118,7 +118,7 @@ class Blocks:
         return replace(self, axes=tuple(map(tuple, merged)))
 
     def listed(self) -> Blocks:
-        """Return the same with `locations` in C order of the atoms, and nothing else among them."""
+        """Return the same blocks with `locations` in C order of the atoms, and no others."""
         locations = self.locations
         if len(locations) > 1 or self.start:
             shifts = sums([shifts_of(atom, atom.cell) for axis in self.axes for atom in axis])
@@ -136,14 +136,14 @@ class Blocks:
         return replace(self, axes=tuple(axes), locations=locations, first=0, start=0)
 
     def location(self, block: int, start: int) -> Stretch:
-        """Where a block is, and the element that lies so far from the first one in it."""
+        """Return the location of a block, and of the element at an offset from the first one in it."""
         source, offset, nbytes = self.locations[self.first + block]
-        # Blocks that are coded whole have no start inside of them.
+        # Blocks that are encoded as a unit have no offsets.
         return source, offset + (self.start + start) * self.itemsize, nbytes
 
 
 def blocks_of_stored(array: Stored) -> Blocks | None:
-    """Return a range of a file; None where elements share bytes, or there are none."""
+    """Return a range of a file as blocks; None if elements share bytes or do not exist."""
     if (array.dtype.packed and not array.whole_bytes) or not array.size:
         return None
     location = (array.source, array.offset, array.nbytes)
@@ -154,7 +154,7 @@ def blocks_of_stored(array: Stored) -> Blocks | None:
 
 
 def blocks_of_grid(grid: Grid) -> Blocks | None:
-    """Return the chunks of a zarr array; None where some are missing, or their codecs know their axes."""
+    """Return the chunks of a zarr array; None if some are missing or their codecs depend on the axes."""
     document = grid.document
     if document.chain is None or 0 in document.shape:
         return None
@@ -170,7 +170,7 @@ def blocks_of_grid(grid: Grid) -> Blocks | None:
 
 
 def _axes(shape: Shape, cells: Shape, order: Shape, steps: Sequence[int]) -> tuple[Axis, ...]:
-    """One atom for each axis that is longer than one, or whose cell is."""
+    """Return one atom for each axis that is longer than one, or has cells longer than one."""
     strides = [0] * len(shape)
     run = 1
     for axis in reversed(order):
@@ -180,7 +180,7 @@ def _axes(shape: Shape, cells: Shape, order: Shape, steps: Sequence[int]) -> tup
 
 
 def stacked(parts: Sequence[Blocks], axis: int) -> Blocks | None:
-    """Return arrays side by side along a new axis; None where their blocks are not alike."""
+    """Stack arrays along a new axis; None if their blocks differ."""
     listed = [part.listed() for part in parts]
     model = listed[0]
     if any((item.axes, item.chain.kind) != (model.axes, model.chain.kind) for item in listed):
@@ -197,7 +197,7 @@ def stacked(parts: Sequence[Blocks], axis: int) -> Blocks | None:
 
 
 def _parted(axis: Axis, lengths: Shape) -> list[Axis] | None:
-    """Return the atoms of an axis in groups of these lengths."""
+    """Split the atoms of an axis into groups of these lengths."""
     rest = list(axis)
     groups: list[Axis] = []
     for length in reversed(lengths):
@@ -205,7 +205,7 @@ def _parted(axis: Axis, lengths: Shape) -> list[Axis] | None:
         while length > 1:
             atom = rest.pop()
             if length % atom.length:
-                # The atom reaches into the next group.
+                # The atom extends into the next group.
                 halves = _halved(atom, length) if atom.length % length == 0 else None
                 if halves is None:
                     return None
@@ -221,7 +221,7 @@ def _parted(axis: Axis, lengths: Shape) -> list[Axis] | None:
 
 
 def _halved(atom: Atom, inner: int) -> tuple[Atom, Atom] | None:
-    """Return an atom as two, the inner one of a given length; None where that goes through its cells."""
+    """Split an atom in two, with the inner length given; None if that cuts through its cells."""
     outer, cell = atom.length // inner, atom.cell
     if cell % inner == 0:
         return (
@@ -234,7 +234,7 @@ def _halved(atom: Atom, inner: int) -> tuple[Atom, Atom] | None:
 
 
 def shifts_of(atom: Atom, piece: int) -> list[tuple[int, int]]:
-    """For every `piece` coordinates of an atom: blocks, and elements in a block, from its first one."""
+    """Return the offset, in blocks and in elements within a block, of every `piece`-th coordinate."""
     starts = range(0, atom.length, piece)
     return [(i // atom.cell * atom.step, i % atom.cell * atom.stride) for i in starts]
 

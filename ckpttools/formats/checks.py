@@ -1,4 +1,4 @@
-"""What writers refuse before the first byte is written, said in the same words."""
+"""Checks that writers run before they write the first byte."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckpttools.core.message_terms import option, step
 from ckpttools.core.text import array_count
 from ckpttools.formats.json_file import DEEPEST
 
-# What Linux file systems take.
+# Limit of Linux file systems.
 LONGEST_NAME = 255
 # Readers refuse longer array names, because damaged or hostile files contain them.
 LONGEST_PATH = 4096
@@ -59,18 +59,18 @@ def _shortened(name: str) -> str:
 
 
 def check_plain(tree: Tree, what: str) -> None:
-    """Refuse all that is no array, for a format that holds nothing else.
+    """Reject leaves that are not arrays, for formats that hold only arrays.
 
     Args:
-        tree: what is to be written.
-        what: the format, for the message.
+        tree: the tree to write.
+        what: the format's name, for the message.
 
     Raises:
-        FormatError: names all of it.
+        FormatError: lists all such leaves.
     """
     if len(tree.arrays) < len(tree):
         raise FormatError(
-            f"{what} holds nothing but arrays:"
+            f"{what} can hold only arrays:"
             + listing([keystr(path) for path in tree if path not in tree.arrays]),
             location=tree.metadata.location or None,
             hint=f"leave them out with {option('drop', 'PATTERN')}, or choose another format",
@@ -80,23 +80,23 @@ def check_plain(tree: Tree, what: str) -> None:
 def check_dtypes(
     tree: Tree, spelling: Callable[[DType], str | None], what: str, cast: str = "bfloat16"
 ) -> None:
-    """Refuse arrays of a dtype that a format has no name for.
+    """Reject arrays whose dtype the format does not support.
 
     Args:
-        tree: what is to be written.
-        spelling: of a dtype, None where there is none.
-        what: the format, for the message.
-        cast: name of a dtype that the format has, and that floating-point arrays may be cast to.
+        tree: the tree to write.
+        spelling: returns the format's name for a dtype, or None.
+        what: the format's name, for the message.
+        cast: name of a supported dtype to which floating-point arrays can be cast.
 
     Raises:
-        FormatError: names all of them and the cast that would do.
+        FormatError: lists all such arrays and a possible cast.
     """
     wrong = {path: array for path, array in tree.arrays.items() if spelling(array.dtype) is None}
     if not wrong:
         return
     dtypes = sorted({array.dtype.name for array in wrong.values()})
     raise FormatError(
-        f"{what} has no {' and no '.join(dtypes)}:"
+        f"{what} does not support {' or '.join(dtypes)}:"
         + listing([f"{keystr(path)}: {array.dtype}" for path, array in wrong.items()]),
         location=tree.metadata.location or None,
         got=array_count(wrong),
@@ -106,10 +106,8 @@ def check_dtypes(
 
 def _remedies(dtypes: Set[DType], cast: str) -> Iterator[str]:
     if any(dtype.is_float for dtype in dtypes):
-        yield (
-            f"{option('dtype', cast)} casts floating-point arrays, without loss for those of 8 bits and less"
-        )
+        yield (f"{option('dtype', cast)} casts floating-point arrays, without loss from 8 bits or fewer")
     others = sorted(dtype.name for dtype in dtypes if not dtype.is_float)
     if others:
-        left = f"{option('dtype')} leaves {', '.join(others)} as it is"
+        left = f"{option('dtype')} leaves {', '.join(others)} unchanged"
         yield f"{left}: choose a format that holds it, such as Orbax"

@@ -1,4 +1,4 @@
-"""A tree in a format that knows nothing but arrays with names: the names, and a text that undoes them."""
+"""Trees in formats that hold only named arrays: the names, and a text from which the tree is restored."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ckpttools.core.errors import FormatError, counted_listing, listing
 from ckpttools.core.message_terms import option
 from ckpttools.formats.json_file import DEEPEST, parse_json
 
-# The key under which the text lies among a format's own metadata.
+# Metadata key of the text.
 ENTRY = "ckpttools.tree"
 _VERSION = 1
 _ARRAY = "array"
-_WITHOUT = "remove it from the metadata to open the arrays under their names alone"
+_WITHOUT = "remove it from the metadata to open the arrays by name"
 
 
 def flat_name(path: Path, separator: str) -> str:
@@ -29,7 +29,7 @@ def names(tree: Tree, separator: str) -> dict[Path, str]:
     """Return the names of all arrays, in order.
 
     Raises:
-        FormatError: two of them would have the same; names all such pairs.
+        FormatError: two arrays would have the same name; lists all such pairs.
     """
     named = {path: flat_name(path, separator) for path in tree.arrays}
     firsts: dict[str, Path] = {}
@@ -49,22 +49,22 @@ def names(tree: Tree, separator: str) -> dict[Path, str]:
 
 
 def _keys(path: Path) -> str:
-    """Return a path key by key, where joining them is what is in question."""
+    """Format a path key by key, for messages about joined keys."""
     return json.dumps(path, ensure_ascii=False)
 
 
 def is_flat(tree: Tree) -> bool:
-    """Return whether the tree is but arrays with names, so that nothing is lost when only these are kept."""
+    """Return whether the tree is only named arrays, so that keeping these alone loses nothing."""
     named = all(len(path) == 1 and isinstance(path[0], str) for path in tree)
     plain = all(_kind(path, leaf, tree) == (_ARRAY,) for path, leaf in tree.items())
     return named and plain and tree.metadata.step is None
 
 
 def described(tree: Tree, separator: str) -> str:
-    """Everything about the tree but its arrays, as a JSON text from which `restored` makes it again.
+    """Serialize everything about the tree except its arrays as JSON; see `restored`.
 
     Raises:
-        FormatError: JSON cannot hold the custom metadata, or UTF-8 a text or name; says which.
+        FormatError: the custom metadata cannot be JSON, or a text or name cannot be UTF-8.
     """
     _check_custom(tree)
     _check_texts(tree)
@@ -92,7 +92,7 @@ def _check_custom(tree: Tree) -> None:
 
 
 def _check_texts(tree: Tree) -> None:
-    """What would be written as an escape, half a surrogate pair, could not be read again."""
+    """Reject half a surrogate pair: it would be written as an escape that cannot be read again."""
     for path, leaf in tree.items():
         try:
             _utf8([path, *_kind(path, leaf, tree)])
@@ -110,7 +110,7 @@ def _utf8(value: object) -> bytes:
 
 
 def _kind(path: Path, leaf: Leaf, tree: Tree) -> tuple[str, ...]:
-    """What a leaf is, and its value where no array holds that."""
+    """Return the kind of a leaf, and its value unless an array holds it."""
     if isinstance(leaf, Empty):
         return "empty", leaf.kind
     if isinstance(leaf, Text):
@@ -121,14 +121,14 @@ def _kind(path: Path, leaf: Leaf, tree: Tree) -> tuple[str, ...]:
 
 
 def restored(flat: Tree, text: str) -> Tree:
-    """Return the tree that `described` described.
+    """Restore the tree that `described` serialized.
 
     Args:
-        flat: its arrays, each under a path of one key, the name.
-        text: what `described` gave.
+        flat: the arrays, each under a path of one key, its name.
+        text: the result of `described`.
 
     Raises:
-        FormatError: the text cannot be used, or it and `flat` do not name the same arrays.
+        FormatError: the text is invalid, or it and `flat` do not name the same arrays.
     """
     location = f"{flat.metadata.location}: {ENTRY} in the metadata"
     saved = _parsed(text, location)
@@ -144,7 +144,7 @@ def restored(flat: Tree, text: str) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class _DescribedLeaf:
-    """One leaf, as `_kind` has it."""
+    """One leaf; see `_kind`."""
 
     path: Path
     kind: str
@@ -152,7 +152,7 @@ class _DescribedLeaf:
 
     @property
     def leaf(self) -> Leaf | None:
-        """The leaf itself, or None where it is an array."""
+        """The leaf itself, or None if it is an array."""
         match self.kind:
             case "empty":
                 return Empty(self.value)
@@ -184,7 +184,7 @@ def _parsed(text: str, location: str) -> _Saved:
             hint=_WITHOUT,
         ) from error
     raise FormatError(
-        "the tree is described in a way that is not known here",
+        "the tree has a description of an unknown version",
         location=location,
         got=f"version {version}",
         expected=f"version {_VERSION}",
@@ -193,7 +193,7 @@ def _parsed(text: str, location: str) -> _Saved:
 
 
 def _saved(document: Mapping[str, Any]) -> _Saved:
-    """Return the document in our types; raises plain errors where it has others."""
+    """Convert the document to our types; raises TypeError or ValueError if its types differ."""
     step, separator, custom = document["step"], document["separator"], document["custom_metadata"]
     if not (step is None or type(step) is int) or type(separator) is not str or type(custom) is not dict:
         raise TypeError("step, separator or custom_metadata is of another type")
@@ -203,9 +203,9 @@ def _saved(document: Mapping[str, Any]) -> _Saved:
 def _described_leaf(keys: list[object], kind: str, value: str = "") -> _DescribedLeaf:
     path = tuple(key for key in keys if type(key) in (str, int))
     if len(path) != len(keys) or len(path) > DEEPEST or type(value) is not str:
-        raise TypeError(f"no path and value: {keys!r}, {value!r}")
+        raise TypeError(f"not a path and a value: {keys!r}, {value!r}")
     if kind not in (_ARRAY, "scalar", "key", "empty", "text"):
-        raise ValueError(f"no kind of leaf: {kind!r}")
+        raise ValueError(f"unknown kind of leaf: {kind!r}")
     return _DescribedLeaf(path, kind, value)  # type: ignore[arg-type]
 
 
@@ -217,11 +217,11 @@ def _check_same(saved: _Saved, flat: Tree, location: str) -> None:
     if not twice and declared == there:
         return
     raise FormatError(
-        "the description of the tree contradicts the arrays that are there"
-        + counted_listing("described, not there", sorted(declared - there))
-        + counted_listing("there, not described", sorted(there - declared))
+        "the description of the tree contradicts the arrays in the file"
+        + counted_listing("described, but missing", sorted(declared - there))
+        + counted_listing("present, but not described", sorted(there - declared))
         + counted_listing("described twice", sorted(twice)),
         location=location,
         expected="every array described once",
-        hint=f"another program changed the arrays and kept this entry: {_WITHOUT}",
+        hint=f"another program changed the arrays but kept this entry: {_WITHOUT}",
     )

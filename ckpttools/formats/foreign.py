@@ -1,4 +1,4 @@
-"""What other programs write and no format here reads: named for what they are, with the next step."""
+"""Files of other programs that no format here reads: named for what they are, with a hint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.stores.location import Location
 
 _PIPELINE = "model_index.json"
-# Of accelerate and transformers' Trainer, beside the directory of a checkpoint: no weights of anybody.
+# accelerate and transformers' Trainer write these next to a checkpoint's directory. They are not weights.
 _RANDOM_STATES = "random_states_*.pkl"
 
 
@@ -24,9 +24,9 @@ class _ForeignFiles:
 
     Attributes:
         names: patterns of their names.
-        what: they are.
-        way: what a user can do, by the path that was named and the file that tells.
-        parts: Patterns of the names of further files that belong to them.
+        what: description of the files.
+        way: returns the hint, given the path that was passed and the file that was found.
+        parts: patterns of the names of further files that belong to them.
     """
 
     names: Sequence[str]
@@ -38,15 +38,14 @@ class _ForeignFiles:
 def _fetched(path: Location, file: Location) -> str:
     named = path.as_local()
     fresh = quote(f"{named.removesuffix(path.suffix) if path == file else named}-safetensors")
-    # Patterns in place of names: all of --include but the first are taken for names, and it is then ignored.
+    # Patterns are positional: hf would take all but the first after --include for names, and ignore
+    # --include.
     command = f"hf download REPO '*.safetensors' '*.json' 'tokenizer*' --local-dir {fresh}"
     return f"fetch the model's own weights: {command}"
 
 
 def _begun(path: Location, file: Location) -> str:
-    return (
-        "copy .metadata, too: torch writes it last; where there is none, the save has not ended: take another"
-    )
+    return "copy .metadata, too: torch writes it last; without it the save is unfinished: use another"
 
 
 def _unpacked(path: Location, file: Location) -> str:
@@ -70,7 +69,7 @@ def _from_keras_shards(path: Location, file: Location) -> str:
 
 
 def _shards_of_keras(index: Location) -> list[str]:
-    """Return names of the files that an index of Keras lists; none if it is damaged."""
+    """Return the names of the files that a Keras index lists; none if it is damaged."""
     try:
         files = read_json(index).get("weight_map", {}).values()
         names = {name for file in files for name in ([file] if isinstance(file, str) else file)}
@@ -89,8 +88,8 @@ def _from_tensorflow(path: Location, file: Location) -> str:
 
 def _trusted(path: Location, file: Location) -> str:
     return (
-        "a pickle is a program, and nothing of it is executed here; where you trust who wrote it, load it "
-        "there and save its arrays: orbax.checkpoint.StandardCheckpointer().save(DIR, tree)"
+        "a pickle is a program and is not executed here; if you trust its author, load it "
+        "in Python and save its arrays: orbax.checkpoint.StandardCheckpointer().save(DIR, tree)"
     )
 
 
@@ -99,26 +98,24 @@ def _with_numpy(path: Location, file: Location) -> str:
 
 
 _KINDS = (
-    _ForeignFiles(("*.gguf",), "files of llama.cpp (GGUF)", _fetched),
-    _ForeignFiles(("*.distcp",), "parts of a distributed checkpoint of PyTorch without .metadata", _begun),
-    _ForeignFiles(("tf_model*.h5",), "weights of TensorFlow", _fetched),
-    _ForeignFiles(("*.nemo",), "archives of NeMo", _unpacked),
-    _ForeignFiles(
-        ("*.weights.json",), "sharded weights of Keras (HDF5)", _from_keras_shards, ("*.weights.h5",)
-    ),
-    _ForeignFiles(("*.keras", "*.h5", "*.hdf5"), "weights of Keras (HDF5)", _from_keras),
+    _ForeignFiles(("*.gguf",), "llama.cpp files (GGUF)", _fetched),
+    _ForeignFiles(("*.distcp",), "parts of a PyTorch distributed checkpoint without .metadata", _begun),
+    _ForeignFiles(("tf_model*.h5",), "TensorFlow weights", _fetched),
+    _ForeignFiles(("*.nemo",), "NeMo archives", _unpacked),
+    _ForeignFiles(("*.weights.json",), "sharded Keras weights (HDF5)", _from_keras_shards, ("*.weights.h5",)),
+    _ForeignFiles(("*.keras", "*.h5", "*.hdf5"), "Keras weights (HDF5)", _from_keras),
     _ForeignFiles(
         ("*.data-[0-9]*-of-[0-9]*", "*.ckpt.index", "*.ckpt.meta", "saved_model.pb"),
-        "checkpoints of TensorFlow",
+        "TensorFlow checkpoints",
         _from_tensorflow,
     ),
-    _ForeignFiles(("*.pkl", "*.pickle", "*.joblib"), "pickles of Python", _trusted),
-    _ForeignFiles(("*.npz", "*.npy"), "arrays of numpy", _with_numpy),
+    _ForeignFiles(("*.pkl", "*.pickle", "*.joblib"), "Python pickles", _trusted),
+    _ForeignFiles(("*.npz", "*.npy"), "NumPy arrays", _with_numpy),
 )
 
 
 def foreign_kinds(names: Iterable[str]) -> list[tuple[str, str]]:
-    """What others' files are among these names, and the first name of each kind."""
+    """Return the kinds of foreign files among these names, each with the first name of its kind."""
     return [(kind.what, name) for kind, name in _found(list(names))]
 
 
@@ -132,24 +129,24 @@ def _found(names: Sequence[str]) -> Iterator[tuple[_ForeignFiles, str]]:
 
 
 def foreign_error(path: Location) -> FormatError | None:
-    """Return the error that says what a directory or a file is; None where that is not known.
+    """Return the error that names the kind of a file or directory; None if it is unknown.
 
     Args:
-        path: of what no format can open.
+        path: a path that no format can open.
     """
     folder, names = _names(path)
     if _PIPELINE in names:
         return _pipeline(folder)
     if path.is_dir() and ADAPTER in names:
         return FormatError(
-            f"this is {adapter_in(folder)}, not a whole model", location=path, hint=merging(path)
+            f"this is {adapter_in(folder)}, not a complete model", location=path, hint=merging(path)
         )
     result = list(_found(names))
     if not result:
         return None
     (kind, name), *others = result
     return FormatError(
-        f"these are {' and '.join(item.what for item, _ in result)}, which are not read here",
+        f"these are {' and '.join(item.what for item, _ in result)}, which ckpttools does not read",
         location=path,
         got=", ".join([name, *(other for _, other in others)]),
         expected="a format that `ckpt formats` lists",
@@ -163,7 +160,7 @@ def is_pipeline(path: Location) -> bool:
 
 
 def _names(path: Location) -> tuple[Location, list[str]]:
-    """Return a directory and the names in it; of a file its own."""
+    """Return a directory and the names in it; for a file, its parent and its own name."""
     if not path.is_dir():
         return path.parent, [path.name]
     try:
@@ -181,9 +178,9 @@ def _pipeline(folder: Location) -> FormatError:
     parts = [name for name in declared if any((folder / name).glob("*.safetensors"))]
     looked = f": ckpt inspect tree {quote(str(folder / parts[0]))}" if parts else ""
     return FormatError(
-        f"this is a pipeline of diffusers ({declared.get('_class_name', 'of unknown class')}), not one model",
+        f"this is a diffusers pipeline ({declared.get('_class_name', 'of unknown class')}), not one model",
         location=folder,
         got=", ".join(parts) or None,
         expected="one checkpoint",
-        hint=f"name one of its parts{looked}; of these only language models can be converted to MaxText",
+        hint=f"name one of its parts{looked}; only language models can be converted to MaxText",
     )

@@ -1,4 +1,4 @@
-"""What an interrupted conversion leaves where somebody looks for a checkpoint: reported instead of opened."""
+"""Errors for paths with nothing in them, or with an interrupted conversion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckpttools.stores.registry import parse
 
 
 def absent(location: Location) -> CheckpointError:
-    """Return the error of a place at which there is nothing."""
+    """Return the error for a location that does not exist."""
     known = location.store.absence_reason(location.key)
     if known is not None:
         return known
@@ -19,7 +19,7 @@ def absent(location: Location) -> CheckpointError:
 
 
 def _fetched(location: Location) -> str:
-    """What to do where a path looks like the name of a model on the hub, OWNER/NAME."""
+    """Return a hint if a path looks like the name of a Hub model, OWNER/NAME."""
     is_relative = str(location) == "/".join(location.parts)
     if not is_relative or len(location.parts) != 2 or location.parts[0] == ".." or location.parent.exists():
         return ""
@@ -27,7 +27,7 @@ def _fetched(location: Location) -> str:
 
 
 def refuse_empty(location: Location) -> None:
-    """Raise FormatError if `location` is a directory without anything in it."""
+    """Raise FormatError if `location` is an empty directory."""
     if location.is_dir() and not any(location.iterdir()):
         raise empty_error(location)
 
@@ -38,7 +38,7 @@ def empty_error(location: Location) -> FormatError:
 
 
 def refuse_interrupted(location: Location) -> None:
-    """Raise FormatError if `location` is a directory in which a conversion grows, whatever lies in it."""
+    """Raise FormatError if a conversion is in progress in `location`, whatever else it contains."""
     left = read_unfinished(location)
     if left is not None:
         raise interrupted_error(location, left)
@@ -51,7 +51,7 @@ def interrupted_error(location: Location, left: Unfinished) -> FormatError:
 
 
 def begun_in(directory: Location) -> Unfinished | None:
-    """What an interrupted copy of a run has left among its steps, in a directory or one level below."""
+    """Return what an interrupted copy of a run left among its steps, in a directory or one level below."""
     for above in (directory, directory / "checkpoints"):
         for item in above.directories() if above.is_dir() else ():
             if item.name.endswith(SUFFIX) and (left := read_unfinished(item)) is not None:
@@ -60,16 +60,16 @@ def begun_in(directory: Location) -> Unfinished | None:
 
 
 def next_step(left: Unfinished) -> str:
-    """What to do about an interrupted conversion."""
+    """Return the hint for an interrupted conversion."""
     if left.replaced is not None:
-        return f"{left.replaced} holds what it was before it was to be replaced: move it back"
+        return f"{left.replaced} holds the previous checkpoint: move it back"
     if left.writer:
-        return f"{left.location} is the work of {left.writer}: {left.wait}"
-    return f"{left.location} is an interrupted {left.kind}: {going_on(left)}, and it goes on"
+        return f"{left.location} is being written by {left.writer}: {left.wait}"
+    return f"{left.location} is an interrupted {left.kind}: {going_on(left)} to resume it"
 
 
 def going_on(left: Unfinished) -> str:
-    """How an interrupted conversion is gone on with."""
+    """Return how to resume an interrupted conversion."""
     if not left.command:
         return "run its command again"
     is_here = left.directory in ("", str(parse(".").absolute()))

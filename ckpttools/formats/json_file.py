@@ -1,4 +1,4 @@
-"""JSON documents: parsed as deep as anyone nests them, and read from files of their own."""
+"""JSON documents: parsed up to a limited depth, from text or files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.lookalikes import refuse_pointer
 from ckpttools.stores.location import Location
 
-# Whatever walks through a document by calling itself, as Python's own writer of JSON does, gets so far.
+# Recursive code, such as Python's own JSON encoder, handles this depth.
 DEEPEST = 200
 
 Pairs = Callable[[list[tuple[str, Any]]], Any]
@@ -24,13 +24,14 @@ def parse_json(text: str | bytes, pairs: Pairs | None = None, *, is_walked: bool
     """Return the value of a JSON text.
 
     Args:
-        text: in UTF-8, if it is bytes.
-        pairs: makes each object, as `json.loads` calls it.
-        is_walked: whether somebody may walk through it; of what is only looked at where it is known, nobody
-            need know how deep it is. That takes a third of the time of reading it.
+        text: the text; UTF-8 if it is bytes.
+        pairs: builds each object; passed to `json.loads`.
+        is_walked: whether callers may recurse into the document. Otherwise its depth is not checked, which
+            saves a
+            third of the reading time.
 
     Raises:
-        ValueError: it is not JSON, nested too deep, or has strings that no text can hold.
+        ValueError: the text is not JSON, is nested too deep, or has strings that are not Unicode.
     """
     text = text if isinstance(text, str) else text.removeprefix(BOM_UTF8).decode()
     try:
@@ -39,7 +40,7 @@ def parse_json(text: str | bytes, pairs: Pairs | None = None, *, is_walked: bool
         raise ValueError(_TOO_DEEP) from error
     if is_walked and is_deep(value):
         raise ValueError(_TOO_DEEP)
-    # A lone surrogate can only be written as an escape; a name that has one can be neither shown nor stored.
+    # A lone surrogate can only be written as an escape; such a name can be neither displayed nor stored.
     if "\\u" in text:
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -66,11 +67,11 @@ def is_deep(value: object) -> bool:
 
 
 def read_json(path: Location, *, is_walked: bool = True) -> dict[str, Any]:
-    """Return a JSON object from a file; `is_walked` as of `parse_json`.
+    """Read a JSON object from a file; see `parse_json` for `is_walked`.
 
     Raises:
         StorageError: the file cannot be read.
-        FormatError: it holds no JSON object.
+        FormatError: it is not a JSON object.
     """
     text = path.read_bytes()
     try:
@@ -84,11 +85,11 @@ def read_json(path: Location, *, is_walked: bool = True) -> dict[str, Any]:
 
 
 class _UnusableError(ValueError):
-    """Text that json takes but that means nothing here."""
+    """JSON that is valid but has no meaning here."""
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """What `json_object` makes of an object by default; refuses one that names a key twice."""
+    """Build a dictionary, and reject duplicate keys; the default of `json_object`."""
     built = dict(pairs)
     if len(built) == len(pairs):
         return built
@@ -107,13 +108,13 @@ def json_object(
 
     Args:
         raw: UTF-8 text.
-        location: what `raw` is; line and column are added in messages.
-        kind: the error to raise.
-        hint: the next step in it.
-        make: what to make of the keys and values of an object; None for a dictionary, equal keys or not.
+        location: the location of `raw`; messages append line and column.
+        kind: class of the error to raise.
+        hint: hint of the error.
+        make: builds an object from its keys and values; None for a dictionary that allows duplicate keys.
 
     Raises:
-        CheckpointError: of the given kind; `raw` is not UTF-8, no JSON or no object.
+        CheckpointError: of the given class; `raw` is not UTF-8, not JSON or not an object.
     """
     try:
         value = parse_json(raw.decode("utf-8"), make)
@@ -134,6 +135,6 @@ def json_object(
 
 
 def _line_and_column(raw: bytes | bytearray, position: int) -> str:
-    """Return a byte's place as ":line:column", both counted from one."""
+    """Format a byte's position as ":line:column", both counted from one."""
     before = raw[:position]
     return f":{before.count(10) + 1}:{position - before.rfind(10)}"

@@ -1,4 +1,4 @@
-"""What is said of what a file holds and no tree does."""
+"""Remarks about objects in a file that a tree cannot hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_NAMED = 5
 
 
 def left_out(others: Mapping[Path, str]) -> Notes:
-    """What is said of objects that are neither arrays nor numbers nor texts: path -> what it is."""
+    """Return a remark on objects that are not arrays, numbers or texts, given their kinds by path."""
     if not others:
         return Notes()
     named = first_names([f"{dotted(path)} ({kind})" for path, kind in others.items()], _MOST_NAMED)

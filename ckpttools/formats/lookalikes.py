@@ -1,4 +1,4 @@
-"""What people find under the name of a safetensors file, and what to do about it."""
+"""Files that are commonly mistaken for safetensors files, with a hint for each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from ckpttools.core.errors import CheckpointError, FormatError
 
-# (Its start, what it is, what to do.)
+# (Start of the file, kind, hint.)
 _WEB_PAGE = (
     rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|head|\?xml)",
     "a web page",
@@ -23,7 +23,7 @@ _DISGUISES = (
     ),
     (
         rb"\x80[\x02-\x05][^\0]",
-        "a pickle, as torch.save wrote it in former times",
+        "a pickle, as older versions of torch.save write it",
         "load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file",
     ),
     (
@@ -43,7 +43,7 @@ MAX_POINTER_BYTES = 1024
 
 
 _PULL = "run `git lfs pull` in that repository, or download the file with `hf download`"
-# What a download that failed or was skipped leaves in place of a file: (its start, what it is, what to do).
+# Placeholders that a failed or skipped download leaves: (start of the file, kind, hint).
 _NOT_FETCHED = (
     (rb"version https://git-lfs", "a Git LFS pointer", _PULL),
     (rb"/annex/objects/", "a git-annex pointer", "run `git annex get .` in that repository"),

@@ -1,8 +1,8 @@
-"""What a checkpoint says of where it came from: a model of the hub and its commit, in its own metadata.
+"""The origin of a checkpoint: a Hub model and its commit, in the checkpoint's own metadata.
 
-Only what stands for the bytes that were read is written down, and is the same on whichever machine: a commit
-does, a path in a bucket or on a disk does not, as something else may lie there tomorrow, and equal
-conversions must give equal bytes. Receipts name any source.
+Only an origin that identifies the bytes on any machine is recorded. A commit does; a path in a bucket or on a
+disk does not, because its content may change and equal conversions must produce equal bytes. Receipts record
+any source.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from ckpttools.stores.abilities import SupportsPinning
 from ckpttools.stores.registry import parse
 
 SOURCE = "ckpttools_source"
-"""Key in the metadata: `hf://org/name@commit`, with the path in the repository where there is one."""
+"""Metadata key for `hf://org/name@commit`, followed by the path in the repository, if any."""
 
 
 def with_origin(built: Tree, read: Tree) -> Tree:
-    """Return a tree that says what it was made of.
+    """Return a tree that records its origin.
 
     Args:
-        built: what is written.
-        read: the checkpoint as it was opened; of one that has no pinned name nothing is said.
+        built: the tree to write.
+        read: the checkpoint as opened; nothing is recorded if it has no pinned name.
     """
     location = parse(read.metadata.location) if read.metadata.location else None
     if location is None or not isinstance(location.store, SupportsPinning):

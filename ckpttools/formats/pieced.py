@@ -1,4 +1,4 @@
-"""An array of boxes that were saved apart, cut along any axes, evenly or not."""
+"""An array of boxes that were saved separately, cut along any axes, evenly or not."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, grid_shape, intersecting_cells
 
-# Where all ends of parts are multiples of a large number there are as many cells as parts.
+# If all part boundaries are multiples of a large number, there are as many cells as parts.
 _MOST_CELLS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of an array and what is in it."""
+    """A box of an array and its content."""
 
     box: Region
     array: LazyArray
 
 
 def pieced(shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> LazyArray:
-    """Return the array that these boxes make up.
+    """Assemble an array from boxes.
 
     Args:
-        shape, dtype: of the whole.
-        pieces: in any order; empty ones count for nothing, and equal ones once.
+        shape, dtype: of the complete array.
+        pieces: the boxes in any order; empty ones are ignored, and equal ones count once.
 
     Raises:
-        ValueError: they overlap, reach over an edge or leave something out; says which.
+        ValueError: boxes overlap, extend beyond an edge or leave a gap; says which.
     """
     if not prod(shape):
         return Constant(shape, dtype, bytes(dtype.itemsize))
@@ -41,7 +41,7 @@ def pieced(shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> LazyArray:
     if len(boxes) == 1 and Region.whole(shape) in boxes:
         return boxes[Region.whole(shape)]
     if any(box.stop[axis] > length for box in boxes for axis, length in enumerate(shape)):
-        raise ValueError("a part reaches over the edge")
+        raise ValueError("a part extends beyond the edge")
     lacking = prod(shape) - sum(box.size for box in boxes)
     if lacking > 0:
         raise ValueError(f"its {len(boxes)} parts leave {lacking:,} elements out")
@@ -58,20 +58,20 @@ def pieced(shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> LazyArray:
 
 
 def _in_a_row(boxes: Mapping[Region, LazyArray], axis: int) -> LazyArray:
-    """Boxes that are cut along one axis alone, unevenly: their cells would be rows, and far more of them.
+    """Assemble boxes that are cut unevenly along one axis, which would need far more cells than boxes.
 
     Raises:
-        ValueError: two overlap; as many elements as there are do not leave any out then.
+        ValueError: two overlap; given the number of elements, there is no gap otherwise.
     """
     ordered = sorted(boxes, key=lambda box: box.start[axis])
     for one, other in pairwise(ordered):
         if other.start[axis] < one.stop[axis]:
-            raise ValueError(f"two of its parts have element {list(other.start)}")
+            raise ValueError(f"two of its parts contain element {list(other.start)}")
     return concat([boxes[box] for box in ordered], axis)
 
 
 def in_shape(pieces: Sequence[Stored], shape: Shape) -> LazyArray:
-    """Return the array of a shape whose elements are those of these flat pieces in order."""
+    """Return the array of a shape whose elements are those of these flat pieces, in order."""
     first = pieces[0]
     if len(pieces) == 1:
         return replace(first, shape=shape)
@@ -79,20 +79,20 @@ def in_shape(pieces: Sequence[Stored], shape: Shape) -> LazyArray:
 
 
 def _cell(length: int, axis: int, boxes: Iterable[Region]) -> int:
-    """Return coordinates of an axis between which no box ends."""
+    """Return the largest cell length along an axis such that boxes end only at cell edges."""
     ends = {at for box in boxes for at in (box.start[axis], box.stop[axis])} - {0, length}
     return gcd(*ends) if ends else length
 
 
 class _CellGrid:
-    """The cells of a grid that is fine enough for all boxes: each lies in one of them."""
+    """A grid so fine that each cell is inside one box."""
 
     def __init__(self, cells: dict[Shape, LazyArray]) -> None:
         self._cells = cells
 
     @classmethod
     def of(cls, shape: Shape, cell: Shape, boxes: dict[Region, LazyArray]) -> _CellGrid:
-        """Raise ValueError where two boxes have a cell in common, or one lies in none."""
+        """Create the grid; raise ValueError if two boxes share a cell, or a cell is in no box."""
         cells: dict[Shape, LazyArray] = {}
         for box, array in boxes.items():
             for index in intersecting_cells(cell, box):
@@ -100,7 +100,7 @@ class _CellGrid:
                 stop = tuple(min(a + c, n) for a, c, n in zip(start, cell, shape, strict=True))
                 inside = tuple(a - b for a, b in zip(start, box.start, strict=True))
                 if index in cells:
-                    raise ValueError(f"two of its parts have element {list(start)}")
+                    raise ValueError(f"two of its parts contain element {list(start)}")
                 cells[index] = window(array, inside, tuple(b - a for a, b in zip(start, stop, strict=True)))
         if len(cells) < prod(grid_shape(shape, cell)):
             raise ValueError("its parts leave elements out")

@@ -1,4 +1,4 @@
-"""Where the chunks of an array go: in which files, at which bytes, encoded or as they are."""
+"""Where the chunks of an array are stored: file, byte range and encoding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ckpttools.core.region import (
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bytes of a file below the checkpoint's root."""
+    """A byte range of a file below the checkpoint's root."""
 
     file: str
     offset: int
@@ -35,11 +35,11 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """Chunks one after the other in a data file, or in several of a limited length each.
+    """Chunks stored consecutively in a data file, or in several files of limited length.
 
     Attributes:
-        file: its name; further ones get a number appended.
-        offset: byte where the first chunk starts.
+        file: name of the file; further files get a number appended.
+        offset: byte offset of the first chunk.
         per_file: chunks in one file; None for all.
     """
 
@@ -48,7 +48,7 @@ class DataFile:
     per_file: int | None = None
 
     def location(self, position: int, chunk_nbytes: int) -> tuple[str, int]:
-        """File and offset of the chunk that is at this position in the sequence."""
+        """Return the file and offset of the chunk at a position in the sequence."""
         if self.per_file is None:
             return self.file, self.offset + position * chunk_nbytes
         number, position = divmod(position, self.per_file)
@@ -57,12 +57,12 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFiles:
-    """Every chunk in a file of its own.
+    """Each chunk in its own file.
 
     Attributes:
-        directory: where they lie, ended with "/"; "" for the root.
-        prefix: what comes before the grid index, "" for nothing.
-        separator: what stands between the numbers.
+        directory: their directory, ending with "/"; "" for the root.
+        prefix: text before the grid index, or "".
+        separator: separator between the indices.
     """
 
     directory: str
@@ -75,18 +75,18 @@ class ChunkFiles:
 
 
 def chunk_key(prefix: str, separator: str, index: Shape) -> str:
-    """What zarr calls the chunk at a grid index; `0` the only chunk of a 0-d array without a prefix."""
+    """Return zarr's key of the chunk at a grid index; a 0-d array without a prefix has the key `0`."""
     parts = [prefix] if prefix else []
     return separator.join([*parts, *map(str, index)]) or "0"
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Encoded chunks, appended to data files in the order in which they are made.
+    """Encoded chunks, appended to data files in the order in which they are encoded.
 
     Attributes:
-        file: name of the files, each with a number appended.
-        limit: bytes after which the next file is begun.
+        file: name of the files; each gets a number appended.
+        limit: bytes after which a new file starts.
     """
 
     file: str
@@ -95,17 +95,17 @@ class Appended:
 
 @dataclass(frozen=True)
 class Referenced:
-    """Chunks whose bytes are in files that are there already; nothing is written for them.
+    """Chunks whose bytes are in existing files; nothing is written for them.
 
-    Each chunk takes a few numbers, no object: a checkpoint may have a hundred thousand.
+    A chunk takes a few integers and no object, because a checkpoint may have 100,000 chunks.
 
     Attributes:
         files: names that those files get below the checkpoint's root.
-        codecs: what makes the bytes of a chunk, as the format lists it.
-        numbers: for each chunk, in C order of the grid, the number of its file; -1 where it is in `inline`.
-        starts: its first byte.
-        lengths: its number of bytes.
-        inline: chunks so small that the index itself holds them, by their place in that order.
+        codecs: codecs of a chunk, as the format lists them.
+        numbers: for each chunk, in C order of the grid, the index of its file; -1 if it is in `inline`.
+        starts: offset of each chunk.
+        lengths: bytes of each chunk.
+        inline: chunks small enough to be stored in the index itself, by position in C order.
     """
 
     files: Sequence[str]
@@ -116,7 +116,7 @@ class Referenced:
     inline: Mapping[int, bytes]
 
     def location(self, position: int) -> Range | bytes:
-        """Return a chunk by its place in the C order of the grid."""
+        """Return the location of a chunk, given its position in C order of the grid."""
         number = self.numbers[position]
         if number < 0:
             return self.inline[position]
@@ -124,18 +124,18 @@ class Referenced:
 
     @property
     def ranges(self) -> Iterator[Range]:
-        """Every range of a file that is a chunk."""
+        """All ranges of files that are chunks."""
         for position, number in enumerate(self.numbers):
             if number >= 0:
                 yield Range(self.files[number], self.starts[position], self.lengths[position])
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of all chunks as they are stored."""
+        """Bytes of all chunks as stored."""
         return sum(self.lengths)
 
     def __str__(self) -> str:
-        """Equal where the same bytes of the same files are meant."""
+        """Return a string that is equal for the same bytes of the same files."""
         digest = hashlib.sha256()
         for part in (self.numbers, self.starts, self.lengths):
             digest.update(part.tobytes())
@@ -162,16 +162,16 @@ class ByteRun:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one array goes: a grid of equal chunks.
+    """The placement of one array: a grid of equal chunks.
 
     Attributes:
-        shape: of the array.
+        shape: shape of the array.
         itemsize: bytes of one element.
-        chunk: shape of one chunk. A chunk that reaches over the array's edge is stored whole, padded with
-            zeros, as zarr does.
+        chunk: shape of one chunk. A chunk that extends beyond the array's edge is stored in full, padded with
+            zeros, as in zarr.
         home: the files.
-        codec: what encodes chunks; None for their elements in C order, little-endian, and for what is
-            referenced.
+        codec: codec of the chunks; None for plain chunks (C order, little-endian) and for referenced
+            ones.
     """
 
     shape: Shape
@@ -182,11 +182,13 @@ class Placement:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """The axes from slowest to fastest in which chunks follow each other.
+        """The order of the axes, from slowest to fastest, in which chunks follow each other.
 
-        Axes with one coordinate a chunk (layers, experts) come first: all chunks of a layer are then
-        neighbors, in the file and in a task's buffer, whose axes have this order, too. Inside a chunk
-        those axes have length one, so the order of its elements is the plain C order.
+        Axes with one coordinate per chunk (layers, experts) come first. All chunks of a layer are then
+        neighbors in
+        the file and in a task's buffer, which has the same order of axes. Within a chunk these axes have
+        length one,
+        so its elements are in plain C order.
         """
         single = [axis for axis, length in enumerate(self.chunk) if length == 1]
         return (*single, *(axis for axis in range(len(self.chunk)) if axis not in single))
@@ -208,7 +210,7 @@ class Placement:
 
     @property
     def described(self) -> str:
-        """Chunks, files and codec in a line: equal for placements that write the same."""
+        """Description of chunks, files and codec in one line; equal for placements that write the same."""
         if isinstance(self.home, ChunkFiles):
             where = self.home.name((0,) * len(self.shape))
         else:
@@ -217,29 +219,29 @@ class Placement:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes that a worker needs to encode a chunk: a copy of it, what it becomes, and the encoder."""
+        """Bytes that a worker needs to encode a chunk: for its copy, the encoded chunk and the encoder."""
         return 0 if self.codec is None else 2 * self.chunk_nbytes + self.codec.working_bytes
 
     def position(self, index: Shape) -> int:
-        """Return the place of a chunk in the sequence of all chunks."""
+        """Return the position of a chunk in the sequence of all chunks."""
         position = 0
         for axis in self.order:
             position = position * self.grid[axis] + index[axis]
         return position
 
     def chunk_range(self, index: Shape) -> Range:
-        """Return the bytes of a chunk that is stored as it is."""
+        """Return the byte range of an uncompressed chunk."""
         if isinstance(self.home, ChunkFiles):
             return Range(self.home.name(index), 0, self.chunk_nbytes)
         if isinstance(self.home, Referenced):
             raise TypeError("a referenced chunk is not written")
         if isinstance(self.home, Appended):
-            raise TypeError("an appended chunk has no place before it is made")
+            raise TypeError("an appended chunk has no location before it is encoded")
         file, offset = self.home.location(self.position(index), self.chunk_nbytes)
         return Range(file, offset, self.chunk_nbytes)
 
     def cells(self, region: Region) -> Iterator[Shape]:
-        """Grid indices of the chunks that the region meets, in sequence."""
+        """Yield the grid indices of the chunks that the region intersects, in sequence."""
         ranges = grid_ranges(self.chunk, region)
         for ordered in itertools.product(*(ranges[axis] for axis in self.order)):
             index = [0] * len(ordered)
@@ -248,9 +250,9 @@ class Placement:
             yield tuple(index)
 
     def runs(self, region: Region) -> Iterator[ByteRun]:
-        """Yield the region's bytes, as runs; neighboring runs are joined.
+        """Yield the region's bytes as runs; adjacent runs are joined.
 
-        The buffer holds the region's elements with the axes in `order`.
+        The buffer contains the region's elements with the axes in `order`.
         """
         joined: ByteRun | None = None
         for run in self._raw_runs(region):
@@ -264,7 +266,7 @@ class Placement:
             yield joined
 
     def first_byte(self, region: Region) -> tuple[str, int]:
-        """File and offset of the first byte that the region has, where chunks are stored as they are."""
+        """Return the file and offset of the region's first byte, for uncompressed chunks."""
         first = next(self._raw_runs(region))
         return first.file, first.offset
 
@@ -277,14 +279,15 @@ class Placement:
             yield from _common_runs(in_file, in_buffer, self.chunk_range(index), self.itemsize)
 
     def part(self, region: Region, index: Shape) -> tuple[Region, Region]:
-        """What the region and a chunk share: in the array's coordinates and in the chunk's."""
+        """Return the intersection of the region and a chunk, in coordinates of the array and of the chunk."""
         part = region.intersect(grid_cell(self.shape, self.chunk, index))
         if part is None:
             raise IndexError(f"{region} does not meet chunk {index}")
         return part, part.shifted([-i * c for i, c in zip(index, self.chunk, strict=True)])
 
     def estimated_runs(self, region: Region) -> int:
-        """About how many runs `runs` yields: exact for one chunk, guessed from the first for many."""
+        """Estimate how many runs `runs` yields: exact for one chunk, extrapolated from the first for
+        several."""
         if region.size == 0:
             return 0
         index = tuple(a // c for a, c in zip(region.start, self.chunk, strict=True))
@@ -316,7 +319,7 @@ def _touch(first: ByteRun, second: ByteRun) -> bool:
 def _common_runs(
     in_file: Iterator[tuple[int, int]], in_buffer: Iterator[tuple[int, int]], location: Range, itemsize: int
 ) -> Iterator[ByteRun]:
-    """Two walks over the same elements, cut where either of them jumps."""
+    """Traverse the same elements in two layouts, and cut runs where either layout jumps."""
     there, left = 0, 0
     here, rest = 0, 0
     while True:

@@ -1,4 +1,4 @@
-"""What formats have in common that are read and not written."""
+"""Common parts of formats that can be read but not written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckpttools.stores.location import Location
 
 
 class ReadOnlyFormat:
-    """A format of which whatever keeps a checkpoint from being opened is its fault."""
+    """A format whose only fault is the error that prevents opening a checkpoint."""
 
     @abstractmethod
     def open(self, path: Location, options: ReadOptions) -> Tree:

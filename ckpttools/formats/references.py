@@ -1,8 +1,7 @@
-"""Which arrays need not be written: those whose chunks are byte ranges of files that are there already.
+"""Arrays that need not be written: their chunks are byte ranges of existing files.
 
-Those files get another name below the new checkpoint (a hard link), and its index points into them. Nothing
-of them is ever changed, so the checkpoints that share them do not disturb each other, and either may be
-deleted.
+These files are hard-linked below the new checkpoint, and its index points into them. They are never changed,
+so checkpoints that share them do not affect each other, and either can be deleted.
 """
 
 from __future__ import annotations
@@ -32,27 +31,27 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.registry import parse
 
-# What loading takes under a `transpose` codec, beside plain C order: tensorstore reads a whole array of
-# 4096 x 8 x 8192 bfloat16 with 0.40 instead of 1.4 GB/s; Orbax restores one of 2048 x 4 x 8192 onto 8
-# simulated devices with 0.06 instead of 0.9 GB/s (first axis sharded) and 0.12 instead of 0.8 (last), whether
-# chunks are whole layers or cut to 4 MiB.
+# Loading through a `transpose` codec is slower than plain C order. tensorstore reads a complete array of
+# 4096 x 8 x 8192 bfloat16 at 0.40 instead of 1.4 GB/s. Orbax restores an array of 2048 x 4 x 8192 onto 8
+# simulated devices at 0.06 instead of 0.9 GB/s (first axis sharded) and 0.12 instead of 0.8 GB/s (last axis),
+# whether chunks are whole layers or cut to 4 MiB.
 SLOWER = "3 to 15 times"
-# A chunk of more bytes is worth a remark: whoever needs a part of it reads all of it.
+# Warn about larger chunks, in bytes: reading any part of a chunk reads all of it.
 _GIANT = 1 << 30
 LEAST_SHARE = 0.001
-"""The part of a file that must be used for it to be shared: for less it would stay on the disk for little."""
+"""Least fraction of a file that must be used to share it: sharing keeps all of the file on disk."""
 _PREFIX = re.compile(r"linked-\d{5}-")
 _LONGEST_NAME = 200
 
 
 class ReferenceMode(Enum):
-    """Which stored bytes are taken as they are.
+    """Which stored bytes are reused.
 
-    NONE: none; every byte is written anew.
-    SAME_ORDER: chunks of zarr arrays, in the grid, the codecs and the order in which they are: nothing is
-        lost for whoever reads the result.
-    ANY_ORDER: whatever can be expressed, ranges of safetensors under a `transpose` codec as well, which are
-        slower to load.
+    NONE: none; all bytes are written again.
+    SAME_ORDER: chunks of zarr arrays with unchanged grid, codecs and order, so that readers of the result
+        lose nothing.
+    ANY_ORDER: everything that can be expressed, including ranges of safetensors under a `transpose` codec,
+        which load more slowly.
     """
 
     NONE = "none"
@@ -61,13 +60,14 @@ class ReferenceMode(Enum):
 
 
 def reference_mode(asked: bool | None, *, by_default: bool, encodes: bool) -> ReferenceMode:
-    """Return the mode that a user means: the one place where that is decided.
+    """Decide the mode from the user's options.
 
     Args:
-        asked: True to reference whatever can be, False to copy, None if nothing was said.
-        by_default: whether a command references where nothing is lost: those that change the tree do, those
-            whose purpose is another layout do not.
-        encodes: whether the user said how chunks are to be stored, which takes writing them.
+        asked: True to reference all that can be, False to copy, None by default.
+        by_default: whether the command references lossless chunks by default: commands that change the tree
+            do,
+            commands whose purpose is another layout do not.
+        encodes: whether the user chose an encoding for chunks, so that they must be written.
     """
     if asked is not None:
         return ReferenceMode.ANY_ORDER if asked else ReferenceMode.NONE
@@ -76,13 +76,14 @@ def reference_mode(asked: bool | None, *, by_default: bool, encodes: bool) -> Re
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What a writer may reference.
+    """Options of a writer for references.
 
     Attributes:
         mode: which bytes.
-        destination: where the checkpoint will be, so that it is known beforehand whether the file system
-            links files there; None if it is not known, which then shows when it is written.
-        least: the part of a file that must be used for it to be shared.
+        destination: location of the new checkpoint, to test whether its file system supports links from
+            there;
+            None if unknown, which is then found out while writing.
+        least: fraction of a file that must be used to share it.
     """
 
     mode: ReferenceMode = ReferenceMode.NONE
@@ -98,9 +99,9 @@ class SharedArrays:
     """The arrays of a tree that are referenced.
 
     Attributes:
-        placements: theirs.
-        links: the files, by the names that they get below the checkpoint's root.
-        remarks: what the user should know.
+        placements: placements of these arrays.
+        links: the files, by their names below the checkpoint's root.
+        remarks: remarks for the user.
     """
 
     placements: Mapping[Path, Placement] = field(default_factory=dict)
@@ -109,28 +110,28 @@ class SharedArrays:
 
 
 def find(tree: Tree, references: References, directory: str) -> SharedArrays:
-    """Find what of a tree need not be written.
+    """Find the arrays of a tree that need not be written.
 
     Args:
-        tree: what is to be stored.
+        tree: the tree to store.
         references: what may be referenced.
-        directory: where links go, relative to the checkpoint's root.
+        directory: directory of links, relative to the checkpoint's root.
 
     Raises:
-        FormatError: a chunk is missing or cannot be where its index says.
+        FormatError: a chunk is missing or out of the range of its file.
     """
     if references.mode is ReferenceMode.NONE:
         return SharedArrays()
     search = _ReferenceSearch(references, directory)
     for path, leaf in tree.arrays.items():
-        # What JAX wants to know of its keys' chunks is written with them; bytes of booleans are looked at.
+        # JAX's metadata on chunks of its keys is written with them; bytes of booleans must be validated.
         if path not in tree.metadata.key_impls and leaf.dtype.kind != "bool":
             search.look_at(path, leaf)
     return search.result()
 
 
 def _trials(destination: Location) -> LinkTrials | None:
-    """What tries links to a destination; None where its store has none."""
+    """Return the link test for a destination; None if its store does not support links."""
     store = destination.store
     return store.link_trials(destination.key) if isinstance(store, SupportsLinks) else None
 
@@ -153,7 +154,7 @@ class _ReferenceSearch:
         self.links: dict[str, ByteSource] = {}
 
     def look_at(self, path: Path, leaf: LazyArray) -> None:
-        """Reference an array if that is possible and expected."""
+        """Reference an array if possible and expected."""
         blocks = self._finder.blocks(leaf)
         chunks = None if blocks is None else chunks_of(blocks, LARGEST)
         if chunks is None or not self._is_expected(leaf, chunks):
@@ -177,11 +178,11 @@ class _ReferenceSearch:
         is_kept = blocks.is_grid and (chunks.is_in_order or blocks.is_transposed)
         if self._mode is ReferenceMode.SAME_ORDER and not is_kept:
             return False
-        # An array that was an array before keeps its grid, whatever that is.
+        # Arrays that were already zarr arrays keep their grid, whatever it is.
         return isinstance(leaf, Chunked) or chunks.count == 1 or chunks.nbytes >= FINE
 
     def _refusal(self, source: ByteSource) -> str | None:
-        """Why a file cannot be linked to the destination; None if it can, as far as is known."""
+        """Return why a file cannot be linked to the destination; None if it can, as far as known."""
         if self._trials is None or isinstance(source, Bytes):
             return None
         if source.path not in self._refusals:
@@ -204,7 +205,7 @@ class _ReferenceSearch:
         return Referenced(tuple(files), chunks.codecs, numbers, starts, lengths, inline)
 
     def _name(self, source: ByteSource) -> str:
-        """Return the name that a file gets: its own with a number, so that no two are the same."""
+        """Return the name of a file's link: its own name with a number, so that names are unique."""
         if source.path not in self._names:
             own = _PREFIX.sub("", parse(source.path).name)
             suffix = f"-{own}" if own.isascii() and len(own) <= _LONGEST_NAME else ""
@@ -214,7 +215,7 @@ class _ReferenceSearch:
         return self._names[source.path]
 
     def result(self) -> SharedArrays:
-        """What is worth a link: a scalar step is not, if nothing else keeps a file of weights on the disk."""
+        """Return the arrays worth a link; a scalar alone does not justify keeping a weights file on disk."""
         used = {path: _used_of(placement) for path, placement in self.placements.items()}
         links, kept = dict(self.links), dict(used)
         while True:
@@ -225,31 +226,31 @@ class _ReferenceSearch:
             still = {path: item for path, item in kept.items() if item.keys() <= links.keys()}
             if len(still) == len(kept):
                 break
-            kept = still  # what an array that is not shared has used of other files does not count there
+            kept = still  # ranges used by an array that is not shared do not count
         self._alone = sum(self.placements[path].nbytes for path in used if path not in kept)
         return SharedArrays({path: self.placements[path] for path in kept}, links, tuple(self.remarks()))
 
     def remarks(self) -> Iterator[str]:
-        """What the user should know of what was found."""
+        """Yield remarks for the user."""
         for reason, nbytes in self._refused.items():
             yield f"{_size(nbytes)} are copied: the file system refuses to link them to DST ({reason})"
         if self._alone and self._least > LEAST_SHARE:
             yield (
-                f"{_size(self._alone)} are copied: they are less than {self._least:.0%} of their files, all "
-                f"of which sharing would keep; {option('reference', True)} shares them"
+                f"{_size(self._alone)} are copied: they are less than {self._least:.0%} of files that "
+                f"sharing would keep; {option('reference', True)} shares them"
             )
         if self._transposed:
             yield (
-                f"{_size(sum(self._transposed))} are shared in the order of axes that they have in SRC: they "
+                f"{_size(sum(self._transposed))} are shared with the axis order of SRC: they "
                 f"load {SLOWER} slower than plain chunks; `ckpt convert to-orbax --copy` makes a plain "
                 "checkpoint of the result"
             )
         for path, nbytes in self._giants.items():
-            yield f"{keystr(path)} stays in chunks of {_size(nbytes)}: reading a part of one reads it all"
+            yield f"{keystr(path)} stays in chunks of {_size(nbytes)}: any read of a chunk reads all of it"
 
 
 def _used_of(placement: Placement) -> Counter[str]:
-    """Return names of files -> how many of their bytes an array has."""
+    """Return how many bytes of each file an array uses, by file name."""
     used: Counter[str] = Counter()
     if isinstance(placement.home, Referenced):
         for span in placement.home.ranges:
@@ -266,7 +267,7 @@ def _is_sharable(location: Stretch, is_grid: bool) -> bool:
 
 
 def _size(nbytes: int) -> str:
-    """Return a number of bytes in decimal units, as disks count them."""
+    """Format a number of bytes in decimal units."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.3g} {name}"

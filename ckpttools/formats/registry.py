@@ -127,14 +127,14 @@ def format_reason(name: str, path: Location) -> str:
 
 
 def require_ranks(options: ReadOptions, *locations: Location) -> None:
-    """Refuse a preferred process where no checkpoint is of a format that has files of processes.
+    """Raise an error if a preferred process is given and no checkpoint has files of processes.
 
     Args:
-        options: how all of them are opened.
-        locations: where they lie; what is no checkpoint does not count.
+        options: options for opening them.
+        locations: locations; those that are not checkpoints are ignored.
 
     Raises:
-        UsageError: none has.
+        UsageError: no checkpoint has files of processes.
     """
     if not options.prefer_rank:
         return
@@ -143,7 +143,7 @@ def require_ranks(options: ReadOptions, *locations: Location) -> None:
         return
     takers = [fmt.rank_files for fmt in formats().values() if isinstance(fmt, SupportsRankPreference)]
     raise UsageError(
-        f"{option('prefer_rank', options.prefer_rank[0])} is of checkpoints with files of each process",
+        f"{option('prefer_rank', options.prefer_rank[0])} needs a checkpoint with files of each process",
         location=locations[0],
         got=" and ".join(f"the format {item.name}" for item in result if item) or None,
         expected=f"files {'; '.join(takers)}",
@@ -152,7 +152,7 @@ def require_ranks(options: ReadOptions, *locations: Location) -> None:
 
 
 def stored_shardings(tree: Tree) -> Mapping[TreePath, Sharding]:
-    """How the arrays of a tree lay on devices, as its format tells: see `SupportsShardings`; else empty."""
+    """Return the shardings of the arrays when they were saved; empty unless `SupportsShardings`."""
     format = _format_of(tree)
     return format.shardings(tree) if isinstance(format, SupportsShardings) else {}
 
@@ -164,7 +164,7 @@ def other_steps(tree: Tree) -> OtherSteps:
 
 
 def storage_of(tree: Tree, options: ReadOptions | None = None) -> Storage:
-    """Return the files of a checkpoint and their content: see `SupportsStorage`; else its arrays.
+    """Return the files of a checkpoint and their content, or only its arrays unless `SupportsStorage`.
 
     Raises:
         FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
@@ -178,7 +178,7 @@ def storage_of(tree: Tree, options: ReadOptions | None = None) -> Storage:
 
 
 def faults_in(format: SupportsFaults, path: Location, options: ReadOptions) -> Iterator[CheckpointError]:
-    """What a format finds wrong with a file or directory: see `SupportsFaults`."""
+    """Yield the faults that a format finds in a file or directory; see `SupportsFaults`."""
     try:
         yield from format.faults(path, options)
     except CheckpointError as error:
@@ -200,21 +200,21 @@ def open_all_steps(detected: Detected) -> tuple[Tree, ...]:
 
 
 def sidecars_at(tree: Tree) -> Location | None:
-    """Where what belongs to a model lies beside a tree, if its format tells: see `SupportsSidecarLookup`."""
+    """Return the directory of a tree's sidecars; None unless its format is `SupportsSidecarLookup`."""
     format = _format_of(tree)
     return format.sidecars(tree) if isinstance(format, SupportsSidecarLookup) else None
 
 
 def find_unowned_files(directory: Location, tree: Tree, writer: Writer | None = None) -> set[str]:
-    """Return the files in a directory that are not part of the opened tree: see `SupportsFiles`; else all.
+    """Return the files in a directory that are not part of the opened tree; all unless `SupportsFiles`.
 
     Args:
-        directory: where.
-        tree: what was opened there.
-        writer: what will be written in its place; may know better: see `SupportsUnownedFiles`.
+        directory: the directory.
+        tree: the tree that was opened there.
+        writer: the writer that will replace it and may know better: see `SupportsUnownedFiles`.
 
     Raises:
-        StorageError: it cannot be listed.
+        StorageError: the directory cannot be listed.
     """
     if isinstance(writer, SupportsUnownedFiles):
         return set(writer.unowned_files(directory, tree))
@@ -225,7 +225,7 @@ def find_unowned_files(directory: Location, tree: Tree, writer: Writer | None = 
 
 
 def is_own_file(name: str) -> bool:
-    """Return whether a path within a checkpoint is one that files of some format have."""
+    """Return whether a path within a checkpoint belongs to any format."""
     return any(fmt.owns(name) for fmt in formats().values() if isinstance(fmt, SupportsFiles))
 
 
@@ -239,25 +239,24 @@ def writer_for(
     least_share: float = 0.0,
     **options: Any,
 ) -> Writer:
-    """Return the writer of a format, by name.
+    """Return the writer of a format.
 
     Args:
-        tree: what will be written, as it was opened.
-        format: name of a format; None for the one the tree was read from.
-        destination: directory that will be written, where that is known.
-        keeps_names, shares, least_share: as `ckpttools.formats.base.Target`.
-        options: of the format, as it declares them; those that are None are not said.
+        tree: the tree to write, as opened.
+        format: name of the format; None for the tree's own format.
+        destination: directory to write, if known.
+        keeps_names, shares, least_share: see `ckpttools.formats.base.Target`.
+        options: options of the format, as it declares them; None means not set.
 
     Raises:
-        UsageError: no such format, or one that can be read only; an option that it does not have, or that
-            cannot be meant.
+        UsageError: the format does not exist or is read-only, or an option does not exist or is invalid.
     """
     name = format or tree.metadata.format
     result = None if name is None else format_named(name)
     if not isinstance(result, Writable):
         cannot = f"{name} cannot be written" if result is None else f"{name} can be read, but not written"
         raise UsageError(
-            cannot if name else "it is not said in which format to write",
+            cannot if name else "no output format is given",
             location=tree.metadata.location or None,
             expected=", ".join(writable()),
             hint=f"choose another, as {option('format', 'safetensors')} does",
@@ -269,32 +268,32 @@ def writer_for(
 
 
 def writer_options() -> list[Option]:
-    """Return all that any format lets a user say of how it is written."""
+    """Return all options of writable formats."""
     return [option for item in writable().values() for option in item.options]
 
 
 def _format_of(tree: Tree) -> Format | None:
-    """Return the format that opened a tree; None for a tree that was made."""
+    """Return the format that opened a tree; None for a tree built in memory."""
     name = tree.metadata.format
     return None if name is None or not tree.metadata.location else format_named(name)
 
 
 def _nothing_below(path: Location) -> str:
-    """What to do where nothing can be opened."""
+    """Return a hint for a path with nothing that can be opened."""
     if (path / CONFIG).is_file() and is_checkpoint(path.parent):
-        return f"its weights lie in the directory above: name {quote(str(path.parent))}"
+        return f"its weights are in the parent directory: pass {quote(str(path.parent))}"
     if (path / CONFIG).is_file():
         return (
-            "there is the config.json of a model, and not its weights: copy its *.safetensors files, too, or "
-            "fetch them: hf download REPO --include '*.safetensors' --local-dir " + quote(path.as_local())
+            "the directory has a model's config.json but not its weights: copy its *.safetensors files, too, "
+            "or fetch them: hf download REPO --include '*.safetensors' --local-dir " + quote(path.as_local())
         )
     if path.name == ADAPTER:
-        return f"it says how an adapter is made: `ckpt {quote(str(path.parent))}` looks at the adapter"
+        return f"it configures an adapter: inspect that with `ckpt {quote(str(path.parent))}`"
     if path.name == CONFIG:
         model, config = quote(str(path.parent)), quote(str(path))
         return (
-            f"it says what a model is: `ckpt {model}` looks at its weights, `ckpt synth {config} DST` makes "
-            f"such a model of noise, `ckpt plan-training {config} --hosts N` plans its training"
+            f"it configures a model: `ckpt {model}` inspects its weights, `ckpt synth {config} DST` creates "
+            f"a randomly initialized model, `ckpt plan-training {config} --hosts N` plans its training"
         )
     return "`ckpt formats` lists what can be read"
 
@@ -304,21 +303,21 @@ def _with_notes(tree: Tree, more: Notes) -> Tree:
 
 
 def _with_step(tree: Tree, options: ReadOptions | None) -> Tree:
-    """Return the tree, if it is of the step that was asked for."""
+    """Return the tree if it is of the requested step; raise UsageError otherwise."""
     require_step(options or ReadOptions(), tree.metadata.step, tree.metadata.location)
     return tree
 
 
 def require_step(options: ReadOptions, step: int | None, location: Location | str) -> None:
-    """Refuse a step that was asked for where another one is opened, or none.
+    """Raise an error if another step than the requested one is opened.
 
     Raises:
-        UsageError: it is not `step`, which is None for what is of no step.
+        UsageError: the step is not `step`, which is None for a checkpoint without a step.
     """
     if options.step is not None and step != options.step:
         without = f"leave {option('step')} out"
         raise UsageError(
-            f"there is no step {options.step}",
+            f"step {options.step} does not exist",
             location=location,
             got="no steps" if step is None else f"step {step}",
             hint=without if step is None else f"give the directory of the run, or {without}",

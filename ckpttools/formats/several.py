@@ -1,4 +1,4 @@
-"""A directory with weights of several kinds: which were found, and which of them are read."""
+"""Directories with several kinds of weights: which kinds they contain, and which one is read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ckpttools.core.text import matches_any
 from ckpttools.formats.foreign import foreign_kinds
 from ckpttools.stores.location import Location
 
-# Names that files of a format have, of those that trainers and the hub put beside one another.
+# File names of each format that trainers and the Hub put next to each other.
 _NAMES = {
     "orbax": ("_METADATA",),
     "safetensors": ("*.safetensors",),
@@ -18,12 +18,12 @@ _NAMES = {
     "deepspeed-universal": ("latest_universal",),
     "flax-msgpack": ("flax_model*.msgpack",),
 }
-# Adapters and optimizers lie beside what they belong to, as do parts of distributed checkpoints.
+# Adapters, optimizers and parts of distributed checkpoints are next to the model they belong to.
 _NOT_WEIGHTS = ("adapter_model.safetensors", "*.distcp", "*.npy", "*.npz", "*.pkl", "*.pickle", "*.joblib")
 
 
 def other_kinds(path: Location, format: str) -> Notes:
-    """What is said of a directory in which a format was opened, and other kinds of weights lie, too."""
+    """Return remarks on other kinds of weights in a directory that a format opened."""
     if not path.is_dir():
         return Notes()
     entries = [entry for entry in path.entries() if not matches_any(entry.name, _NOT_WEIGHTS)]
@@ -39,9 +39,9 @@ def other_kinds(path: Location, format: str) -> Notes:
     if not others:
         return Notes()
     result = ", ".join(others)
-    return Notes(remarks=(f"several kinds of weights lie here: those of {format} are read, not {result}",))
+    return Notes(remarks=(f"several kinds of weights are here: {format} is read, not {result}",))
 
 
 def has_weights(path: Location) -> bool:
-    """Return whether weights of any kind that is read lie in a directory."""
+    """Return whether a directory contains weights of any supported kind."""
     return any(matches_any(entry.name, patterns) for patterns in _NAMES.values() for entry in path.entries())

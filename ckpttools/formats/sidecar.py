@@ -1,7 +1,7 @@
-"""What travels with a model besides its arrays: configuration, tokenizer, and arrays nobody maps.
+"""A model's sidecars: configuration, tokenizer, and arrays that no mapping covers.
 
-Inside an Orbax item a directory of ours disturbs no loader (CheckpointManager, both checkpointers and v1
-were tried); beside the items it would be taken for one.
+Inside an Orbax item, an additional directory disturbs no loader (tested with CheckpointManager, both
+checkpointers and v1). Next to the items it would be mistaken for an item.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 CARRIED = "carried"
-# What transformers and tokenizers read beside the weights; not the weights, their index, or pictures.
+# Files next to the weights that transformers and tokenizers read, without weights, their index and images.
 PATTERNS = (
     "*config.json",
     "tokenizer*",
@@ -45,11 +45,11 @@ _HASHED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class Sidecars:
-    """What goes along.
+    """Files and arrays to copy with a model.
 
     Attributes:
-        files: name -> the file that is copied, byte for byte, as it was when it was opened.
-        arrays: name -> array that is kept as it is.
+        files: name -> file to copy byte for byte, as it was when opened.
+        arrays: name -> array to keep as it is.
     """
 
     files: Mapping[str, File] = field(default_factory=dict)
@@ -77,10 +77,10 @@ class Sidecars:
 
 
 def files_of_model(directory: Location) -> dict[str, File]:
-    """Name -> file of the configuration and tokenizer in a directory.
+    """Return the configuration and tokenizer files in a directory, by name.
 
     Raises:
-        StorageError: one cannot be accessed.
+        StorageError: a file cannot be accessed.
     """
     result = {path.name: path for pattern in PATTERNS for path in directory.glob(pattern)}
     files = {
@@ -93,12 +93,12 @@ def files_of_model(directory: Location) -> dict[str, File]:
 
 @dataclass(frozen=True)
 class WithSidecars:
-    """A writer, and companions in a directory of what it writes.
+    """A writer that also writes sidecars into a directory of its output.
 
     Attributes:
         writer: writes the checkpoint.
-        sidecars: what goes along.
-        directory: where they go, relative to the root; empty for the root itself.
+        sidecars: the sidecars.
+        directory: their directory, relative to the root; empty for the root itself.
         built: name -> content of further files.
     """
 
@@ -117,15 +117,15 @@ class WithSidecars:
         return self.writer.step_said if isinstance(self.writer, WritesSteps) else None
 
     def with_sidecars(self, tree: Tree) -> Tree:
-        """Return the tree to plan: what the writer writes, and the arrays that go along.
+        """Return the tree to plan: the writer's tree and the sidecar arrays.
 
         Raises:
-            FormatError: an array of the tree has the path of one that goes along.
+            FormatError: an array of the tree has the path of a sidecar.
         """
         carried = {(*_PREFIX, name): array for name, array in self.sidecars.arrays.items()}
         for path in carried.keys() & tree.leaves.keys():
             raise FormatError(
-                "an array has the name of one that is carried along with the model",
+                "an array has the name of an array that is copied with the model",
                 location=keystr(path),
                 expected=f"other names than those below {keystr(_PREFIX)}",
                 hint="rename it: ckpt remap SRC DST --map RULES",
@@ -133,7 +133,7 @@ class WithSidecars:
         return Tree({**tree.leaves, **carried}, tree.metadata)
 
     def layout(self, tree: Tree, limit: int) -> Layout:
-        """See `Writer.layout`, for a tree of `with_sidecars`."""
+        """See `Writer.layout`; the tree is from `with_sidecars`."""
         own, carried = self._apart(tree)
         layout = self.writer.layout(own, limit)
         if not carried:
@@ -152,7 +152,7 @@ class WithSidecars:
         )
 
     def _apart(self, tree: Tree) -> tuple[Tree, Tree]:
-        """Split off the sidecar arrays by name; other arrays may have similar paths."""
+        """Split off the sidecar arrays, by name; other arrays may have similar paths."""
         carried: dict[Path, Leaf] = {(name,): tree[(*_PREFIX, name)] for name in self.sidecars.arrays}
         own = {path: leaf for path, leaf in tree.items() if not self._is_sidecar(path)}
         return Tree(own, tree.metadata), Tree(carried, Metadata(location=tree.metadata.location))
@@ -169,18 +169,18 @@ class WithSidecars:
         return f"{self.directory}/{name}" if self.directory else name
 
     def _placed(self, placement: Placement) -> Placement:
-        """Return a place in the carried file, seen from the root."""
+        """Return a placement in the sidecar file with paths relative to the root."""
         home = placement.home
         if not isinstance(home, DataFile):
             raise TypeError(f"{home} is not a part of a data file")
         return replace(placement, home=replace(home, file=self._location(home.file)))
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """See `Writer.finish`; files are copied before the writer says that all is there.
+        """See `Writer.finish`; copies files before the writer commits the checkpoint.
 
         Raises:
-            FormatError: a file that goes along is not what it was when it was opened.
-            StorageError: it cannot be read.
+            FormatError: a sidecar changed since it was opened.
+            StorageError: a sidecar cannot be read.
         """
         own, _ = self._apart(tree)
         location = directory / self.directory
@@ -238,10 +238,10 @@ _WRITER = SafetensorsWriter(max_shard_bytes=None, stem=CARRIED)
 
 
 def read_file(file: File) -> bytes:
-    """Return a companion's content, as it was when it was opened.
+    """Read a sidecar as it was when opened.
 
     Raises:
-        SourceChangedError: it was changed since then.
+        SourceChangedError: it changed since then.
         FormatError, StorageError: it cannot be read.
     """
     try:

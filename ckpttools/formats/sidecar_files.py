@@ -1,4 +1,4 @@
-"""What lies beside weights: the model's configuration, and the other files of the model."""
+"""Files next to the weights: the model's configuration and other files of the model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 CONFIG = "config.json"
-# The field of it that names the weights which transformers reads, in place of files under usual names.
+# Field with the name of the weights that transformers reads instead of those with default names.
 WEIGHTS_FIELD = "transformers_weights"
 
 
 def is_file(path: Location) -> bool:
-    """Return whether a file of this name is there."""
+    """Return whether a file with this name exists."""
     try:
         return path.is_file()
     except StorageError:
-        # Of a disk neither "yes" nor "no", as of a name that is too long. Elsewhere nobody has answered.
+        # On a disk the answer is no, for example if the name is too long. A network store did not answer.
         if path.store.scheme != "file":
             raise
         return False
@@ -32,16 +32,16 @@ def is_file(path: Location) -> bool:
 def sidecar_json(
     path: Location, kind: type[CheckpointError], hint: str, unique: bool = True
 ) -> dict[str, Any]:
-    """Return the JSON object in a file that a download may have left as something else.
+    """Read a JSON object from a file that may be a failed download.
 
-    Args:
-        path: of the file.
-        kind: of error to raise.
+    path: path of the file.
+        kind: class of the error to raise.
+        hint: hint of that error.
         hint: of that error.
-        unique: whether an object that names a key twice is refused.
+        unique: whether to reject duplicate keys.
 
     Raises:
-        CheckpointError: of `kind`, where it is no JSON object; says what it is instead.
+        CheckpointError: of class `kind`: the file is not a JSON object; the message names what it is.
         StorageError: it cannot be read.
     """
     raw = path.read_bytes()
@@ -51,26 +51,26 @@ def sidecar_json(
 
 
 def sidecar_config(folder: Location) -> dict[str, Any] | None:
-    """Return the model's configuration beside the weights, or None where there is none.
+    """Return the model's configuration next to the weights, or None without one.
 
     Raises:
-        ConfigError: what is there is not a JSON object, or a link to nothing, as a cache leaves it.
+        ConfigError: it is not a JSON object, or a dangling link, as a cache leaves it.
         StorageError: it cannot be read.
     """
     path = folder / CONFIG
     if not path.lexists():
         return None
-    hint = "correct the file, fetch it again, or move it away to do without"
+    hint = "correct the file, fetch it again, or move it away to continue without it"
     if path.is_link() and not is_file(path):
         raise ConfigError(
             "the configuration is a link to nothing", location=path, got=path.readlink(), hint=hint
         )
-    # Duplicate keys pass, as they do in transformers.
+    # Duplicate keys are allowed, as in transformers.
     return sidecar_json(path, ConfigError, hint, unique=False)
 
 
 def weights_in_config(folder: Location) -> object:
-    """Return the value of `transformers_weights` in the configuration beside the weights; None without one.
+    """Return `transformers_weights` from the configuration next to the weights; None without one.
 
     Raises:
         StorageError: The configuration cannot be read.
@@ -88,14 +88,14 @@ def weights_in_config(folder: Location) -> object:
 
 
 def is_saved_by_peft(tree: Tree) -> bool:
-    """Return whether a tree is an adapter with its configuration, beside it or carried along."""
+    """Return whether a tree is an adapter with its configuration, next to it or copied along."""
     return bool(tree.metadata.location) and is_adapter(tree) and is_file(sidecar_directory(tree) / ADAPTER)
 
 
 def sidecar_directory(tree: Tree) -> Location:
     """Return the directory for a model's sidecars: that of its weights; for other trees, a subdirectory.
 
-    Adapters that PEFT saved are such models.
+    PEFT adapters count as models.
     """
     location = parse(tree.metadata.location)
     folder = location.folder()

@@ -1,4 +1,4 @@
-"""How an opened checkpoint lies in its files. Reads indexes and metadata, none of the arrays."""
+"""The files of an opened checkpoint and their content, from indexes and metadata; reads no arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ckpttools.stores.registry import parse
 
 @dataclass
 class _Use:
-    """What one file is used for, while that is being found out."""
+    """Accumulates what a file is used for."""
 
     live: list[tuple[int, int]] = field(default_factory=list)
     index: list[tuple[int, int]] = field(default_factory=list)
@@ -38,7 +38,7 @@ class _Use:
         return self._file(name, kind, status.size, status.links)
 
     def missing(self, name: str) -> StoredFile:
-        """Of a file that is not there."""
+        """Return the entry of a missing file."""
         return self._file(name, "missing", 0, 1)
 
     def _file(self, name: str, kind: str, size: int, links: int) -> StoredFile:
@@ -48,7 +48,7 @@ class _Use:
 
 
 def _covered(ranges: Iterable[tuple[int, int]], size: int | None = None) -> int:
-    """Return bytes that are in at least one of the ranges, and in a file of this size."""
+    """Return how many bytes of a file of this size are in at least one of the ranges."""
     total = reached = 0
     for begin, end in sorted((begin, end if size is None else min(end, size)) for begin, end in ranges):
         total += max(0, end - max(begin, reached))
@@ -57,11 +57,11 @@ def _covered(ranges: Iterable[tuple[int, int]], size: int | None = None) -> int:
 
 
 def zarr_storage(tree: Tree, max_index_bytes: int = MAX_INDEX_BYTES) -> Storage:
-    """Of a checkpoint whose arrays are zarr arrays below the directory that was opened.
+    """Survey a checkpoint of zarr arrays below the opened directory.
 
     Args:
-        tree: as its format opened it.
-        max_index_bytes: as in `ckpttools.formats.base.ReadOptions`.
+        tree: the tree as its format opened it.
+        max_index_bytes: see `ckpttools.formats.base.ReadOptions`.
 
     Raises:
         FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
@@ -95,7 +95,7 @@ def zarr_storage(tree: Tree, max_index_bytes: int = MAX_INDEX_BYTES) -> Storage:
 
 
 def _is_data(name: str) -> bool:
-    """Return whether a file lies where an OCDBT database keeps its own."""
+    """Return whether a file name is that of an OCDBT data file."""
     return name.startswith(("d/", "ocdbt.process_", "ocdbt_data/", "ocdbt_meta/"))
 
 
@@ -118,7 +118,7 @@ def _stored_array(table: ChunkTable, path: str) -> StoredArray:
 
 
 def plain_storage(tree: Tree) -> Storage:
-    """Of a checkpoint whose arrays say themselves where they are."""
+    """Survey a checkpoint whose arrays know their locations in files."""
     location = parse(tree.metadata.location)
     root = location.folder()
     uses: dict[str, _Use] = defaultdict(_Use)
@@ -127,7 +127,7 @@ def plain_storage(tree: Tree) -> Storage:
             extent = Extent(array.source.path, array.offset, array.stored_nbytes)
             uses[_below(root, extent.file)].add(extent, keystr(path))
     for use in uses.values():
-        # What stands before the first tensor is the header.
+        # The range before the first tensor is the header.
         use.index.append((0, min(begin for begin, _ in use.live)))
     suffixes = {(root / name).suffix for name in uses}
     files = tuple(
@@ -139,13 +139,13 @@ def plain_storage(tree: Tree) -> Storage:
 
 
 def _below(root: Location, file: str) -> str:
-    """Return the name of a file from a directory on, or all of it where it lies elsewhere."""
+    """Return the name of a file relative to a directory; the full path if it is elsewhere."""
     location = parse(file)
     return location.relative_to(root) if root in location.parents else file
 
 
 def _beside(location: Location, uses: Mapping[str, object]) -> Iterator[tuple[str, Status]]:
-    """Yield the files in use, and those beside them if a directory was opened."""
+    """Yield the files in use and, if a directory was opened, the files next to them."""
     root = location.folder()
     beside = {entry.name for entry in root.entries() if entry.is_file} if location.is_dir() else set()
     for name in sorted({*beside, *uses}):

@@ -1,6 +1,6 @@
-"""Finding the files of a model's weights as the hub lays them out: one, or numbered ones with an index.
+"""Find a model's weight files in Hub layout: one file, or numbered files with an index.
 
-Safetensors and files of torch.save have the same scheme of names under other endings: `model.safetensors`,
+Safetensors and torch.save files are named alike, with other suffixes: `model.safetensors`,
 `model-00001-of-00003.safetensors` with `model.safetensors.index.json`; `pytorch_model.bin` and so on.
 """
 
@@ -22,11 +22,11 @@ from ckpttools.stores.base import is_inside
 from ckpttools.stores.location import Location
 
 _INDEX = ".index.json"
-# Of torch's distributed checkpoints in safetensors: a process writes no file of which it has nothing.
+# PyTorch distributed checkpoints in safetensors: a process without data writes no file.
 _PROCESS = re.compile(r"^shard-\d+-")
-# The files that `transformers_weights` may name.
+# Files that `transformers_weights` may name.
 _SAFETENSORS = ".safetensors"
-# A count beyond any real one is somebody's own scheme of names.
+# Larger counts are not real; such names are from another naming scheme.
 _MOST_FILES = 100_000
 _MOST_NAMED = 4
 
@@ -37,13 +37,13 @@ class UnusableChoiceError(FormatError):
 
 @dataclass(frozen=True)
 class WeightNames:
-    """How files of weights are called.
+    """Names of weight files in a format.
 
     Attributes:
-        suffix: their ending.
-        whole: name of the one file of a whole model.
-        pattern: of the files in a directory that may be weights; others of the suffix may be anything.
-        others: further endings that one file may have which is named by itself.
+        suffix: their suffix.
+        whole: name of the only file of a complete model.
+        pattern: pattern of files in a directory that may be weights; others with the suffix may be anything.
+        others: further suffixes of a file that is passed by name.
     """
 
     suffix: str
@@ -53,17 +53,17 @@ class WeightNames:
 
     @cached_property
     def numbered(self) -> re.Pattern[str]:
-        """`model-00001-of-00003.safetensors`: stem, number and count."""
+        """Pattern of names like `model-00001-of-00003.safetensors`: stem, number and count."""
         return re.compile(
             rf"(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+){re.escape(self.suffix)}", re.DOTALL
         )
 
     def find(self, path: Location) -> WeightsLocation:
-        """What of these lies at a path.
+        """Find the weights at a path.
 
         Raises:
-            FormatError: nothing, or more than one thing.
-            StorageError: there is nothing there at all, or it cannot be accessed.
+            FormatError: there are no weights, or several alternatives.
+            StorageError: the path does not exist or cannot be accessed.
         """
         path.stat()
         if path.is_dir():
@@ -73,17 +73,17 @@ class WeightNames:
         if path.name.endswith((self.suffix, *self.others)):
             return WeightsLocation(path.parent, (path.name,))
         raise FormatError(
-            f"the name ends neither in {self.suffix} nor in {self.suffix}{_INDEX}",
+            f"the name ends in neither {self.suffix} nor {self.suffix}{_INDEX}",
             location=path,
             hint=f"name a {self.suffix} file, its index or the directory that holds them",
         )
 
     def why_not(self, path: Location) -> str | None:
-        """Why there are none of these at a path; None if there are. Raises StorageError as `reason`."""
+        """Return why a path has no such weights; None if it has. Raises StorageError like `reason`."""
         try:
             self.find(path)
         except UnusableChoiceError:
-            return None  # no other file is read: whoever opens the directory gets the error
+            return None  # no other file may be read; opening the directory raises the error
         except CheckpointError as error:
             return reason(error, path)
         return None
@@ -121,8 +121,9 @@ class WeightNames:
     def _find_in(self, folder: Location) -> WeightsLocation:
         if (chosen := self.chosen(folder)) is not None:
             return chosen
-        # transformers takes model.safetensors where there is one and looks at no index beside it
-        # (PreTrainedModel.from_pretrained); whoever opens the directory means the same weights.
+        # transformers prefers model.safetensors and ignores an index next to it
+        # (PreTrainedModel.from_pretrained).
+        # Opening the directory must read the same weights.
         if is_file(folder / self.whole):
             return WeightsLocation(folder, (self.whole,))
         names = visible_files(folder)
@@ -143,15 +144,15 @@ class WeightNames:
         return WeightsLocation(folder, tuple(files))
 
     def read_in(self, folder: Location) -> set[str]:
-        """Return names of the one series of weights that is read in a directory, and of its index."""
+        """Return the names of the only series of weights that is read in a directory, and of its index."""
         result = self._find_in(folder)
         if result.index is not None:
             return {result.index, *(result.named or {}).values()}
-        # Without an index all files are read; another series than the first may still be another model's.
+        # Without an index, all files are read; a series other than the first may be another model's.
         return {name for name in result.files if self._series(name) == self._series(result.files[0])}
 
     def _series(self, name: str) -> tuple[str, str]:
-        """Return the stem of a file and how many it says that there are."""
+        """Return the stem and the total count in a file's name."""
         match = self.numbered.fullmatch(name)
         return (
             (_stem_of_all(match["stem"]), match["count"]) if match else (name.removesuffix(self.suffix), "")
@@ -163,9 +164,9 @@ class WeightNames:
         return match is not None and path.is_file() and int(match["count"]) > 1
 
     def missing(self, files: Iterable[str]) -> list[str]:
-        """Return the files of numbered series that are not there: without an index only the names tell.
+        """Return the missing files of numbered series; without an index, only the names show them.
 
-        Most count from one; a file with number zero shows that all count from zero.
+        Most series start at one; a file with number zero shows that a series starts at zero.
         """
         groups: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
         for match in filter(None, map(self.numbered.fullmatch, files)):
@@ -192,12 +193,12 @@ def _only(indexes: Sequence[str], folder: Location) -> str:
         location=folder,
         got=", ".join(indexes),
         expected="one",
-        hint=f"name the one you mean: {folder / indexes[0]}",
+        hint=f"pass one of them: {folder / indexes[0]}",
     )
 
 
 def reason(error: CheckpointError, path: Location) -> str:
-    """What an error says of a path; raises it where nobody has told what is there."""
+    """Return an error's reason why a path was not recognized; raise it if the store did not respond."""
     if isinstance(error, StorageError) and path.exists():
         raise error
     return error.message

@@ -1,4 +1,4 @@
-"""The index of a model's weights, such as `model.safetensors.index.json`, and the files that it names."""
+"""The index of a model's weights, such as `model.safetensors.index.json`, and its files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ckpttools.stores.base import is_inside
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
-_INDEX_HINT = "fetch the index again, or remove it: the files themselves say which tensors they hold"
+_INDEX_HINT = "fetch the index again, or remove it: the files themselves list their tensors"
 _FETCH_BOTH = "fetch the index and its files again"
 _NUMBERED = re.compile(r"(?P<stem>.*)-\d+-of-(?P<rest>\d+\..*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class WeightsLocation:
-    """Where the weights are: file names in a folder, or an index that names them.
+    """The location of weights: file names in a folder, or an index of them.
 
     Attributes:
         folder: The folder.
@@ -42,7 +42,7 @@ class WeightsLocation:
 
     @cached_property
     def named(self) -> Mapping[str, str] | None:
-        """Tensor name to file name, normalized, by the index; None without one. Errors as `_weight_map`."""
+        """The index: normalized file name by tensor name; None without one. Errors as `_weight_map`."""
         if self._as_written is None:
             return None
         names = {name: sys.intern(normalized(name)) for name in {*self._as_written.values()}}
@@ -54,10 +54,10 @@ class WeightsLocation:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of the files, normalized; those of an index as `in_reading_order`.
+        """Normalized names of the files; those of an index in the order of `in_reading_order`.
 
         Raises:
-            FormatError: the index is damaged; one is not there, or lies outside of the folder.
+            FormatError: the index is damaged, or a file is missing or outside of the folder.
         """
         if self._as_written is None or self.index is None:
             return self.files
@@ -68,7 +68,7 @@ class WeightsLocation:
 
     @cached_property
     def unnamed(self) -> tuple[str, ...]:
-        """Files of the same series that the index does not name; none where a listing is a request."""
+        """Files of the same series that the index does not name; empty where listing takes a request."""
         if self.named is None or self.folder.store.scheme != "file":
             return ()  # a listing is a request there
         series = {_series_of(name) for name in self.names} - {None}
@@ -76,21 +76,21 @@ class WeightsLocation:
         return tuple(name for name in others if _series_of(name) in series)
 
     def check(self, tensors: Sequence[tuple[str, str]]) -> None:
-        """Check that no tensor is in two files, and that the index names the file of each.
+        """Check that no tensor is in two files, and that the index maps each tensor to its file.
 
         Args:
-            tensors: Name of each and of the file that holds it.
+            tensors: tensor names, each with its file.
 
         Raises:
-            FormatError: Index and files disagree; lists how.
+            FormatError: index and files disagree; lists how.
         """
         _check_once(tensors, self.folder)
         if self.named is not None and self.index is not None:
             if self.unnamed:
                 raise FormatError(
-                    f"the index names no tensor of a file of the same series:{listing(self.unnamed)}",
+                    f"the index leaves out files of the same series:{listing(self.unnamed)}",
                     location=self.folder / self.index,
-                    expected="all files that are numbered alike",
+                    expected="all files of the series",
                     hint=f"move these files away, or: {_INDEX_HINT}",
                 )
             _check_index(self.named, dict(tensors), self.folder / self.index)
@@ -98,22 +98,25 @@ class WeightsLocation:
     def check_as_loaded(
         self, tensors: Sequence[tuple[str, str]], tensors_in: Callable[[str], Iterable[str]]
     ) -> tuple[str, ...]:
-        """Check that the files which the index names hold a whole model, as transformers reads them.
+        """Check that the files of the index hold a complete model, as transformers reads them.
 
-        transformers reads all of these files in the order of their names, and the last one with a tensor
-        counts, whichever the index names. It reads tensors that the index does not list as well, and skips
-        files that the index does not name. A tensor in several files is accepted only if the index names the
-        last one, and a file is skipped only if the others hold all of its tensors.
+        transformers reads all of these files in the order of their names. For each tensor the last file
+        counts,
+        whichever the index names. It also reads tensors that the index does not list, and skips files that
+        it does
+        not name. A tensor in several files is accepted only if the index names the last one, and a file is
+        skipped
+        only if the others hold all of its tensors.
 
         Args:
-            tensors: Name of each and of the file that holds it, in the order of the files' names.
-            tensors_in: Return the names of the tensors in a file that the index does not name.
+            tensors: tensor names, each with its file, in the order of the files' names.
+            tensors_in: returns the names of the tensors in a file that the index does not name.
 
         Returns:
-            What a user should know of where index and files disagree.
+            Remarks for the user on disagreements between index and files.
 
         Raises:
-            FormatError: Tensors are missing, or it is unclear which of several counts; lists which.
+            FormatError: tensors are missing, or it is ambiguous which of several counts; lists them.
         """
         if self.named is None or self.index is None:
             self.check(tensors)
@@ -163,7 +166,7 @@ def _remarks(
     unlisted: Sequence[str],
     unnamed: Sequence[str],
 ) -> Iterator[str]:
-    """What a user should know of tensors and files about which the index is wrong."""
+    """Yield remarks on tensors and files that the index lists incorrectly."""
     if repeated:
         count = plural(len(repeated), "tensor")
         yield f"{count} in several files, read from those that {index} names: {sample_names(repeated)}"
@@ -254,13 +257,13 @@ def _other_weights(folder: Location, names: Collection[str]) -> list[str]:
 def refuse_missing(
     missing: Sequence[str], location: Location, expected: str, others: Sequence[str] = ()
 ) -> NoReturn:
-    """Refuse weights of which some files are missing.
+    """Raise an error for missing weight files.
 
     Args:
         missing: their names.
-        location: what names or counts them.
-        expected: in words.
-        others: Names of weight files that may have the tensors of the missing ones.
+        location: the index or directory that names or counts them.
+        expected: the expected files, in words.
+        others: names of weight files that may have the tensors of the missing ones.
     """
     renamed = f"; or, if their tensors are in {sample_names(others)}, fetch the index again" if others else ""
     raise FormatError(
@@ -273,14 +276,14 @@ def refuse_missing(
 
 
 def _weight_map(path: Location) -> dict[str, str]:
-    """Tensor name to file name, of an index. Its `metadata.total_size` is often wrong and not looked at.
+    """Read the map from tensor to file in an index. `metadata.total_size` is often wrong and ignored.
 
     Raises:
-        FormatError: it is damaged, or names no files.
+        FormatError: the index is damaged, or names no files.
     """
     result = sidecar_json(path, FormatError, _INDEX_HINT).get("weight_map")
     if isinstance(result, dict) and result and all(type(name) is str for name in result.values()):
-        # Few files have many tensors.
+        # Few files contain many tensors.
         return {tensor: sys.intern(name) for tensor, name in result.items()}
     raise FormatError(
         "the index has no usable weight_map",
@@ -296,8 +299,8 @@ def _weight_map(path: Location) -> dict[str, str]:
 def normalized(name: str) -> str:
     """Return one spelling for all names of a file below a folder, such as `a` for `./a`.
 
-    Names that lead outside stay as they are, for `is_inside` to refuse. So does a slash at the end, which
-    only directories have.
+    Names that lead outside are unchanged, for `is_inside` to reject. So is a trailing slash, which only
+    directories have.
     """
     return posixpath.normpath(name) if is_inside(name) and not name.endswith("/") else name
 
@@ -348,13 +351,13 @@ def _refuse_stale(folder: Location, index: Location, names: Sequence[str], missi
                 f"complete and that it does not name: the index is stale:{listing(sorted(missing))}",
                 location=index,
                 got=f"{plural(len(files), 'file')}: {sample_names(sorted(files))}",
-                expected="the names of the files that are there",
+                expected="the names of existing files",
                 hint=f"{_set_aside(index) if is_replaceable else 'fetch the index again'}; {fetched}",
             )
 
 
 def _series_of(name: str) -> tuple[str, str] | None:
-    """Stem, count and ending of a numbered file; None for others."""
+    """Return stem, count and suffix of a numbered file; None for other files."""
     match = _NUMBERED.fullmatch(name)
     return (match["stem"], match["rest"]) if match else None
 
@@ -366,13 +369,13 @@ def _check_inside(name: str, index: Location) -> None:
         f"the index names a file outside of its directory: {name!r}",
         location=index,
         got=repr(name),
-        expected="the name of a file beside the index",
+        expected="the name of a file next to the index",
         hint="do not trust this index; fetch the checkpoint from its source again",
     )
 
 
 def _check_once(tensors: Sequence[tuple[str, str]], folder: Location) -> None:
-    """Check that no tensor is in two files: (tensor, file) for all.
+    """Check that no tensor is in two files, given (tensor, file) pairs.
 
     Raises:
         FormatError: some are; lists them with their files.
@@ -417,7 +420,7 @@ def _check_index(named: Mapping[str, str], there: Mapping[str, str], index: Loca
     """Check that an index and its files name the same tensors, in the same files.
 
     Raises:
-        FormatError: they do not; lists what differs.
+        FormatError: they differ; lists the differences.
     """
     if there == named:
         return
@@ -426,7 +429,7 @@ def _check_index(named: Mapping[str, str], there: Mapping[str, str], index: Loca
         + _differing("named by the index, not in the file", named.items() - there.items())
         + _differing("in the file, not named by the index", there.items() - named.items()),
         location=index,
-        expected="every tensor of the files in the index, with its file, and no other",
+        expected="exactly the tensors of the files in the index, each with its file",
         hint=_INDEX_HINT,
     )
 

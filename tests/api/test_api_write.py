@@ -256,7 +256,7 @@ def test_options_that_a_call_hands_on_are_checked_as_its_own(tmp_path, call):
     hand_on = partial(getattr(ckpttools, call).plan, HF, tmp_path / "out", **changes)
     assert hand_on(max_header_bytes=np.int64(10**7), jobs=np.int64(1)).jobs == 1
     # Whole numbers of numpy's are such, though no file here is of a process.
-    with pytest.raises(UsageError, match="is of checkpoints with files of each process"):
+    with pytest.raises(UsageError, match="needs a checkpoint with files of each process"):
         hand_on(prefer_rank=np.array([1, 0]))
     for declared in ({"prefer_rank": [0.5]}, {"overwrite": "no"}, {"with_optimizer": "yes"}, {"jobs": "4"}):
         with pytest.raises(UsageError, match=f"^`{next(iter(declared))}` cannot be this"):

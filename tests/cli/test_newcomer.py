@@ -306,8 +306,8 @@ class TestWhatItIs:
     def test_files_of_other_programs(self, model, tmp_path):
         (model / "model.safetensors").unlink()
         kinds = {
-            "model-q4_0.gguf": ("files of llama.cpp (GGUF)", "hf download REPO '*.safetensors' '*.json'"),
-            "__0_0.distcp": ("parts of a distributed checkpoint of PyTorch without .metadata", "too"),
+            "model-q4_0.gguf": ("llama.cpp files (GGUF)", "hf download REPO '*.safetensors' '*.json'"),
+            "__0_0.distcp": ("parts of a PyTorch distributed checkpoint without .metadata", "too"),
         }
         for name, (what, remedy) in kinds.items():
             (model / name).write_bytes(b"x" * 100)
@@ -340,7 +340,7 @@ class TestWhatItIs:
         (location / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline", **parts}))
         for command in ("hf-to-maxtext", "maxtext-to-hf"):
             told = run("convert", command, location, tmp_path / "out", code=3)
-            assert "this is a pipeline of diffusers (FluxPipeline), not one model" in told
+            assert "this is a diffusers pipeline (FluxPipeline), not one model" in told
             assert "got      text_encoder, transformer" in told
             told = run("convert", command, location / "transformer", tmp_path / "out", code=3)
             assert "a part of a pipeline of diffusers (FluxTransformer2DModel), no language model" in told
@@ -366,7 +366,7 @@ class TestWhatItIs:
         shutil.rmtree(tmp_path / "local files" / "host1")
         result = ckpt(*command, tmp_path / "local files")
         assert result.exit_code == 3
-        assert "each a part of one checkpoint" in result.output and "host0" in result.output
+        assert "shares of several hosts" in result.output and "host0" in result.output
 
     def test_files_beside_are_not_looked_at(self, tmp_path):
         """Of a directory of runs, each with thousands of files, only directories named as steps are."""

@@ -223,7 +223,7 @@ class TestAdapters:
         with pytest.raises(ckpttools.CheckpointError, match="a LoRA adapter") as told:
             ckpttools.maxtext_config(PEFT / "plain")
         assert "ckpt adapter merge BASE" in (told.value.hint or "")
-        assert "looks at the adapter" in ckpt(PEFT / "plain" / "adapter_config.json").output
+        assert "it configures an adapter" in ckpt(PEFT / "plain" / "adapter_config.json").output
 
     def test_a_model_as_peft_trains_it_is_no_adapter(self, tmp_path):
         """Its weights have PEFT's prefix, too; verl and others save it so."""

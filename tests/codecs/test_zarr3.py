@@ -344,8 +344,8 @@ class TestWriterRefuses:
     def test_array_below_an_array_is_refused(self):
         error = self.refused(("a",), ("a", "b", "c"))
         assert (error.message, error.got) == (
-            "an array cannot have others below it in zarr",
-            "a is an array, too",
+            "a zarr array cannot contain other arrays",
+            "a is an array",
         )
         assert error.location == "a/b/c"
 

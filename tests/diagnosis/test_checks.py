@@ -20,6 +20,6 @@ def test_arrays_alone_are_plain():
 
 @pytest.mark.parametrize("leaf", [Empty("None"), Text("adam")])
 def test_non_array_leaf_is_named(leaf):
-    with pytest.raises(FormatError, match="a table holds nothing but arrays") as error:
+    with pytest.raises(FormatError, match="a table can hold only arrays") as error:
         check_plain(Tree({("a",): ARRAY, ("state", "kind"): leaf}), "a table")
     assert "state/kind" in str(error.value) and "\n    a\n" not in str(error.value)

@@ -166,7 +166,7 @@ class TestOrbax:
         cut = [finding for finding in examine(item).findings if finding.level == "error"]
         assert [entry.location for entry in cut] == [str(file)]
         assert "end beyond its" in cut[0].what
-        assert "cut short" in cut[0].why and "deleted" not in cut[0].do
+        assert "truncated" in cut[0].why and "deleted" not in cut[0].do
 
     def test_a_deleted_data_file(self, tmp_path):
         item = self.item(tmp_path)
@@ -510,7 +510,7 @@ class TestSteps:
         copy(ORBAX / "cm_default", tmp_path, "copy.partial/replaced")
         (tmp_path / "copy.partial/journal.ckpttools").touch()
         result = ckpt("doctor", tmp_path / "copy")
-        assert "replaced holds what it was" in " ".join(result.output.split())
+        assert "replaced holds the previous checkpoint" in " ".join(result.output.split())
 
 
 class TestSafetensors:

@@ -94,7 +94,7 @@ def test_hint_completes_the_checkpoint(tmp_path):
     shutil.rmtree(whole / "ocdbt.process_3")
     with pytest.raises(FormatError) as caught:
         open_tree(whole).arrays["params", "params", "decoder", "w_col"].read()
-    assert "here is what ocdbt.process_2 wrote" in caught.value.hint
+    assert "this is what ocdbt.process_2 wrote" in caught.value.hint
 
 
 @pytest.mark.parametrize("use_ocdbt", [True, False])
@@ -158,7 +158,7 @@ def test_a_damaged_shape_is_of_more_chunks_than_can_be_counted_through(tmp_path)
     assert calls_of(lambda: looked_at(10**15), 2 * few) < 1.1 * few
 
 
-@pytest.mark.parametrize(("nbytes", "code"), [(None, 3), (100_000, 3)], ids=["deleted", "cut short"])
+@pytest.mark.parametrize(("nbytes", "code"), [(None, 3), (100_000, 3)], ids=["deleted", "truncated"])
 def test_a_data_file_that_does_not_hold_what_the_index_has_in_it(tmp_path, nbytes, code):
     source = shutil.copytree(GOLDEN / "llama3.1/maxtext_scanned", tmp_path / "source")
     file = max((source / "0/items").glob("ocdbt.process_0/d/*"), key=lambda file: file.stat().st_size)
@@ -170,7 +170,7 @@ def test_a_data_file_that_does_not_hold_what_the_index_has_in_it(tmp_path, nbyte
     (warning,) = (item for item in result["warnings"] if item["name"] == "missing-chunks")
     assert str(file) in warning["text"]
     assert f" of {len(warning['arrays'])} array" in warning["text"]
-    assert ("deleted or not copied" if nbytes is None else "cut short") in warning["text"]
+    assert ("deleted or not copied" if nbytes is None else "truncated") in warning["text"]
     assert warning["arrays"]
     for path, array in open_tree(source).arrays.items():
         if "/".join(path) in warning["arrays"]:

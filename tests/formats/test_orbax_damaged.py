@@ -58,7 +58,7 @@ class TestDamaged:
 
         change_index(item, change)
         error = self.error(item)
-        assert "a chunk runs past the end of " in error.message
+        assert "a chunk extends beyond the end of " in error.message
         assert str(item / "d") in error.message
         assert error.location.endswith("w, chunk c/1/0")
 

@@ -100,7 +100,7 @@ class TestItemsWithoutArrays:
             got = manager.restore(1, args=ocp.args.Composite(**both))
         assert_same_leaves(got["model_config"], restored(step / "model_config"))
         assert_same_leaves(got["pytree"], MODEL)
-        with pytest.warns(ChosenItemWarning, match="pytree of .* is opened; beside it model_config"):
+        with pytest.warns(ChosenItemWarning, match="pytree of .* is opened; open model_config"):
             assert len(ckpttools.open(step.parent).arrays) == NUM_MODEL
 
     @pytest.mark.parametrize("name", ["numbers", "numbers_and_strings"])
@@ -185,13 +185,13 @@ class TestStepsWithSeveralItems:
     def test_conversion_opens_the_only_model_and_names_other_items(self, tmp_path, others):
         step = saved_step(tmp_path / "run", weights=MODEL, **others)
         output = run("convert", "to-safetensors", step, tmp_path / "out")
-        assert f"weights of {step} is opened; beside it" in output
+        assert f"weights of {step} is opened; open" in output
         assert all(name in output for name in others)
         assert len(ckpttools.open(tmp_path / "out").arrays) == NUM_MODEL
 
     def test_only_item_with_arrays_is_opened(self, tmp_path):
         step = saved_step(tmp_path / "run", model_config={"c": "x"}, opt=OPTIMIZERS["adam"])
-        with pytest.warns(ChosenItemWarning, match="opt of .* is opened; beside it model_config"):
+        with pytest.warns(ChosenItemWarning, match="opt of .* is opened; open model_config"):
             assert ckpttools.open(step).metadata.item == "opt"
 
     def test_diff_of_steps_compares_all_items(self, tmp_path):

@@ -180,7 +180,7 @@ class TestLocations:
         (tmp_path / "notes").mkdir()
         with pytest.raises(FormatError) as caught:
             open_tree(tmp_path)
-        assert "orbax: no _METADATA here, in a sub-directory or in a step directory" in str(caught.value)
+        assert "orbax: no _METADATA here, in a subdirectory or in a step directory" in str(caught.value)
         assert "safetensors: " in str(caught.value)
 
     def test_an_item_that_is_gone(self, tmp_path):

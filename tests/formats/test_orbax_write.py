@@ -458,7 +458,7 @@ class TestRefusals:
 
     def test_arrays_without_elements(self):
         error = self.refused(Tree({("w",): array("float32", 0, 3), ("v",): array("float32", 2)}))
-        assert error.message == "Orbax cannot hold arrays without elements:\n    w: [0, 3]"
+        assert error.message == "Orbax cannot store arrays without elements:\n    w: [0, 3]"
         assert "to-zarr3" in error.hint
 
     def test_two_paths_of_one_name(self):
@@ -481,7 +481,7 @@ class TestRefusals:
             OrbaxWriter(item=item)
 
     def test_a_target_size_without_data_files(self):
-        with pytest.raises(UsageError, match="data files have no target size"):
+        with pytest.raises(UsageError, match="a target size for data files does not apply"):
             OrbaxWriter(ocdbt=False, target_data_file_bytes=1)
 
 

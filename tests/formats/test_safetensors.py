@@ -239,7 +239,7 @@ def test_metadata_of_the_tree(tmp_path):
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n"
 ONE = {"x": entry()}
 TWO = {"x": entry(offsets=[0, 4]), "y": entry(offsets=[4, 8])}
-NOT_WHOLE = "not a list of whole numbers"
+NOT_WHOLE = "not a list of non-negative integers"
 
 BROKEN = {
     "empty": (b"", ["the file is empty", "0 bytes", "fetch it again"]),
@@ -310,7 +310,7 @@ BROKEN = {
         file_of(TWO, b"12345"),
         ["truncated file", "3 bytes are missing", "fetch it again"],
     ),
-    "bytes too many": (file_of(ONE, b"1234567"), ["3 bytes too many", "truncate -s"]),
+    "extra bytes": (file_of(ONE, b"1234567"), ["3 extra bytes", "truncate -s"]),
     "overlap": (
         file_of({"x": entry(shape=[2], offsets=[0, 8]), "y": entry(offsets=[4, 8])}, b"12345678"),
         ["overlap", "'x' at 0 to 8", "'y' at 4 to 8"],
@@ -643,7 +643,7 @@ def test_format_is_recognized(tmp_path):
     assert asked.name == "safetensors"
     assert asked.why_not(parse(tmp_path)) == "no .safetensors file in the directory"
     assert "cannot inspect" in asked.why_not(parse(tmp_path / "absent.safetensors"))
-    assert "name ends neither" in asked.why_not(parse(file_at(tmp_path, b"", "model.bin")))
+    assert "name ends in neither" in asked.why_not(parse(file_at(tmp_path, b"", "model.bin")))
     index = write_index(tmp_path, shards(tmp_path))
     assert asked.why_not(parse(index)) is None
     assert asked.why_not(parse(tmp_path)) is None
@@ -656,7 +656,7 @@ def test_two_indexes_are_one_too_many(tmp_path):
     write_index(tmp_path, {}, "a.safetensors.index.json")
     write_index(tmp_path, {}, "b.safetensors.index.json")
     assert "more than one index" in FORMAT.why_not(parse(tmp_path))
-    assert_says(refusal(tmp_path), "a.safetensors.index.json, b.safetensors.index.json", "name the one")
+    assert_says(refusal(tmp_path), "a.safetensors.index.json, b.safetensors.index.json", "pass one of them")
 
 
 @pytest.mark.parametrize("name", ["absent", "absent.safetensors", "x" * 300])

@@ -396,14 +396,16 @@ class TestContradictions:
             return data + b"x"
 
         rewritten(location, change)
-        self.refused(location, "there, not described (1):\n    more", "another program")
+        self.refused(location, "present, but not described (1):\n    more", "another program")
 
     def test_an_array_less(self, location):
         def change(fields, data):
             fields["A"] = fields.pop("a.b")
 
         rewritten(location, change)
-        self.refused(location, "described, not there (1):\n    a.b", "there, not described (1):\n    A")
+        self.refused(
+            location, "described, but missing (1):\n    a.b", "present, but not described (1):\n    A"
+        )
 
     def test_an_array_twice(self, location):
         rewritten(location, with_entry({**SOUND, "leaves": [*LEAVES, [["a", "b"], "empty", "Dict"]]}))

@@ -141,7 +141,7 @@ class TestTheCommand:
     def test_invalid_option_combinations_are_refused(self, orbax, tmp_path):
         destination = tmp_path / "st"
         assert "nothing to resume" in refused(2, orbax, destination, "--resume")
-        assert "there is no step 7" in refused(2, orbax, destination, "--step=7")
+        assert "step 7 does not exist" in refused(2, orbax, destination, "--step=7")
         assert "unknown dtype" in refused(2, orbax, destination, "--dtype=float17")
         assert "is not one of" in refused(2, orbax, destination, "--separator=_")
         assert "is not a size" in refused(2, orbax, destination, "--max-shard-size=big")

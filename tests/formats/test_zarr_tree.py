@@ -101,7 +101,7 @@ def test_chunks_that_are_lost_and_those_that_are_not_stored(tmp_path):
     tree = open_tree(tmp_path / "c")
     assert tree["w"].read().tolist() == [1, 1, 0, 0]
     (remark,) = tree.metadata.notes.remarks
-    assert "chunks of 1 array are not there, such as of w" in remark
+    assert "chunks of 1 array are missing, such as of w" in remark
 
 
 def test_steps_of_a_run_are_named(tmp_path):
@@ -455,7 +455,7 @@ def test_legacy_run_opens_its_latest_finished_step(tmp_path, names, add, in_data
     for step, name in zip(steps, names, strict=True):
         tree = open_tree(root, ReadOptions(step=step))
         assert (tree.metadata.step, tree.metadata.location) == (step, str(root / name))
-    with pytest.raises(UsageError, match="there is no step 8"):
+    with pytest.raises(UsageError, match="step 8 does not exist"):
         open_tree(root, ReadOptions(step=8))
     listed = ckpttools.ls(root)
     assert [item.step for item in listed.finished] == steps
@@ -524,7 +524,7 @@ def test_copy_takes_chosen_steps_of_a_legacy_run_and_adds_them(tmp_path):
     assert [step.step for step in ckpttools.ls(tmp_path / "copy").finished] == [3]
     ckpttools.copy(tmp_path / "run", tmp_path / "copy", steps=[1])
     assert [step.step for step in ckpttools.ls(tmp_path / "copy").finished] == [1, 3]
-    with pytest.raises(UsageError, match="there is no step 7"):
+    with pytest.raises(UsageError, match="step 7 does not exist"):
         ckpttools.copy(tmp_path / "run", tmp_path / "copy", steps=[7])
 
 

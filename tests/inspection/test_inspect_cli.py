@@ -317,7 +317,7 @@ class TestTree:
     def test_missing_step_is_refused(self, scanned: Path):
         result = ckpt("inspect", "tree", scanned, "--step", 7)
         assert result.exit_code == 2
-        assert result.stderr.startswith("Error: there is no step 7\n")
+        assert result.stderr.startswith("Error: step 7 does not exist\n")
 
     @pytest.mark.parametrize("below", ["", "items"])
     def test_a_step_that_is_another_one_than_the_path_names(self, below):
@@ -325,7 +325,7 @@ class TestTree:
         assert ckpt("inspect", "tree", step, "--step", 4).exit_code == 0
         result = ckpt("inspect", "tree", step, "--step", 0)
         assert result.exit_code == 2
-        assert "there is no step 0" in result.stderr and "got      step 4\n" in result.stderr
+        assert "step 0 does not exist" in result.stderr and "got      step 4\n" in result.stderr
         assert "hint     give the directory of the run, or leave --step out" in result.stderr
 
     def test_names_cannot_steer_the_terminal(self):

@@ -75,7 +75,7 @@ def test_item_name_of_run_wins_over_that_of_tree(tmp_path):
 
 def test_different_item_name_is_warned_about(tmp_path):
     run = steps(tmp_path / "run", ["1"])
-    with pytest.warns(UnlistedStepWarning, match="called items, that of step 1 default"):
+    with pytest.warns(UnlistedStepWarning, match="named items, but in step 1 default"):
         ckpttools.save(TREE, run / "2", level="step", item="items")
     assert items_of(run / "2") == ["items"]
     [(level, location, what)] = result(run)
@@ -88,7 +88,7 @@ def test_different_item_name_is_warned_about(tmp_path):
 )
 def test_unlisted_step_name_is_refused(tmp_path, names, destination):
     run = steps(tmp_path / "run", names)
-    with pytest.raises(UsageError, match=f"would list a step called {destination}"):
+    with pytest.raises(UsageError, match=f"does not list a step named {destination}"):
         ckpttools.save.plan(TREE, run / destination, level="step")
 
 
@@ -99,7 +99,7 @@ def test_unnumbered_step_outside_a_run_is_warned_about(tmp_path):
 
 def test_unnamed_tree_among_named_items_is_refused(tmp_path):
     run = steps(tmp_path / "run", ["1"])
-    with pytest.raises(UsageError, match=r"whose steps have items with names: default"):
+    with pytest.raises(UsageError, match=r"have named items: default"):
         ckpttools.save.plan(TREE, run / "2", level="item")
     ckpttools.save.plan(TREE, run / "weights", level="item")
     ckpttools.save(TREE, tmp_path / "bare" / "1", level="item")

@@ -397,7 +397,7 @@ class TestSizes:
     def test_a_configuration_stands_for_its_defaults(self):
         result = resolve("base.yml", load_parameters_path=SCANNED)
         assert "base_emb_dim is 2048 (default), and the checkpoint has 64" in texts(result)
-        assert "base.yml is not there: taken for MaxText's own" in result.notes
+        assert "base.yml does not exist: MaxText's own is used" in result.notes
 
     def test_the_models_sizes_are_known(self):
         result = resolve(load_parameters_path=SCANNED, model_name="llama3.1-8b")

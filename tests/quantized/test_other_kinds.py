@@ -14,15 +14,15 @@ FIXTURES = Path(__file__).parents[2] / "fixtures/torch"
 @pytest.mark.parametrize(
     ("name", "what", "way"),
     [
-        ("model-q4_0.gguf", "llama.cpp (GGUF)", "hf download REPO"),
-        ("llama.nemo", "archives of NeMo", "tar -xf"),
-        ("model.weights.h5", "weights of Keras", "from Keras"),
-        ("gemma.keras", "weights of Keras", "from Keras"),
-        ("model.weights.json", "sharded weights of Keras (HDF5)", "model.load_weights("),
-        ("tf_model.h5", "weights of TensorFlow", "hf download REPO"),
-        ("model.ckpt-100.data-00000-of-00002", "checkpoints of TensorFlow", "tf.train.load_checkpoint"),
-        ("params.pkl", "pickles of Python", "nothing of it is executed"),
-        ("params.npz", "arrays of numpy", "numpy.load"),
+        ("model-q4_0.gguf", "llama.cpp files (GGUF)", "hf download REPO"),
+        ("llama.nemo", "NeMo archives", "tar -xf"),
+        ("model.weights.h5", "Keras weights", "from Keras"),
+        ("gemma.keras", "Keras weights", "from Keras"),
+        ("model.weights.json", "sharded Keras weights (HDF5)", "model.load_weights("),
+        ("tf_model.h5", "TensorFlow weights", "hf download REPO"),
+        ("model.ckpt-100.data-00000-of-00002", "TensorFlow checkpoints", "tf.train.load_checkpoint"),
+        ("params.pkl", "Python pickles", "is not executed here"),
+        ("params.npz", "NumPy arrays", "numpy.load"),
     ],
 )
 @pytest.mark.parametrize("in_directory", (False, True))
@@ -48,8 +48,8 @@ def test_sharded_weights_of_keras_are_identified(tmp_path, lost, named):
         result = ckpt(*command, tmp_path / named)
         text = " ".join(result.output.split())
         assert result.exit_code == 3
-        assert "these are sharded weights of Keras (HDF5), which are not read here" in text
-        assert "and weights of Keras" not in text
+        assert "these are sharded Keras weights (HDF5), which ckpttools does not read" in text
+        assert "and Keras weights" not in text
         assert ("model.load_weights(" in text) == (not lost)
         assert not lost or f"of 3, too: {', '.join(lost)}" in text
 
@@ -80,7 +80,7 @@ def test_several_kinds_none_of_which_is_read(tmp_path):
     for name in ("a.gguf", "tf_model.h5"):
         (tmp_path / name).touch()
     told = run("hash", tmp_path, code=3)
-    assert "llama.cpp (GGUF) and weights of TensorFlow" in told and "a.gguf, tf_model.h5" in told
+    assert "llama.cpp files (GGUF) and TensorFlow weights" in told and "a.gguf, tf_model.h5" in told
 
 
 def test_several_kinds_of_which_one_is_read(tmp_path):
@@ -90,7 +90,7 @@ def test_several_kinds_of_which_one_is_read(tmp_path):
     shutil.copy(FIXTURES / "pytorch_model.safetensors", model / "model.safetensors")
     shutil.copy(FIXTURES / "pytorch_model.bin", model)
     (model / "a.gguf").touch()
-    declared = "those of safetensors are read, not torch, a.gguf (files of llama.cpp (GGUF))"
+    declared = "safetensors is read, not torch, a.gguf (llama.cpp files (GGUF))"
     assert declared in " ".join(succeed("inspect", "tree", model).output.split())
     assert declared in " ".join(run("convert", "to-zarr3", model, tmp_path / "out", "--dry-run").split())
     assert "several kinds" not in succeed("inspect", "tree", FIXTURES / "dcp").output
@@ -104,15 +104,15 @@ def test_other_files_of_one_kind(tmp_path):
         shutil.copy(FIXTURES / "pytorch_model.safetensors", model / name)
     out = tmp_path / "out"
     told = " ".join(run("convert", "hf-to-maxtext", model, out, "--dry-run").split())
-    assert "what model.safetensors.index.json names is read, not consolidated.safetensors Dry run" in told
+    assert "the model of model.safetensors.index.json is read, not consolidated.safetensors Dry run" in told
     write_llama(tmp_path / "other")
     shutil.copy(tmp_path / "other" / "model.safetensors", model)
     told = " ".join(run("convert", "hf-to-maxtext", model, out, "--dry-run").split())
-    assert "here model.safetensors is read, not consolidated.safetensors and 3 more" in told
-    assert "files of weights" not in run("convert", "hf-to-maxtext", tmp_path / "other", out, "--dry-run")
+    assert "here, model.safetensors is read, not consolidated.safetensors and 3 more" in told
+    assert "weight files" not in run("convert", "hf-to-maxtext", tmp_path / "other", out, "--dry-run")
     shutil.copy(FIXTURES / "pytorch_model.bin", tmp_path / "other")
     told = " ".join(run("convert", "hf-to-maxtext", tmp_path / "other", out, "--dry-run").split())
-    assert "those of safetensors are read, not torch" in told
+    assert "safetensors is read, not torch" in told
 
 
 def test_settings_are_refused_where_arrays_of_any_kind_contradict_them(tmp_path):

@@ -304,7 +304,7 @@ def test_a_source_that_shrinks_while_it_is_read_is_named(tmp_path, small_tasks):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("limit", [None, 512 << 10], ids=["whole", "cut short"])
+@pytest.mark.parametrize("limit", [None, 512 << 10], ids=["whole", "truncated"])
 def test_writes_of_any_alignment_land_where_they_should(tmp_path, monkeypatch, limit):
     """Also where the system writes less than it was given, as near the end of a quota."""
     import numpy as np

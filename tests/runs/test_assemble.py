@@ -336,7 +336,7 @@ class TestDataIterators:
     def test_hosts_that_differ_are_refused(self, job, tmp_path):
         self.keep(job / "host0", {"0": {"next_index": 7}})
         self.keep(job / "host1", {"0": {"next_index": 8}})
-        with pytest.raises(FormatError, match="differ in where they are in the data"):
+        with pytest.raises(FormatError, match="at different positions in the data"):
             ckpttools.assemble(job, tmp_path / "out")
 
     def test_states_of_no_process_are_refused(self, job, tmp_path):
@@ -431,7 +431,7 @@ class TestOtherRuns:
             write_half(tmp_path / host, seed)
         with pytest.raises(FormatError, match="hosts differ in 4 chunks"):
             ckpttools.assemble([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
-        with pytest.raises(FormatError, match="b seems to be of another save: it differs in 4 of 4 values"):
+        with pytest.raises(FormatError, match="b seems to be from another save: it differs in 4 of 4 values"):
             ckpttools.assemble([tmp_path / "a", tmp_path / "b"], tmp_path / "out", prefer=tmp_path / "a")
         assert not (tmp_path / "out").exists()
 

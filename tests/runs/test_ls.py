@@ -291,9 +291,7 @@ class TestSeveralItems:
         return step
 
     def test_the_one_with_parameters_is_opened_and_named(self, step):
-        with pytest.warns(
-            ChosenItemWarning, match=r"model_params of .* is opened; beside it optimizer_state"
-        ):
+        with pytest.warns(ChosenItemWarning, match=r"model_params of .* is opened; open optimizer_state"):
             tree = ckpttools.open(step)
         assert tree.metadata.item == "model_params"
         assert [item.name for item in ckpttools.summary(step).items] == ["model_params", "optimizer_state"]

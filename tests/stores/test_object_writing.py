@@ -324,7 +324,7 @@ def test_active_write_is_not_called_interrupted(gcs, target):
     staging = parse(target).store.staging(parse(target).key, False, lambda: None)
     with staging.opened(JobInfo("plan", command="ckpt convert x y")) as work:
         done = ckpt("inspect", "tree", target)
-        assert "is the work of process" in done.output and "wait" in done.output, done.output
+        assert "is being written by process" in done.output and "wait" in done.output, done.output
         work.record([[0, [], {}]])
         told = " ".join(ckpt("doctor", f"{target}.partial").output.split())
         assert "is writing it" in told and "rm -r" not in told, told

@@ -207,10 +207,10 @@ def checkpoint_manager(work: Path) -> None:
     opened = ckpttools.open(work / "run", 400)
     assert opened.metadata.custom == {"tokens": 5} and opened.metadata.step == 400
     assert ckpttools.doctor(work / "run").healthy
-    refused(DestinationExistsError, "lies not in <step>/<item> here")(
+    refused(DestinationExistsError, "is not in <step>/<item>")(
         lambda: ckpttools.save(state, work / "run" / "500", overwrite=True)
     )
-    refused(DestinationExistsError, "lies not in <item> here")(
+    refused(DestinationExistsError, "is not in <item>")(
         lambda: ckpttools.save(state, work / "run", level="step", overwrite=True)
     )
     changed = {"params": jax.tree.map(lambda leaf: leaf[::-1], TREE["grid"]), "opt": TREE["optimizer"]}
@@ -349,7 +349,7 @@ def arrays_without_elements(work: Path) -> None:
     ckpttools.save(tree, work / "st", "safetensors")
     assert ckpttools.open(work / "zarr")["none"].shape == (0, 8)
     assert ckpttools.open(work / "st")["none"].shape == (0, 8)
-    refused(FormatError, "Orbax cannot hold arrays without elements", "none")(
+    refused(FormatError, "Orbax cannot store arrays without elements", "none")(
         lambda: ckpttools.save(tree, work / "out")
     )
 

@@ -369,7 +369,8 @@ def another_model_than_was_asked_for_is_said_to_be_one() -> None:
     error = refused(CoverageError, maxtext, to="hf", model=other)
     assert "is of model_type 'qwen3', the arrays have the names of llama and mistral" in error, error
     assert 'leave out family="qwen3"' in refused(CoverageError, maxtext, to="hf", model=HF, family="qwen3")
-    assert "`model` names a model's directory" in refused(StorageError, maxtext, to="hf", model="/no/such")
+    error = refused(StorageError, maxtext, to="hf", model="/no/such")
+    assert "pass a model directory or its config.json as `model`" in error
 
 
 def shapes_of(source: Path) -> Any:

@@ -209,7 +209,7 @@ class TestBadInput:
         tree = tree_of(("w",), format="npy")
         with pytest.raises(UsageError, match="npy cannot be written"):
             save(tree, "/nowhere")
-        with pytest.raises(UsageError, match="it is not said in which format"):
+        with pytest.raises(UsageError, match="no output format is given"):
             save(tree_of(("w",)), "/nowhere")
 
 

@@ -1,6 +1,6 @@
-"""Reading what Flax wrote with msgpack: a model, its shards, states of trainers, streams of EasyLM.
+"""Read Flax msgpack files: models, their shards, trainer states, and EasyLM streams.
 
-Neither Flax nor msgpack is needed; arrays are read by position.
+Needs neither Flax nor msgpack; arrays are read by position.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ class FlaxFormat(ReadOnlyFormat):
             if _is_named(path):
                 mismatch = _NAMES.why_not(path)
                 return None if mismatch and path.is_dir() and _has_states(path) else mismatch
-            return None if has_state_header(path) else "it does not begin as a state of Flax does"
+            return None if has_state_header(path) else "it does not start like a Flax state"
         except CheckpointError as error:
             return reason(error, path)
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
         if path.is_dir() and _NAMES.why_not(path) is not None:
             path = _find_state(path, options.step)
-        # Trainers' states have names without an ending.
+        # Names of trainer states have no suffix.
         is_named = _is_named(path)
         result = _NAMES.find(path) if is_named else WeightsLocation(path.parent, (path.name,))
         try:
             states = {name: open_state(result.folder / name) for name in result.names}
         except FormatError as error:
             raise error if is_named else _suggest_other_state(error, path) from error
-        # Keys with slashes may spell two paths of one file alike.
+        # Keys with slashes can spell the paths of two values alike.
         pairs = {(keystr(at), name): None for name, state in states.items() for at in state.leaves}
         result.check([*pairs])
         return _build_tree(path, result.folder, list(states.values()))
@@ -76,7 +76,7 @@ FORMAT = FlaxFormat()
 
 
 def has_state_header(path: Location) -> bool:
-    """Return whether a file begins with a dictionary of named values, or with the first pair of a stream."""
+    """Return whether a file starts with a dictionary of named values, or with the first pair of a stream."""
     with path.open() as file:
         head = file.read(0, min(2, file.size))
     if len(head) < 2 or not (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF, 0x92)):
@@ -89,7 +89,7 @@ def has_state_header(path: Location) -> bool:
 
 
 def _starts_with_key(reader: Reader, code: int) -> bool:
-    """Return whether a text comes first, as the key of a dictionary or within the path of a pair."""
+    """Return whether a text comes first, as the key of a dictionary or in the path of a pair."""
     reader.at += {0xDE: 3, 0xDF: 5}.get(code, 1)
     first = reader.value()
     if code == 0x92:
@@ -98,11 +98,11 @@ def _starts_with_key(reader: Reader, code: int) -> bool:
 
 
 def open_state(location: Location) -> FlaxState:
-    """What a file holds; reads no array.
+    """Parse a file; reads no array.
 
     Raises:
-        FormatError: it is damaged.
-        StorageError: it cannot be read.
+        FormatError: the file is damaged.
+        StorageError: the file cannot be read.
     """
     with location.open() as file:
         state = flax_state(file)
@@ -111,7 +111,7 @@ def open_state(location: Location) -> FlaxState:
 
 
 def _list_states(folder: Location) -> list[Location]:
-    """Return the files in a directory that have the names of states, latest step first."""
+    """Return the files in a directory that are named like states, latest step first."""
     files = [entry.name for entry in folder.entries() if not entry.is_dir]
     numbered = [name for name in files if _NUMBERED.fullmatch(name)]
     if numbered:
@@ -135,7 +135,7 @@ def _may_be_state(location: Location) -> bool:
     """Return whether a file named like a state starts like one, even if it was truncated."""
     with location.open() as file:
         head = bytes(file.read(0, min(64, file.size)))
-    # 0x80 begins pickles, too.
+    # Pickles start with 0x80, too.
     return not head.strip(b"\0") or 0x81 <= head[0] <= 0x8F or has_state_header(location)
 
 
@@ -201,19 +201,19 @@ def _find_state(folder: Location, step: int | None) -> Location:
     if step not in by_step:
         steps = sorted(number for number in by_step if number is not None)
         raise UsageError(
-            f"there is no step {step}", location=folder, expected=f"one of {first_and_last(steps)}"
+            f"step {step} does not exist", location=folder, expected=f"one of {first_and_last(steps)}"
         )
     return by_step[step]
 
 
 def _step_of(path: Location) -> int | None:
-    """Return the training step in the name of a state; None if there is none, or if it is a fraction."""
+    """Return the training step in a state's name; None without one, or if it is a fraction."""
     match = _NUMBERED.fullmatch(path.name)
     return int(match[1]) if match and "." not in match[1] else None
 
 
 def _is_named(path: Location) -> bool:
-    """Return whether the name tells that it is a file of weights, an index, or a directory of these."""
+    """Return whether the name is that of a weights file, an index, or a directory of these."""
     return path.is_dir() or path.name.endswith((".msgpack", ".json"))
 
 
@@ -223,7 +223,7 @@ def _build_tree(path: Location, folder: Location, states: Sequence[FlaxState]) -
     elsewhere = [keystr(at) for state in states for at in state.elsewhere]
     if elsewhere:
         raise FormatError(
-            f"some arrays lie in directories of their own:{listing(elsewhere)}",
+            f"some arrays are in directories of their own:{listing(elsewhere)}",
             location=path,
             hint=_where_arrays_are(path, folder),
         )
@@ -245,5 +245,5 @@ def _where_arrays_are(path: Location, folder: Location) -> str:
     if arrays.is_dir():
         return f"restore it with flax.training.checkpoints; only the arrays are in {quote(str(arrays))}"
     if path.name == _STATE and (has_array(folder) or (folder / MANIFEST).is_file()):
-        return f"name the directory: {quote(str(folder))}"
+        return f"pass the directory: {quote(str(folder))}"
     return "copy the directories of the arrays, too"

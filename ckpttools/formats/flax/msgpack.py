@@ -1,7 +1,7 @@
-"""Reading msgpack by ranges: what is large stays where it is in the file.
+"""Read msgpack by byte ranges; large values stay in the file.
 
-Layout: https://github.com/msgpack/msgpack/blob/master/spec.md. Whatever a file says, no more is made of it
-than so many values, nested so deep, and none is longer than the file.
+Format: https://github.com/msgpack/msgpack/blob/master/spec.md. The number of values, their nesting and their
+lengths are limited, whatever a file declares.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _MOST_VALUES, _LONGEST_TEXT = 2_000_000, 1 << 20
 
 
 class DamagedError(Exception):
-    """The bytes are no msgpack, are cut, or say what no program writes."""
+    """The bytes are not msgpack, are truncated, or declare what no program writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes that were not read: where they begin in the file, and how many they are."""
+    """An unread byte range: offset in the file, and length."""
 
     start: int
     nbytes: int
@@ -32,19 +32,19 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """A value of a type that the program gave a number of its own."""
+    """A value of an application-defined type."""
 
     code: int
     span: Span
 
 
 class Reader:
-    """Values one after the other, in a part of a file.
+    """Reads consecutive values from a part of a file.
 
     Args:
-        file: to read.
-        start, stop: the part of it; by default all.
-        values: how many there may be at most, in all of what is read with the same list.
+        file: the file.
+        start, stop: the part of it; by default the whole file.
+        values: limit on the number of values, shared by all readers with the same list.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Reader:
         return self.at >= self._stop
 
     def within(self, span: Span) -> Reader:
-        """What reads the values in some bytes; those count, too."""
+        """Return a reader of the values in a byte range; they count towards the limit."""
         return Reader(self._file, span.start, span.start + span.nbytes, self._left)
 
     def value(self, depth: int = 0) -> Any:
-        """Return the next value: dictionaries, lists, numbers, texts, None, and `Span` and `Extension`.
+        """Read the next value: a dictionary, list, number, text, None, `Span` or `Extension`.
 
         Raises:
-            DamagedError: there is none.
+            DamagedError: there is no valid value.
         """
         self._left[0] -= 1
         if self._left[0] < 0 or depth > DEEPEST:
@@ -91,12 +91,12 @@ class Reader:
             return kind(self, int(self._number(layout)), depth)
         if code in _FIXED:
             return self._extension(_FIXED[code], depth)
-        raise DamagedError(f"no value begins with {code:#04x}")
+        raise DamagedError(f"no value starts with {code:#04x}")
 
     def _take(self, count: int) -> bytes:
         start = self.at
         if start + count > self._stop:
-            raise DamagedError("it is cut")
+            raise DamagedError("it is truncated")
         if start < self._begin or start + count > self._begin + len(self._window):
             self._begin = start
             self._window = self._file.read(start, min(max(count, _WINDOW), self._stop - start))
@@ -112,13 +112,13 @@ class Reader:
         try:
             return self._take(count).decode()
         except UnicodeDecodeError as error:
-            raise DamagedError("a text that is no UTF-8") from error
+            raise DamagedError("a text that is not UTF-8") from error
 
     def _bytes(self, count: int, depth: int = 0) -> Span:
         span = Span(self.at, count)
         self.at += count
         if self.at > self._stop:
-            raise DamagedError("it is cut")
+            raise DamagedError("it is truncated")
         return span
 
     def _extension(self, count: int, depth: int = 0) -> Extension:
@@ -135,15 +135,15 @@ class Reader:
         for _ in range(count):
             key = self.value(depth + 1)
             if type(key) not in (str, int):
-                raise DamagedError(f"a {type(key).__name__} as a key")
+                raise DamagedError(f"a {type(key).__name__} used as a key")
             if key in result:
-                raise DamagedError(f"a key twice: {key!r}")
+                raise DamagedError(f"duplicate key: {key!r}")
             result[key] = self.value(depth + 1)
         return result
 
     def _check_count(self, count: int) -> None:
         if count > self._stop - self.at:
-            raise DamagedError("it is cut")
+            raise DamagedError("it is truncated")
 
 
 _SIGNED = struct.Struct(">b")

@@ -1,4 +1,4 @@
-"""From what Flax writes with msgpack to the leaves of a tree."""
+"""Convert the contents of Flax msgpack files to the leaves of a tree."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ckpttools.formats.flax.msgpack import DamagedError, Extension, Reader, Span
 from ckpttools.formats.pieced import in_shape
 from ckpttools.stores.base import File
 
-# `flax.serialization._MsgpackExtType`, and what it makes of arrays of more than a gibibyte.
+# `flax.serialization._MsgpackExtType`, and the key of arrays that are split because they exceed 1 GiB.
 _ARRAY, _COMPLEX, _NUMBER = 1, 2, 3
 _CHUNKED = "__msgpack_chunked_array__"
-# From Orbax before `_METADATA`, and from `flax.training.checkpoints` for arrays of several processes.
+# Placeholders of Orbax before `_METADATA`, and of `flax.training.checkpoints` for multi-process arrays.
 _PLACEHOLDERS = ("PLACEHOLDER://", "//GDAPlaceholder:")
 
 
 @dataclass
 class FlaxState:
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
-        leaves: by path.
-        scalars: paths of those that were Python numbers.
-        elsewhere: what lies in files of its own, by path: the name of the array.
-        others: what is neither array, number nor text, by path: what it is.
+        leaves: leaves by path.
+        scalars: paths of leaves that were Python numbers.
+        elsewhere: names of arrays in other files, by path.
+        others: kinds of other objects (not arrays, numbers or texts), by path.
     """
 
     leaves: dict[Path, Leaf] = field(default_factory=dict)
@@ -43,10 +43,10 @@ class FlaxState:
 
 
 def flax_state(file: File) -> FlaxState:
-    """Return the leaves in a file that `flax.serialization` wrote, or in a stream of named ones (EasyLM).
+    """Read the leaves of a `flax.serialization` file, or of a stream of named leaves (EasyLM).
 
     Raises:
-        FormatError: it is damaged, or holds what no state is made of.
+        FormatError: the file is damaged or not a state.
     """
     reader, state = Reader(file), FlaxState()
     try:
@@ -61,7 +61,7 @@ def flax_state(file: File) -> FlaxState:
             raise DamagedError(f"{file.size - reader.at:,} bytes left over")
     except DamagedError as error:
         raise FormatError(
-            "the file is no state that Flax wrote with msgpack, or is cut",
+            "the file is not a Flax msgpack state, or is truncated",
             location=file.path,
             got=f"byte {reader.at:,} of {file.size:,}: {error}",
             hint="fetch the file again",
@@ -70,7 +70,7 @@ def flax_state(file: File) -> FlaxState:
 
 
 def _stream(first: list[Any], reader: Reader) -> Iterator[tuple[Path, Span]]:
-    """Yield the pairs of a path and the bytes of a state that a stream is made of."""
+    """Yield the entries of a stream: a path, and the bytes of its state."""
     pair: Any = first
     while True:
         path, span = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
@@ -85,7 +85,7 @@ def _stream(first: list[Any], reader: Reader) -> Iterator[tuple[Path, Span]]:
 
 @dataclass
 class _Filling:
-    """Puts values among the leaves of a state."""
+    """Adds values to the leaves of a state."""
 
     state: FlaxState
     file: File
@@ -123,14 +123,15 @@ class _Filling:
 
     def _leaf(self, path: Path, leaf: Leaf) -> None:
         if path in self.state.leaves:
-            raise DamagedError(f"{dotted(path)} twice")
+            raise DamagedError(f"duplicate path {dotted(path)}")
         self.state.leaves[path] = leaf
 
     def _elsewhere(self, path: Path, name: str) -> None:
         self.state.elsewhere[path] = name
 
     def _array(self, span: Span) -> LazyArray:
-        """What `flax.serialization` makes of an array: its shape, the name of its dtype and its bytes."""
+        """Return an array as `flax.serialization` encodes it: its shape, the name of its dtype and its
+        bytes."""
         declared = self.reader.within(span).value()
         shape, name, data = (
             declared if isinstance(declared, list) and len(declared) == 3 else (None, None, None)
@@ -138,15 +139,15 @@ class _Filling:
         dtype = DTYPES.get(name) if isinstance(name, str) else None
         lengths = _lengths(shape)
         if dtype is None or not isinstance(data, Span):
-            raise DamagedError(f"an array of a dtype that is not known: {name!r}")
+            raise DamagedError(f"an array of an unknown dtype: {name!r}")
         if prod(lengths) * dtype.itemsize != data.nbytes:
-            raise DamagedError(f"{data.nbytes:,} bytes of an array of {dtype}{list(lengths)}")
+            raise DamagedError(f"{data.nbytes:,} bytes for an array of {dtype}{list(lengths)}")
         if not data.nbytes:
             return Constant(lengths, dtype, bytes(dtype.itemsize))
         return Stored(lengths, dtype, self.file, data.start)
 
     def _of_chunks(self, value: Mapping[str | int, Any]) -> LazyArray:
-        """Return an array that is cut in flat pieces, whose numbers are keys as those of a tuple."""
+        """Join an array of flat pieces, stored under the keys of a tuple."""
         shape, chunks = _listed(value.get("shape")), _listed(value.get("chunks"))
         pieces = [self._array(chunk.span) for chunk in chunks if isinstance(chunk, Extension)]
         stored = [piece for piece in pieces if isinstance(piece, Stored) and piece.ndim == 1]
@@ -155,12 +156,12 @@ class _Filling:
             sum(item.size for item in stored) == prod(lengths) and len({item.dtype for item in stored}) == 1
         )
         if not whole or len(stored) < len(chunks):
-            raise DamagedError(f"the pieces of an array do not make up {list(lengths)}")
+            raise DamagedError(f"the pieces of an array do not add up to {list(lengths)}")
         return in_shape(stored, lengths)
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return a tuple as Flax writes it: `{"0": first, "1": second}`."""
+    """Return the items of a tuple, which Flax writes as `{"0": first, "1": second}`."""
     items = value if isinstance(value, dict) else {}
     result = [items.get(str(location)) for location in range(len(items))]
     if not items or any(item is None for item in result):
@@ -175,7 +176,7 @@ def _lengths(value: Any) -> Shape:
 
 
 def _array_named(value: Mapping[str | int, Any]) -> str | None:
-    """Return the array that T5X's checkpoints name in place of one: what tensorstore takes to open it."""
+    """Return the array that T5X names instead of storing it: the spec with which tensorstore opens it."""
     location = value.get("kvstore")
     name = location.get("path") if isinstance(location, dict) else None
     return name.strip("/") if isinstance(name, str) and "driver" in value else None
@@ -184,5 +185,5 @@ def _array_named(value: Mapping[str | int, Any]) -> str | None:
 def _number(value: bool | int | float) -> LazyArray:
     result = number_array(value)
     if result is None:
-        raise DamagedError(f"a whole number of more than 64 bits: {value}")
+        raise DamagedError(f"an integer of more than 64 bits: {value}")
     return result

@@ -1,4 +1,4 @@
-"""Arrays of an Orbax item: their metadata, and where each of their chunks lies."""
+"""Arrays of an Orbax item: their metadata and the locations of their chunks."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Arrays:
 
     Attributes:
         directory: the item, for messages.
-        entries: its keys.
-        use_zarr3: which version of zarr its metadata says; None if it says nothing.
+        entries: keys of the item.
+        use_zarr3: whether the item's metadata declares zarr v3; None if it declares nothing.
         may_be_left_out: whether chunks that hold only the fill value were not stored.
-        may_be_old: whether it was perhaps written when Orbax left such chunks out without saying so.
+        may_be_old: whether the item may be from a version of Orbax that omitted such chunks silently.
     """
 
     directory: Location
@@ -45,16 +45,16 @@ class Arrays:
 
     @cached_property
     def hint(self) -> str:
-        """Where missing chunks may be."""
+        """Hint for missing chunks."""
         return where_chunks_may_be(self.directory, self.may_be_old)
 
     def array(self, path: Path) -> LazyArray:
         """Return the array at a path of the tree.
 
         Raises:
-            FormatError: its metadata is missing, damaged, or contradicts the chunks that are there.
+            FormatError: its metadata is missing, damaged, or contradicts the existing chunks.
         """
-        # A leaf that is the whole tree has no name, and its keys no prefix.
+        # A leaf that is the whole tree has no name, and its keys have no prefix.
         prefix = f"{dotted(path)}/" if path else ""
         return Grid(self, path, prefix, self._document(prefix)).lazy()
 
@@ -72,7 +72,7 @@ class Arrays:
 
     @cached_property
     def _parsed(self) -> dict[bytes, ZarrArray]:
-        """What each document says: arrays of one shape share theirs, and 100,000 take 1.6 s to parse."""
+        """Cache of parsed documents. Arrays of one shape share an entry: parsing 100,000 would take 1.6 s."""
         return {}
 
     def _no_document(self, prefix: str) -> FormatError:
@@ -81,19 +81,19 @@ class Arrays:
         if isinstance(self.entries, Files):
             hint = "the directory was deleted or not copied: fetch it again"
             if next(self.entries.below(prefix), None) is not None:
-                hint = "its chunks are there: copy it again, with the files whose names start with a dot"
+                hint = "its chunks exist: copy it again, with the files whose names start with a dot"
         where = "directory" if isinstance(self.entries, Files) else "index"
         return FormatError(f"the {where} has no {prefix}{file}", location=self.directory, hint=hint)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The chunks of one array; what its `Chunked` asks for its parts.
+    """The chunks of one array; provides the parts of its `Chunked`.
 
     Attributes:
         arrays: the item's arrays.
-        path: of this one in the tree.
-        prefix: of its keys.
+        path: path of the array in the tree.
+        prefix: prefix of its keys.
         document: its metadata.
     """
 
@@ -108,10 +108,10 @@ class Grid:
         return Chunked(document.shape, document.dtype, coding.shape, self, scratch, self._gaps())
 
     def locations(self) -> list[tuple[ByteSource, int, int]] | None:
-        """File, first byte and length of every chunk, in C order of the grid; None if any was left out.
+        """Return file, offset and length of every chunk, in C order of the grid; None if any was omitted.
 
         Raises:
-            FormatError: a chunk is missing or cannot be where the index says.
+            FormatError: a chunk is missing or out of the range of its file.
         """
         result: list[tuple[ByteSource, int, int]] = []
         for index in grid_indices(self.document.shape, self.document.chunk):
@@ -130,7 +130,7 @@ class Grid:
         return self.document.shard_filled(self._fill)
 
     def _gaps(self) -> Gaps | None:
-        """Return the chunks that are missing, None if none are or they may hold the fill value."""
+        """Return the missing chunks; None if there are none or they may hold the fill value."""
         document = self.document
         present, chunks = self._counted(), document.num_chunks
         taken = list(self._taken())
@@ -146,7 +146,7 @@ class Grid:
         return self.arrays.entries.get(self.prefix + self.document.keys.key(index))
 
     def _taken(self) -> Iterator[tuple[str, FileFault]]:
-        """Yield keys of the chunks that the index has in a file which is missing or ends before them."""
+        """Yield the keys of chunks whose file is missing or truncated."""
         entries = self.arrays.entries
         for key in entries.below(self.prefix) if entries.faults else ():
             entry = entries.get(self.prefix + key)
@@ -162,16 +162,16 @@ class Grid:
             missing + len(taken),
             chunks,
             key,
-            f"{first.hint}; `ckpt doctor {quote(str(self.arrays.directory))}` says more",
+            f"{first.hint}; `ckpt doctor {quote(str(self.arrays.directory))}` shows details",
             tuple(dict.fromkeys(str(fault) for _, fault in taken)),
             FormatError if first.is_absent or first.nbytes is not None else StorageError,
         )
 
     def _counted(self) -> int:
-        """How many chunks there are.
+        """Return the number of existing chunks.
 
         Raises:
-            FormatError: the metadata has no room for one: it is then of another array.
+            FormatError: the grid has no room for a chunk, so the metadata is another array's.
         """
         document, count = self.document, 0
         for key in self.arrays.entries.below(self.prefix):
@@ -226,7 +226,7 @@ class Grid:
         return coding.is_plain and shard.pieces == 1 and nbytes == coding.nbytes + shard.index_bytes
 
     def _located(self, index: Shape) -> tuple[ByteSource, int, int] | None:
-        """File, offset and length of a chunk; None if it was left out."""
+        """Return file, offset and length of a chunk; None if it was omitted."""
         entry, expected = self._entry(index), self.document.chunk_bytes
         if entry is None and self._fill is not None:
             return None
@@ -244,14 +244,14 @@ class Grid:
         file = self.arrays.entries.file(entry)
         if entry.offset + length > file.size:
             raise FormatError(
-                f"a chunk runs past the end of {file.path}, which ends too early",
+                f"a chunk extends beyond the end of {file.path}",
                 location=self._name(index),
                 got=f"a file of {file.size} bytes",
                 expected=f"bytes {entry.offset} to {entry.offset + length}",
-                hint="the file was cut short: fetch it again",
+                hint="the file was truncated: fetch it again",
             )
         return file, entry.offset, length
 
     def _name(self, index: Shape) -> str:
-        """Return a chunk in messages."""
+        """Format a chunk's location for messages."""
         return f"{self.arrays.directory}: {keystr(self.path)}, chunk {self.document.keys.key(index)}"

@@ -1,7 +1,8 @@
-"""Which processes hold what is missing: by the mesh of the save, as far as it is noted.
+"""Find the processes that hold missing chunks, from the mesh of the save if it is recorded.
 
-Processes whose devices have the same places on the axes that arrays are cut along hold the same chunks: any
-one of them makes up for the others.
+Processes whose devices have equal coordinates on the axes that arrays are sharded along hold the same
+chunks, so
+any one of them suffices.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from ckpttools.formats.orbax.shares import HostShare
 
 @dataclass(frozen=True, slots=True)
 class ExpectedHost:
-    """A host that would bring what is missing.
+    """A host that would provide missing chunks.
 
     Attributes:
-        processes: the processes of the job of which any one is enough, by their distributed ids.
-        chunks: how many chunks each of them has that nobody else has.
+        processes: distributed ids of the processes of the job; any one of them suffices.
+        chunks: number of chunks that each of them has and other hosts lack.
     """
 
     processes: tuple[int, ...]
@@ -36,9 +37,10 @@ class ExpectedHost:
 
 
 def expected_hosts(save: Save) -> tuple[ExpectedHost, ...] | None:
-    """Return hosts that together would make a save complete, few of them; None where nothing tells which.
+    """Return a few hosts that together would complete a save; None if they cannot be determined.
 
-    Chosen one by one, each for what it has most of: where arrays are cut along different axes, fewer may do.
+    Hosts are chosen greedily by number of chunks. If arrays are sharded along different axes, fewer may
+    suffice.
     """
     if not all(item.cells for item in save.missing):
         return None
@@ -48,7 +50,7 @@ def expected_hosts(save: Save) -> tuple[ExpectedHost, ...] | None:
             return None
         holders = dict(_holders(save, mesh))
     except (CheckpointError, AttributeError, KeyError, TypeError, ValueError):
-        return None  # the mesh is a help to people, not what completeness depends on
+        return None  # the mesh only improves messages; completeness does not depend on it
     if holders.keys() != {(item.path, cell) for item in save.missing for cell in item.cells}:
         return None
     return tuple(_covering(holders))
@@ -56,7 +58,7 @@ def expected_hosts(save: Save) -> tuple[ExpectedHost, ...] | None:
 
 @dataclass(frozen=True)
 class _Mesh:
-    """Which process each device of a mesh belongs to, in the order of the mesh."""
+    """The process of each device of a mesh, in mesh order."""
 
     processes: tuple[int, ...]
     shardings: Mapping[str, Sharding]
@@ -72,19 +74,19 @@ def _mesh_of(shares: Sequence[HostShare]) -> _Mesh | None:
 
 
 def _holders(save: Save, mesh: _Mesh) -> Iterator[tuple[tuple[Path, Shape], frozenset[int]]]:
-    """Yield each missing chunk, and the processes that have it."""
+    """Yield each missing chunk and the processes that have it."""
     for item in save.missing:
         sharding, document = mesh.shardings.get(dotted(item.path)), save.arrays[item.path][1]
         if sharding is None or document is None:
             return
         cells = _cells(sharding, mesh.processes, len(document.shape))
         if cells.keys() != set(product(*map(range, document.grid))):
-            return  # the grid is not that of the mesh
+            return  # the grid does not match the mesh
         yield from (((item.path, cell), frozenset(cells[cell])) for cell in item.cells)
 
 
 def _cells(sharding: Sharding, processes: Sequence[int], rank: int) -> dict[Shape, set[int]]:
-    """Return each cell of an array's grid, and the processes whose devices have it."""
+    """Return each cell of an array's grid and the processes whose devices have it."""
     lengths = dict(sharding.mesh)
     if len(processes) != prod(lengths.values()):
         raise ValueError("a mesh of another size")
@@ -103,7 +105,7 @@ def _cells(sharding: Sharding, processes: Sequence[int], rank: int) -> dict[Shap
 
 
 def _covering(holders: Mapping[tuple[Path, Shape], frozenset[int]]) -> Iterator[ExpectedHost]:
-    """Yield hosts that have everything together, those with most first."""
+    """Yield hosts that together have all chunks, those with most chunks first."""
     left = dict(holders)
     while left:
         held: dict[int, set[tuple[Path, Shape]]] = {}

@@ -1,4 +1,4 @@
-"""What a directory of arrays holds, by key: as its OCDBT index says, or in a file for each key."""
+"""The contents of a directory of arrays, by key: from its OCDBT index, or a file for each key."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ckpttools.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class FileFault:
-    """A data file that is missing, or ends before what the index has in it.
+    """A data file that is missing or truncated.
 
     Attributes:
-        path: of it.
-        nbytes: its size; None where it cannot be looked at.
-        end: where the last entry ends that the index has in it, in bytes.
-        reason: why it cannot be looked at.
-        is_absent: whether that is because there is none.
+        path: path of the file.
+        nbytes: size of the file; None if it cannot be accessed.
+        end: end of the last entry in it according to the index, in bytes.
+        reason: why it cannot be accessed.
+        is_absent: whether it does not exist.
     """
 
     path: Location
@@ -41,25 +41,25 @@ class FileFault:
 
     @property
     def hint(self) -> str:
-        """What to do about it."""
+        """Hint for the user."""
         if self.nbytes is None and not self.is_absent:
             return "check who owns it, the directories above it, and their mode bits"
-        cause = "deleted or not copied" if self.is_absent else "cut short"
+        cause = "deleted or not copied" if self.is_absent else "truncated"
         return f"it was {cause}: fetch the checkpoint again"
 
     def takes(self, extent: Extent) -> bool:
-        """Return whether it takes a range of its file away."""
+        """Return whether a range of the file is lost."""
         return self.nbytes is None or extent.offset + extent.length > self.nbytes
 
 
 class Entries(ABC):
-    """The keys of a directory of arrays, and what they stand for: the one index that all who look ask.
+    """The keys of a directory of arrays and their values: the one index that all readers use.
 
     Attributes:
-        directory: paths of extents are relative to it.
-        manifests: of the OCDBT indexes that were read, relative to it; empty where every key is a file.
+        directory: root of the paths of extents.
+        manifests: OCDBT manifests that were read, relative to it; empty if every key is a file.
         nodes: byte ranges of manifests and nodes.
-        missing: what to say of a key that is not there.
+        missing: text for a missing key.
     """
 
     manifests: tuple[str, ...] = ()
@@ -72,26 +72,26 @@ class Entries(ABC):
     @property
     @abstractmethod
     def all(self) -> Mapping[str, Entry]:
-        """Every key."""
+        """All keys."""
 
     @property
     def faults(self) -> Mapping[str, FileFault]:
-        """The files that do not hold all that is said to be in them, by name."""
+        """Missing and truncated files, by name."""
         return {}
 
     @abstractmethod
     def get(self, key: str) -> Entry | None:
-        """What a key stands for, None if it is not there."""
+        """Return the value of a key; None if it does not exist."""
 
     @abstractmethod
     def below(self, prefix: str) -> Iterator[str]:
-        """Yield the rest of each key that starts with a prefix, which is empty or ends in a slash."""
+        """Yield the remainder of each key with a prefix, which is empty or ends in a slash."""
 
     def file(self, extent: Extent) -> File:
-        """Return the file that a range is in.
+        """Return the file of a byte range.
 
         Raises:
-            FormatError: it is not there.
+            FormatError: it does not exist.
             StorageError: it cannot be accessed.
         """
         return named_file(self.directory, extent.file)
@@ -100,7 +100,7 @@ class Entries(ABC):
         """Return the value of an entry.
 
         Raises:
-            FormatError, StorageError: the file ends before, is not there or cannot be read.
+            FormatError, StorageError: the file is truncated or missing, or cannot be read.
         """
         if isinstance(entry, bytes):
             return entry
@@ -117,15 +117,15 @@ class Entries(ABC):
 def entries_of(
     directory: Location, is_required: bool = False, max_index_bytes: int = MAX_INDEX_BYTES
 ) -> Entries:
-    """What is stored in a directory: by its OCDBT index, by those of the processes of a save, or in files.
+    """Return the contents of a directory: from its OCDBT index, those of a save's processes, or from files.
 
     Args:
-        directory: of an item, or a plain hierarchy.
-        is_required: whether its metadata lists arrays that are in OCDBT.
-        max_index_bytes: as in `ckpttools.formats.base.ReadOptions`.
+        directory: an item, or a plain hierarchy.
+        is_required: whether the metadata lists arrays in OCDBT.
+        max_index_bytes: see `ckpttools.formats.base.ReadOptions`.
 
     Raises:
-        FormatError, StorageError: there is no index where one must be, it is damaged, or processes differ.
+        FormatError, StorageError: a required index is missing, an index is damaged, or processes disagree.
     """
     index = index_of(directory, max_index_bytes)
     if index is not None:
@@ -148,7 +148,7 @@ class Indexed(Entries):
     def __init__(self, directory: Location, index: Index) -> None:
         super().__init__(directory)
         self.manifests, self.nodes = index.manifests, index.nodes
-        # As os.fsdecode does with file names: two different keys stay different.
+        # Decode like os.fsdecode decodes file names: distinct keys stay distinct.
         self._entries = {key.decode(errors="surrogateescape"): item for key, item in index.entries.items()}
         self._files: dict[str, File] = {}
 
@@ -186,19 +186,21 @@ class Indexed(Entries):
 
 
 def _fault(path: Location, end: int) -> FileFault | None:
-    """What keeps a file from being read up to an end, None if nothing does that looking at it tells."""
+    """Return the fault of a file that must reach up to an end, as far as its status shows; None without
+    one."""
     try:
         result = path.status()
     except StorageError as error:
-        return FileFault(path, None, end, error.got or "it cannot be looked at")
+        return FileFault(path, None, end, error.got or "it cannot be accessed")
     if result is None:
         return FileFault(path, None, end, "No such file or directory", is_absent=True)
     return FileFault(path, result.size, end) if result.size < end else None
 
 
 class Files(Entries):
-    """A directory for each array, with a file for each key. Files are opened for each read: there may be
-    more of them than a process may have open."""
+    """A directory for each array with a file for each key.
+
+    Files are opened for each read, because there may be more than a process can keep open."""
 
     missing = "no such file"
 
@@ -213,7 +215,7 @@ class Files(Entries):
         return Extent(key, 0, result.size) if result and result.kind is FileKind.FILE else None
 
     def below(self, prefix: str) -> Iterator[str]:
-        if "\0" in prefix:  # no file system has such a name
+        if "\0" in prefix:  # file systems do not allow such names
             return
         top = self.directory / prefix.rstrip("/")
         if top.is_dir():
@@ -221,15 +223,15 @@ class Files(Entries):
 
 
 def files_below(directory: Location) -> Iterator[tuple[str, Status]]:
-    """Name and status of every regular file at or below a directory, by name; links to files are followed.
+    """Yield name and status of every regular file at or below a directory, sorted; links are followed.
 
     Raises:
-        StorageError: a directory may not be listed.
+        StorageError: a directory cannot be listed.
     """
     yield from sorted(directory.walk(), key=lambda result: _in_order(result[0]))
 
 
 def _in_order(name: str) -> list[tuple[bool, str]]:
-    """Sort names by directory: its own files come before those of directories in it."""
+    """Return a sort key that puts a directory's files before its subdirectories."""
     *above, last = name.split("/")
     return [*((True, part) for part in above), (False, last)]

@@ -1,4 +1,4 @@
-"""Whether a step is a finished save, also where a conversion is going on, or commit files alone tell."""
+"""Whether a step is a finished save, also during a conversion, or if only commit files show it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from ckpttools.stores.publishing import find_unfinished, read_unfinished
 
 
 def unfinished_reason(step: Step, *, is_asked: bool = True) -> str | None:
-    """Why a step is not a finished save; None if it is one, also one without a tree, such as of metrics.
+    """Return why a step is not a finished save; None if it is, even without a tree (such as metrics).
 
     Args:
-        step: which.
-        is_asked: whether a conversion may be going on there.
+        step: the step.
+        is_asked: whether a conversion may be in progress there.
 
     Raises:
-        StorageError: it may not be looked into.
+        StorageError: the step cannot be accessed.
     """
     if is_asked and (find_unfinished(step.path) or read_unfinished(step.path)):
         return "a conversion is being written to it"
     if step.is_being_deleted:
         return step.why_unfinished
-    # Versions of Orbax that note no time of the commit wrote this file there last.
+    # Versions of Orbax that do not record a commit time wrote this file last.
     declared = step.declared.fields.get("commit_timestamp_nsecs")
     if step.path.store.streams and declared is None and not (step.path / COMMIT_FILE).is_file():
-        return f"no {COMMIT_FILE}, and no time of its commit: nothing tells whether the save was completed"
+        return f"no {COMMIT_FILE} and no commit time: it is unknown whether the save was completed"
     if step.others:
         faults = [fault for fault in step.faults(()) if not fault.startswith("no tree")]
         return ", ".join(faults) or None

@@ -1,4 +1,4 @@
-"""Reading Orbax checkpoints of every layout from their own metadata, without Orbax or devices."""
+"""Read Orbax checkpoints of every layout from their own metadata, without Orbax or devices."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Orbax:
 
 
 def _check_level(level: str, item: str | None, as_step: int | None) -> None:
-    """Refuse a name for what has that of the destination."""
+    """Reject a name for a directory that is the destination itself."""
     declared = {"as_step": as_step} if level == "step" else {"as_step": as_step, "item": item}
     wrong = [name for name, value in declared.items() if value is not None] if level != "run" else []
     if wrong:
@@ -154,9 +154,9 @@ def _check_level(level: str, item: str | None, as_step: int | None) -> None:
 
 
 def _item(target: Target, level: str, declared: str | None) -> str:
-    """What the item is called: as those of the run that the step is of, or that is replaced.
+    """Return the item's name: that of the run's other steps, or of the replaced item.
 
-    Warns with `UnlistedStepWarning` where a manager would not find it.
+    Emit `UnlistedStepWarning` if a manager would not find it.
     """
     as_read = target.tree.metadata.item if target.keeps_names else None
     if target.destination is None or level == "run":
@@ -172,7 +172,7 @@ def _item(target: Target, level: str, declared: str | None) -> str:
 
 
 def _suitable_file_bytes(target: Target, ocdbt: bool) -> int | None:
-    """At which size a store would have data files begun anew, where the user says nothing."""
+    """Return the data file size that suits the store, if the user set none."""
     streams = target.destination.store.streams if target.destination else None
     return streams.file_bytes if streams and ocdbt else None
 
@@ -203,13 +203,13 @@ def _opened_item(item: OrbaxItem, options: ReadOptions) -> Tree:
 
 
 def _tree(item: OrbaxItem, document: Mapping[str, Any], arrays: Arrays, location: Location) -> Tree:
-    """Return an item as a tree.
+    """Build the tree of an item.
 
     Args:
-        item: where its JSON files are.
-        document: its `_METADATA`.
-        arrays: those of the tree.
-        location: what the tree says that it was opened at.
+        item: the item with the JSON files.
+        document: content of its `_METADATA`.
+        arrays: the arrays of the tree.
+        location: location that the tree reports.
     """
     file = item.directory / orbax_metadata.TREE_FILE
     saved = orbax_metadata.parse_tree(document, str(file))
@@ -231,11 +231,11 @@ def _tree(item: OrbaxItem, document: Mapping[str, Any], arrays: Arrays, location
 
 
 def joined_tree(save: Save, location: Location) -> Tree:
-    """Return a save of several hosts as a tree; nothing but indexes is read.
+    """Build the tree of a save from several hosts; reads only indexes.
 
     Args:
-        save: which; it need not be complete.
-        location: what the tree says that it was opened at.
+        save: the save, complete or not.
+        location: location that the tree reports.
     """
     first = save.shares[0]
     _require_room(first.item / orbax_metadata.TREE_FILE)
@@ -245,7 +245,7 @@ def joined_tree(save: Save, location: Location) -> Tree:
     return tree.with_metadata(step=save.step)
 
 
-# A leaf is several objects in this file, and keys of the index: 100,000 took 2.4 KiB each to open.
+# A leaf is several objects in this file, and keys of the index: opening 100,000 took 2.4 KiB each.
 _BYTES_PER_LEAF = 1536
 
 
@@ -257,7 +257,7 @@ def _require_room(location: Location) -> None:
 
 
 def _config(directory: Location) -> Mapping[str, Any] | None:
-    """Return the model's configuration, where it was carried along inside the item."""
+    """Return the model's configuration, if it was copied into the item."""
     path = directory / SIDECARS / CONFIG
     return read_json(path) if path.is_file() else None
 
@@ -265,9 +265,9 @@ def _config(directory: Location) -> Mapping[str, Any] | None:
 def _arrays(item: OrbaxItem, document: Mapping[str, Any], options: ReadOptions) -> Arrays:
     directory = item.directory
     entries = entries_of(directory, orbax_metadata.needs_index(document), options.max_index_bytes)
-    # Absent in the metadata of old versions: then a missing chunk may be lost as well as left out.
+    # Absent in the metadata of old versions, where a missing chunk may have been lost or omitted.
     declared = document.get("store_array_data_equal_to_fill_value")
-    # What one host kept lacks the chunks of the others, whatever these hold.
+    # A host's share lacks the chunks of other hosts, whatever they contain.
     left_out = declared is False and not is_part_of_a_host(directory)
     return Arrays(directory, entries, document.get("use_zarr3"), left_out, may_be_old=declared is None)
 
@@ -276,7 +276,7 @@ def _names(saved: Iterable[SavedLeaf], location: Location) -> dict[str, Path]:
     """Return the name of each leaf with data on disk.
 
     Raises:
-        FormatError: two have the same: Orbax joins keys with dots, and one has overwritten the other.
+        FormatError: two have the same name. Orbax joins keys with dots, so one has overwritten the other.
     """
     names: dict[str, Path] = {}
     for item in saved:
@@ -292,7 +292,7 @@ def _names(saved: Iterable[SavedLeaf], location: Location) -> dict[str, Path]:
 
 
 def _custom_metadata(item: OrbaxItem) -> Mapping[str, object]:
-    """What the user said when saving; at the step, or in the item's own copy."""
+    """Return the user's metadata, from the step or from the copy in the item."""
     for directory in (item.step.path, item.directory):
         path = directory / orbax_metadata.CHECKPOINT_FILE
         if path.is_file():
@@ -303,7 +303,7 @@ def _custom_metadata(item: OrbaxItem) -> Mapping[str, object]:
 
 
 def _object(document: Mapping[str, Any], location: Location) -> Mapping[str, object]:
-    """What a document says of the user's.
+    """Return the user's metadata in a document.
 
     Raises:
         FormatError: it is not a JSON object.
@@ -313,7 +313,7 @@ def _object(document: Mapping[str, Any], location: Location) -> Mapping[str, obj
         raise FormatError(
             "the custom metadata is not a JSON object", location=location, got=type(custom).__name__
         )
-    # With the object around it that it is written in again.
+    # Writing adds an outer object again.
     if is_deep([custom]):
         expected = f"at most {DEEPEST - 1} levels"
         raise FormatError("the custom metadata is nested too deep", location=location, expected=expected)
@@ -321,7 +321,7 @@ def _object(document: Mapping[str, Any], location: Location) -> Mapping[str, obj
 
 
 class _Leaves:
-    """Makes the leaves of an item."""
+    """Builds the leaves of an item."""
 
     def __init__(self, directory: Location, arrays: Arrays) -> None:
         self._directory, self._arrays = directory, arrays

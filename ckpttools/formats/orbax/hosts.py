@@ -1,4 +1,5 @@
-"""Where the rest of an item is: of emergency and multi-tier checkpoints each host keeps a part for itself."""
+"""Find the rest of an item whose chunks are distributed over hosts, as in emergency and multi-tier
+checkpoints."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ _MOST_NAMED = 8
 
 
 def is_part_of_a_host(item: Location) -> bool:
-    """Return whether an item is what one host kept for itself, so that some of its chunks are elsewhere."""
+    """Return whether an item is one host's share, so that some of its chunks are elsewhere."""
     return any((location / _OF_A_HOST).is_dir() for location in (item, item.parent))
 
 
 def other_hosts(item: Location) -> list[Location]:
-    """Return the same item in directories of other hosts that lie beside this one's: `HOST/STEP/ITEM`."""
+    """Return the same item in directories of other hosts, next to this host's: `HOST/STEP/ITEM`."""
     item = item.absolute()
     for host in item.parents[1:3]:
         below = item.relative_to(host)
@@ -31,20 +32,20 @@ def other_hosts(item: Location) -> list[Location]:
             beside = [location for location in host.parent.iterdir() if location != host]
             result = [location / below for location in beside if (location / below / TREE_FILE).is_file()]
         except StorageError:
-            continue  # only a hint depends on it
+            continue  # this only affects a hint
         if result:
             return result
     return []
 
 
 def hosts_at(path: Location) -> dict[Location, list[Location]]:
-    """Directories of hosts of emergency, multi-tier and peer-to-peer checkpoints: host -> its items.
+    """Return the host directories of emergency, multi-tier and peer-to-peer checkpoints, with their items.
 
-    Each holds `STEP/ITEM`, with `STEP/process_metadata` beside the item; or, of peers, chunks of one process
-    of a job, each of another.
+    Each contains `STEP/ITEM` and `STEP/process_metadata`. For peers, each contains chunks of a different
+    process of the job.
 
     Raises:
-        StorageError: a directory may not be listed.
+        StorageError: a directory cannot be listed.
     """
     marked: dict[Location, list[Location]] = {}
     peers: dict[Location, list[Location]] = {}
@@ -77,43 +78,42 @@ def not_together(
 
     Args:
         path: the directory.
-        hosts: as of `hosts_at`.
-        lacking: lines that say what is missing.
+        hosts: result of `hosts_at`.
+        lacking: lines that list what is missing.
     """
     names = [host.name for host in hosts]
-    hint = f"`ckpt assemble {quote(str(path))} --list` says which hosts would bring it"
+    hint = f"`ckpt assemble {quote(str(path))} --list` lists the hosts that would provide it"
     others = [directory for directory in directories(path) if directory not in hosts]
     if others:
         shown = ", ".join(other.name for other in others[:3])
         hint += f"; these entries next to them are not host directories: {shown}"
     return FormatError(
-        "this holds what several hosts kept for themselves, each a part of one checkpoint, and no step is "
-        f"complete{lacking}",
+        f"this directory has checkpoint shares of several hosts, and no step is complete{lacking}",
         location=path,
         got=f"directories of hosts: {first_names(names, _MOST_NAMED)}",
-        expected="the directories of enough hosts to have every chunk of a step",
+        expected="directories of enough hosts for all chunks of a step",
         hint=hint,
     )
 
 
 def _putting_together(hosts: Location) -> str:
-    """Return the command that makes one checkpoint of what all hosts below `hosts` have."""
+    """Return the command that assembles one checkpoint from all hosts below `hosts`."""
     return f"ckpt assemble {quote(str(hosts))} DST"
 
 
 def where_chunks_may_be(item: Location, may_be_old: bool) -> str:
-    """Return the next step for somebody whose item lacks chunks.
+    """Return a hint for an item with missing chunks.
 
     Args:
         item: its directory.
-        may_be_old: whether its metadata does not say that all chunks were stored.
+        may_be_old: whether its metadata does not declare that all chunks were stored.
     """
     if is_part_of_a_host(item):
         others = [quote(str(location)) for location in other_hosts(item)]
         where = f": {first_names(others, _MOST_NAMED)}" if others else ""
         told = (
-            "this is what one host kept for itself, the rest is in the directories of the other hosts"
-            f"{where}; `ckpt assemble HOST… DST` makes one checkpoint of them"
+            "this is one host's share; the rest is in the directories of the other hosts"
+            f"{where}; `ckpt assemble HOST… DST` assembles them"
         )
         hosts = item.parent.parent.parent
         is_all = bool(others) and all(
@@ -123,16 +123,17 @@ def where_chunks_may_be(item: Location, may_be_old: bool) -> str:
     processes = ", ".join(location.name for location in processes_of(item))
     if processes:
         return (
-            f"here is what {processes} wrote: if other processes of the save kept theirs elsewhere, copy "
-            "their ocdbt.process_* into this directory, or name all such directories to `ckpt assemble`; "
-            "else it was lost, and must be fetched again"
+            f"this is what {processes} wrote: if other processes stored theirs elsewhere, copy "
+            "their ocdbt.process_* into this directory, or pass all such directories to `ckpt assemble`; "
+            "otherwise chunks were lost and must be fetched again"
         )
     lost = (
-        f"it was lost or not copied: fetch the checkpoint again; `ckpt doctor {quote(str(item))}` says more"
+        "it was lost or not copied: fetch the checkpoint again; "
+        f"`ckpt doctor {quote(str(item))}` shows details"
     )
     if may_be_old:
         lost += (
-            ". Only if it was left out by an old version of Orbax because it holds nothing but the fill "
-            f'value, say so in the {TREE_FILE}: "store_array_data_equal_to_fill_value": false'
+            ". Only if an old version of Orbax omitted it because it contains only the fill "
+            f'value, declare that in {TREE_FILE}: "store_array_data_equal_to_fill_value": false'
         )
     return lost

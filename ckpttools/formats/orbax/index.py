@@ -1,4 +1,4 @@
-"""The OCDBT index of a directory: the merged one, or those of all processes of a save as one."""
+"""The OCDBT index of a directory: the merged one, or the union of those of all processes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ckpttools.stores.location import Location
 
 PROCESSES = "ocdbt.process_*"
 _COMPARED_AT_ONCE = 1 << 20
-# At both ends of a value that several processes have, whenever the index is read: those of other steps differ
-# there, and a checkpoint that each host has whole is not read whole to be opened.
+# Bytes compared at both ends of a value that several processes have, whenever the index is read. Values of
+# different steps differ there, and opening a replicated checkpoint does not read all of it.
 _COMPARED_ENDS = 64 << 10
 
 
 @dataclass(frozen=True)
 class Index:
-    """The keys of a directory and what they stand for.
+    """The keys of a directory and their values.
 
     Attributes:
-        manifests: files that it starts from, relative to the directory.
+        manifests: files where the index starts, relative to the directory.
         entries: key -> inline value or byte range, keys in order.
         nodes: byte ranges of manifests and nodes.
     """
@@ -40,10 +40,10 @@ def index_of(directory: Location, max_bytes: int) -> Index | None:
 
     Args:
         directory: the item.
-        max_bytes: memory that an index may take where its size on disk does not account for it.
+        max_bytes: memory limit for an index that needs more than its size on disk suggests.
 
     Raises:
-        FormatError: it is damaged, or two processes differ in what a key stands for.
+        FormatError: it is damaged, or processes disagree on a key.
         StorageError: it cannot be read.
     """
     if (directory / MANIFEST).is_file():
@@ -52,12 +52,12 @@ def index_of(directory: Location, max_bytes: int) -> Index | None:
 
 
 def processes_of(directory: Location) -> list[Location]:
-    """Return the databases that each process of a save wrote for itself, before they are merged into one."""
+    """Return the databases of a save's processes, before they are merged."""
     return sorted(location.parent for location in directory.glob(f"{PROCESSES}/{MANIFEST}"))
 
 
 def read_index(directory: Location, max_bytes: int) -> Index:
-    """Return the OCDBT database whose manifest is in a directory; arguments and errors as of `index_of`."""
+    """Read the OCDBT database with its manifest in a directory; arguments and errors as for `index_of`."""
     nodes: list[Extent] = []
 
     def fetch(file: str, offset: int, length: int | None) -> bytes:
@@ -65,7 +65,7 @@ def read_index(directory: Location, max_bytes: int) -> Index:
         try:
             rest = max(0, source.size - offset)
             nodes.append(Extent(file, offset, rest if length is None else length))
-            # A node past the end of its file is cut, and refused by its own length.
+            # A node past the end of its file is truncated; its length check fails.
             return source.read(min(offset, source.size), rest if length is None else min(length, rest))
         finally:
             source.close()
@@ -77,13 +77,13 @@ def read_index(directory: Location, max_bytes: int) -> Index:
 
 
 def union_of(directory: Location, max_bytes: int, *, whole: bool = False) -> Index:
-    """Return the databases of all processes as one; other arguments and errors as of `index_of`.
+    """Return the union of the databases of all processes; other arguments and errors as for `index_of`.
 
-    Replicated arrays are in several of them. They must be the same bytes there: else the directories are of
-    different saves, and whichever was taken could be the wrong one.
+    Replicated arrays are in several databases and must have the same bytes. Otherwise the directories are of
+    different saves, and either could be wrong.
 
     Args:
-        whole: compares all of such values, not only their ends.
+        whole: whether to compare all bytes of such values, not only their ends.
     """
     processes = processes_of(directory)
     entries: dict[bytes, Entry] = {}
@@ -98,7 +98,7 @@ def union_of(directory: Location, max_bytes: int, *, whole: bool = False) -> Ind
                 raise FormatError(
                     "two processes disagree",
                     location=f"{process}: {key.decode(errors='surrogateescape')}",
-                    hint="these directories are not of one save: find out which of them belongs here",
+                    hint="these directories are from different saves: keep the one that belongs here",
                 )
     manifests = tuple(f"{process.name}/{MANIFEST}" for process in processes)
     return Index(manifests, dict(sorted(entries.items())), tuple(nodes))
@@ -109,7 +109,7 @@ def _below(extent: Extent, name: str) -> Extent:
 
 
 class _Values:
-    """The values of entries, compared a part at a time."""
+    """The values of entries, compared in parts."""
 
     def __init__(self, directory: Location, whole: bool) -> None:
         self._directory = directory
@@ -117,7 +117,7 @@ class _Values:
         self._files: dict[str, File] = {}
 
     def agree(self, a: Entry, b: Entry) -> bool:
-        """Return whether two entries are the same bytes; a file that cannot be read is a fault of its own."""
+        """Return whether two entries have the same bytes; unreadable files are reported elsewhere."""
         if a == b or length_of(a) != length_of(b):
             return a == b
         try:
@@ -142,10 +142,10 @@ class _Values:
 
 
 def named_file(directory: Location, name: str, what: str = "a data file") -> File:
-    """Return a file that an item names.
+    """Open a file that an item names.
 
     Raises:
-        FormatError: it is not there.
+        FormatError: it does not exist.
         StorageError: it cannot be accessed.
     """
     path = directory / name
@@ -155,6 +155,6 @@ def named_file(directory: Location, name: str, what: str = "a data file") -> Fil
             f"{what} is missing: {path}",
             got="no such file",
             hint="it was deleted or not copied: fetch the checkpoint again; "
-            f"`ckpt doctor {quote(str(directory))}` says what else is missing",
+            f"`ckpt doctor {quote(str(directory))}` lists what else is missing",
         )
     return path.open(result)

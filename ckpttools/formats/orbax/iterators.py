@@ -1,7 +1,7 @@
-"""The states of data iterators that hosts keep with a save, as grain and MaxText read them from a step.
+"""States of data iterators that hosts store with a save, for grain and MaxText.
 
-Peers keep one file with the states of all processes, `data_iter/pygrain_states.json`; others a file for each
-process, `process_3-of-8.json`. Emergency and multi-tier managers keep none.
+Peers store the states of all processes in one file, `data_iter/pygrain_states.json`; others a file for each
+process, `process_3-of-8.json`. Emergency and multi-tier managers store none.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ckpttools.formats.orbax.write import OtherItem
 from ckpttools.stores.location import Location
 
 ITEM = "iter"
-"""What MaxText calls the item."""
+"""MaxText's name for the item."""
 _HANDLER = "grain._src.python.checkpoint.handler.CheckpointHandler"
 _KEPT_AS = ("data_iter", "iter")
 _ALL = "pygrain_states.json"
 
 
 def iterators_of(save: Save) -> OtherItem | None:
-    """Return the states that the hosts of a save kept; None where they kept none.
+    """Return the iterator states that the hosts of a save stored, or None.
 
     Raises:
-        FormatError: two of them differ, or a file is damaged.
-        StorageError: one cannot be read.
+        FormatError: two files differ, or one is damaged.
+        StorageError: a file cannot be read.
     """
     result: dict[str, bytes] = {}
     for share in save.shares:
@@ -35,16 +35,16 @@ def iterators_of(save: Save) -> OtherItem | None:
             for file, content in _states(share.step.path / name):
                 if result.setdefault(file, content) != content:
                     raise FormatError(
-                        "hosts differ in where they are in the data",
+                        "hosts are at different positions in the data",
                         location=share.step.path / name,
-                        got=f"another {file} than that of {save.shares[0].host} or one after it",
+                        got=f"{file} differs from that of {save.shares[0].host} or a later host",
                         hint="leave out the directory of one of them",
                     )
     return OtherItem(_HANDLER, dict(sorted(result.items()))) if result else None
 
 
 def _states(directory: Location) -> Iterator[tuple[str, bytes]]:
-    """Name of the file of each process, and its state."""
+    """Yield the file name and state of each process."""
     together = directory / _ALL
     if together.is_file():
         states = read_json(together)

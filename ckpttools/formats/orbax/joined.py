@@ -1,4 +1,4 @@
-"""A save opened as one tree, whose chunks lie with several hosts."""
+"""A save of several hosts, opened as one tree."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from ckpttools.formats.orbax.shares import shares_of
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 
-# Of what several hosts have, so many values are compared at their ends when it is opened: those of two
-# saves would differ in all of them.
+# Number of values that are compared at their ends on opening, if several hosts have them. Those of two
+# saves would
+# differ in all of them.
 _MOST_COMPARED = 256
 
 
 class Joined(Indexed):
-    """The keys of a save; each extent's file begins with the number of the share that it is of."""
+    """The keys of a save; each extent's file starts with the index of its share."""
 
     missing = "no entry in the index of any host"
 
@@ -44,7 +45,7 @@ class Joined(Indexed):
 
     @cached_property
     def faults(self) -> Mapping[str, FileFault]:
-        return {}  # what lies in such files is with another host, or missing
+        return {}  # the contents of such files are on another host, or missing
 
     def file(self, extent: Extent) -> File:
         if extent.file not in self._files:
@@ -78,18 +79,18 @@ def _lacking(save: Save) -> str:
     chunks = sum(item.count for item in save.missing)
     names = ", ".join(share.host.name for share in save.shares)
     if save.is_complete:
-        return f"step {save.step} of {names}: complete, and not the one that was asked for"
+        return f"step {save.step} of {names}: complete, but not the requested step"
     arrays = plural(len(save.missing), "array")
     return f"step {save.step} of {names}: {plural(chunks, 'chunk')} of {arrays} missing"
 
 
 def refuse_parts(location: Location) -> FormatError:
-    """Return the error of what is about the files of one item, where hosts have one each."""
+    """Return the error for an operation on the files of one item, if each host has its own."""
     return FormatError(
-        "this is put together of what several hosts keep, each in files of its own",
+        "this tree is assembled from several hosts, each with its own files",
         location=location,
-        expected="the directory of one host, or a checkpoint made of all of them",
+        expected="the directory of one host, or a checkpoint assembled from all of them",
         hint=(
-            f"name one of {', '.join(host.name for host in list(hosts_at(location))[:3])}; or `ckpt assemble`"
+            f"pass one of {', '.join(host.name for host in list(hosts_at(location))[:3])}; or `ckpt assemble`"
         ),
     )

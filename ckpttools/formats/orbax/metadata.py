@@ -1,4 +1,4 @@
-"""Orbax's own JSON files beside the arrays, read and written as orbax-checkpoint 0.12 has them."""
+"""Read and write Orbax's JSON files, as in orbax-checkpoint 0.12."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ckpttools.stores.location import Location
 
 TREE_FILE = "_METADATA"
 CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
-# Orbax v1 marks its saves with it.
+# Marker of Orbax v1 saves.
 V1_FILE = "orbax.checkpoint"
 COMMIT_FILE = "commit_success.txt"
 COMMIT_TEXT = b"Checkpoint commit was successful"
 STRINGS_FILE = "_strings.json"
 ARRAYS_DIRECTORY = "array_metadatas"
 EMPTY_KINDS = ("None", "Dict", "List", "Tuple")
-# Kinds of values that are not in OCDBT: strings are in a file of their own.
+# Kinds of values outside of OCDBT: strings are in their own file.
 _WITHOUT_DATA: frozenset[object] = frozenset((*EMPTY_KINDS, "NamedTuple", "string"))
 SHARDING_FILE = "_sharding"
 ARRAYS_FILE = f"{ARRAYS_DIRECTORY}/process_0"
-# Names that Orbax uses in the directory of an item.
+# File names that Orbax uses in an item.
 OWN_FILES = frozenset(
     (
         TREE_FILE,
@@ -54,12 +54,12 @@ _SEQUENCE, _DICT = 1, 2
 def tree_document(
     tree: Tree, use_ocdbt: bool = True, use_zarr3: bool = True, sharded: Collection[Path] = ()
 ) -> dict[str, Any]:
-    """Return the content of `_METADATA`: every leaf with its keys and the kind of its value.
+    """Return the content of `_METADATA`: the keys and value type of every leaf.
 
     Args:
-        tree: what is written.
-        use_ocdbt, use_zarr3: how.
-        sharded: arrays of which `_sharding` says how they lie on devices.
+        tree: the tree to write.
+        use_ocdbt, use_zarr3: the storage options.
+        sharded: arrays whose sharding is recorded in `_sharding`.
     """
     entries = {str(tuple(map(str, path))): _entry(path, leaf, tree, sharded) for path, leaf in tree.items()}
     return {
@@ -84,9 +84,10 @@ def _value_type(path: Path, leaf: Leaf, tree: Tree, sharded: Collection[Path]) -
     """Return the kind of a leaf as `_METADATA` records it.
 
     Arrays are recorded as numpy arrays, because Orbax restores those on any devices, with or without a
-    target. Typed PRNG keys and arrays with a sharding are recorded as JAX arrays. A Python number stays a
-    number even on a mesh: without `jax_enable_x64`, JAX has no 64-bit values, so Orbax would restore a wrong
-    one.
+    target.
+    Typed PRNG keys and arrays with a sharding are recorded as JAX arrays. A Python number stays a number
+    even on
+    a mesh: without `jax_enable_x64`, JAX has no 64-bit values, so Orbax would restore a wrong value.
     """
     if isinstance(leaf, Empty):
         return leaf.kind
@@ -126,10 +127,10 @@ def strings_document(tree: Tree) -> dict[str, str]:
 
 
 def random_key_documents(tree: Tree, chunks: Mapping[Path, Shape]) -> dict[str, dict[str, Any]]:
-    """File name -> content of what makes typed PRNG keys of arrays of numbers, but for their shardings.
+    """Return file names and contents that turn arrays of integers into typed PRNG keys, without shardings.
 
     Args:
-        tree: what is written.
+        tree: the tree to write.
         chunks: chunk shape of the arrays that are keys.
     """
     impls = {path: impl for path, impl in tree.metadata.key_impls.items() if path in chunks}
@@ -142,12 +143,12 @@ def random_key_documents(tree: Tree, chunks: Mapping[Path, Shape]) -> dict[str, 
 def sharding_document(
     tree: Tree, shardings: Mapping[Path, Sharding], keys: Collection[Path]
 ) -> dict[str, str]:
-    """Return the content of `_sharding`: name of an array in base64 -> how it lies on devices, as JSON text.
+    """Return the content of `_sharding`: array names in base64 -> shardings as JSON text.
 
     Args:
-        tree: what is written.
-        shardings: of arrays.
-        keys: typed PRNG keys, which need one; on any one device where none is given.
+        tree: the tree to write.
+        shardings: shardings by array.
+        keys: typed PRNG keys, which need a sharding; one on any single device by default.
     """
     result: dict[str, str] = {}
     texts: dict[Sharding, str] = {}
@@ -162,7 +163,7 @@ def sharding_document(
 
 
 def _named_sharding(sharding: Sharding) -> dict[str, Any]:
-    """Where no devices are said a loader takes those that it has, in the order of `jax.devices()`."""
+    """Return a sharding as Orbax records it; without device ids, loaders use `jax.devices()` in order."""
     devices = {} if sharding.devices is None else {"device_mesh": {"mesh": _nested_ids(sharding)}}
     return {
         "sharding_type": "NamedSharding",
@@ -196,7 +197,7 @@ def _array_metadata(path: Path, shape: Shape, chunk: Shape, impl: str) -> dict[s
     return {"array_metadata": described}
 
 
-# Replicated over one device, the first: there is one wherever JAX runs.
+# Replicated over the first device, which exists wherever JAX runs.
 _ANY_ONE_DEVICE = {
     "sharding_type": "NamedSharding",
     "shape": [1],
@@ -212,9 +213,9 @@ class SavedLeaf:
     """One entry of `_METADATA`.
 
     Attributes:
-        path: its keys; those of sequences as numbers.
-        value_type: "np.ndarray", "jax.Array", "scalar", "string", or what an empty leaf is.
-        is_empty: whether there is no data.
+        path: its keys; sequence indices are integers.
+        value_type: "np.ndarray", "jax.Array", "scalar", "string", or the type of an empty leaf.
+        is_empty: whether it has no data.
     """
 
     path: Path
@@ -226,7 +227,7 @@ def parse_tree(document: Mapping[str, Any], location: str) -> list[SavedLeaf]:
     """Return the leaves that a `_METADATA` lists, in order.
 
     Raises:
-        FormatError: it is not such a document.
+        FormatError: the document is invalid.
     """
     try:
         return [_saved_leaf(entry) for entry in document["tree_metadata"].values()]
@@ -246,7 +247,7 @@ def _saved_leaf(entry: Mapping[str, Any]) -> SavedLeaf:
         raise ValueError(f"a path of {len(path)} keys, {len(dotted(path))} characters")
     value = entry["value_metadata"]
     kind = value["value_type"]
-    # An empty named tuple, of which only the class would tell more: Orbax restores None, too.
+    # An empty named tuple, identified only by its class: Orbax restores None, too.
     kind = "None" if kind == "NamedTuple" else kind
     return SavedLeaf(path, kind, kind in EMPTY_KINDS)
 
@@ -254,10 +255,10 @@ def _saved_leaf(entry: Mapping[str, Any]) -> SavedLeaf:
 def needs_index(document: Mapping[str, Any]) -> bool:
     """Return whether a `_METADATA` lists arrays or numbers that are in OCDBT.
 
-    Orbax creates an index with the first of them: a tree of strings and empty nodes has none.
+    Orbax creates an index with the first of them: a tree of only strings and empty nodes has none.
 
     Args:
-        document: Content of the file. A damaged one needs an index if it says that OCDBT is used.
+        document: content of the file. A damaged one needs an index if it declares OCDBT.
     """
     return document.get("use_ocdbt") is True and holds_data(document)
 
@@ -266,7 +267,7 @@ def holds_data(document: Mapping[str, Any]) -> bool:
     """Return whether a `_METADATA` lists arrays or numbers, rather than only strings and empty nodes.
 
     Args:
-        document: Content of the file. A damaged one counts as a tree with arrays.
+        document: content of the file. A damaged one counts as a tree with arrays.
     """
     return not _value_types(document) <= _WITHOUT_DATA
 
@@ -275,7 +276,7 @@ def holds_arrays(document: Mapping[str, Any]) -> bool:
     """Return whether a `_METADATA` lists arrays, rather than only numbers, strings and empty nodes.
 
     Args:
-        document: Content of the file. A damaged one counts as a tree with arrays.
+        document: content of the file. A damaged one counts as a tree with arrays.
     """
     return not _value_types(document) <= _WITHOUT_DATA | {"scalar"}
 
@@ -288,10 +289,10 @@ def _value_types(document: Mapping[str, Any]) -> set[object]:
 
 
 def array_metadata(directory: Location) -> dict[str, Mapping[str, Any]]:
-    """Name of each array -> what `array_metadatas` says of it; every process of a save writes the same.
+    """Return the content of `array_metadatas`, by array name; all processes of a save write the same.
 
     Raises:
-        FormatError: the file is none of `array_metadatas`.
+        FormatError: the file is not an `array_metadatas` file.
     """
     path = min(directory.glob(f"{ARRAYS_DIRECTORY}/process_*"), default=None)
     try:

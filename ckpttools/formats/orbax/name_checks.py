@@ -19,7 +19,7 @@ _MAX_DROPS = 8
 
 
 def check_sizes(tree: Tree) -> None:
-    """Refuse arrays without elements, which Orbax cannot hold."""
+    """Reject arrays without elements, which Orbax cannot store."""
     paths = [path for path, array in tree.arrays.items() if not array.size]
     if paths:
         empty = [f"{keystr(path)}: {list(tree.arrays[path].shape)}" for path in paths]
@@ -27,7 +27,7 @@ def check_sizes(tree: Tree) -> None:
         drops = " ".join(f"--drop {quote(keystr(path))}" for path in paths[:_MAX_DROPS])
         more = " and so on" if len(paths) > _MAX_DROPS else ""
         raise FormatError(
-            "Orbax cannot hold arrays without elements:" + listing(empty),
+            "Orbax cannot store arrays without elements:" + listing(empty),
             location=tree.metadata.location or None,
             hint=f"leave them out: ckpt select {source} DST --to orbax {drops}{more}; or keep them in plain "
             f"zarr v3: ckpt convert to-zarr3 {source} DST",
@@ -35,17 +35,17 @@ def check_sizes(tree: Tree) -> None:
 
 
 def check_names(tree: Tree) -> None:
-    """Orbax joins keys with dots: two paths must not become one name, and a name is one to tensorstore.
+    """Reject names that collide or are ambiguous in Orbax, which joins keys with dots.
 
-    That drops a slash at the end of a name (`a/` is `a`), and takes no name for the root of all arrays.
+    tensorstore drops a trailing slash (`a/` is `a`), and does not allow a name for the root of all arrays.
     """
     unclear = [json.dumps(path) for path in tree.arrays if path and "" in keystr(path).split("/")]
     if unclear:
         source = quote(tree.metadata.location or "SRC")
         raise FormatError(
-            "these names have empty parts, so that they are others' in Orbax:" + listing(unclear),
+            "these names have empty parts and collide with others in Orbax:" + listing(unclear),
             location=tree.metadata.location or None,
-            expected="keys that are not empty, neither begin nor end with '/', and have no '//'",
+            expected="non-empty keys without '//' that neither start nor end with '/'",
             hint=f"rename them: ckpt remap {source} DST --to orbax --map RULES.toml; "
             'the file has [[rules]] with from = "" and to = "unnamed", and so on',
         )
@@ -62,18 +62,19 @@ def check_names(tree: Tree) -> None:
 
 
 def check_directories(tree: Tree) -> None:
-    """Without OCDBT an array's name is that of a directory beside Orbax's own files."""
+    """Reject names that cannot be directories: without OCDBT each array is a directory next to Orbax's
+    files."""
     names = [dotted(path) for path in tree.arrays if path]
     wrong = [name for name in names if not is_file_name(name) or _is_taken(name)]
     if wrong:
         raise FormatError(
-            "without OCDBT these arrays would need directories of names that cannot be:" + listing(wrong),
+            "without OCDBT these arrays would need invalid directory names:" + listing(wrong),
             location=tree.metadata.location or None,
-            expected=f"names without '/' and '\\', of at most {LONGEST_NAME} bytes, which nothing there has",
+            expected=f"names without '/' and '\\', of at most {LONGEST_NAME} bytes, that are not in use",
             hint=f"write with {option('ocdbt', True)}, or rename them",
         )
 
 
 def _is_taken(name: str) -> bool:
-    """Return whether a file or directory of Orbax, or of ours, has this name in an item."""
+    """Return whether a file or directory of Orbax or ckpttools has this name in an item."""
     return name in orbax_metadata.OWN_FILES or name == SIDECARS or fnmatchcase(name, PROCESSES)

@@ -1,8 +1,10 @@
-"""What the steps of a run and the trees in them are called: a manager finds only what is called alike.
+"""Names of a run's steps and their trees: a manager finds only consistent names.
 
-Orbax's `CheckpointManager` (0.12.8) lists the steps of one prefix and one padding, and restores by the names
-of items: where one step has its tree as `default` and the next as `items`, the same call fails for one of
-them. A step without named items it does not restore at all.
+Orbax's `CheckpointManager` (0.12.8) lists the steps with one prefix and one padding, and restores by item
+name.
+If one step has its tree as `default` and the next as `items`, the same call fails for one of them. It does
+not
+restore steps without named items at all.
 """
 
 from __future__ import annotations
@@ -17,23 +19,23 @@ from ckpttools.formats.orbax.steps import OrbaxRun, Step
 from ckpttools.stores.location import Location
 
 ITEM = "items"
-"""What an item is called where nothing says otherwise, as MaxText calls it."""
+"""Default name of an item, as in MaxText."""
 
 
 @dataclass(frozen=True)
 class Neighbors:
-    """The steps of a run beside the one that is written.
+    """The steps of a run next to the step to write.
 
     Attributes:
-        destination: where that will be.
+        destination: location of the step to write.
     """
 
     destination: Location
 
     @cached_property
     def _steps(self) -> Sequence[Step]:
-        """Those that were finished, the latest last."""
-        # What is called by a word and a number may be anything.
+        """The finished steps, latest last."""
+        # Directories named by a word and a number may be anything.
         steps = OrbaxRun(self.destination.parent).steps.values()
         own = Step(self.destination).prefix
         return [
@@ -43,15 +45,16 @@ class Neighbors:
         ]
 
     def item(self, declared: str | None, as_read: str | None) -> str:
-        """Return the name of the one item of a step.
+        """Return the name of the step's only item.
 
         Args:
-            declared: by the user.
-            as_read: that which the tree had.
+            declared: name set by the user.
+            as_read: name in the source.
 
         Raises:
-            UsageError: the steps have several items, or none with a name of its own; or no manager that
-                lists them would list a step of this name.
+            UsageError: the other steps have several items or an unnamed item, or no manager that lists them
+                would list
+                a step of this name.
         """
         if not self._steps:
             return declared or as_read or ITEM
@@ -60,33 +63,33 @@ class Neighbors:
         if not names:
             raise self._refused(
                 "the steps of this run are items themselves, as StandardCheckpointer writes them",
-                f"save it as one, too: {option('level', 'item')}",
+                f"save this one as an item, too: {option('level', 'item')}",
             )
         if declared or as_read in names:
             return declared or as_read or ITEM
         if len(names) > 1:
             raise self._refused(
                 f"the steps of this run have several items: {', '.join(names)}",
-                f"say which of them is written: {option('item', names[0])}",
+                f"choose the item to write: {option('item', names[0])}",
             )
         return names[0]
 
     def check_bare(self) -> None:
-        """Refuse an item of its own among steps with named ones.
+        """Reject a bare item among steps with named items.
 
         Raises:
-            UsageError: a manager that restores those would fail on it.
+            UsageError: a manager that restores the other steps would fail on it.
         """
         own = Step(self.destination)
         if own.number is None or not self._steps or not tree_names(self._steps[-1]):
             return
         raise self._refused(
-            f"this is a step of a run whose steps have items with names: {', '.join(self._latest)}",
+            f"the other steps of this run have named items: {', '.join(self._latest)}",
             f"save it as a step: {option('level', 'step')}",
         )
 
     def why_unlisted(self, item: str) -> str | None:
-        """Why a manager will not find the step, or the item in it, as it was named; None where it will."""
+        """Return why a manager will not find the step or its item by its name; None if it will."""
         if not self._steps:
             if Step(self.destination).number is not None:
                 return None
@@ -94,8 +97,8 @@ class Neighbors:
         if item in self._latest:
             return None
         return (
-            f"the item is called {item}, that of step {self._steps[-1].number} {', '.join(self._latest)}: "
-            f"a CheckpointManager that restores the one does not restore the other"
+            f"the item is named {item}, but in step {self._steps[-1].number} {', '.join(self._latest)}: "
+            f"a CheckpointManager restores only one of them"
         )
 
     @property
@@ -107,8 +110,8 @@ class Neighbors:
             return
         latest = self._steps[-1].path.name
         raise self._refused(
-            f"no CheckpointManager that lists {latest} would list a step called {self.destination.name}",
-            "name it with a number as the other steps are, or write it to a place outside of the run",
+            f"a CheckpointManager that lists {latest} does not list a step named {self.destination.name}",
+            "name it like the other steps, with a number, or write it outside of the run",
         )
 
     def _refused(self, what: str, hint: str) -> UsageError:
@@ -116,17 +119,17 @@ class Neighbors:
 
 
 def is_finished(step: Step) -> bool:
-    """Return whether a step has a tree, and was saved to the end."""
+    """Return whether a step has a tree and its save is finished."""
     return bool(step.items) and step.why_unfinished is None
 
 
 def tree_names(step: Step) -> tuple[str, ...]:
-    """Return the names of the trees of a step; none where the step is the tree itself."""
+    """Return the names of the trees of a step; none if the step is the tree itself."""
     return tuple(item.name for item in step.items if item.name is not None)
 
 
 def is_alike(name: str, steps: Sequence[Step]) -> bool:
-    """Return whether a manager that lists these steps would list one of this name."""
+    """Return whether a manager that lists these steps would also list this name."""
     own = Step(steps[0].path.with_name(name))
     if own.number is None or own.prefix != steps[0].prefix:
         return False
@@ -142,7 +145,8 @@ def _is_padded(digits: str) -> bool:
 
 
 def named_apart(steps: Sequence[Step]) -> Mapping[tuple[str, ...], Sequence[Step]]:
-    """Return steps by the names of their trees, where no name is common to all of them; else empty."""
+    """Group steps by the names of their trees if no name is common to all; otherwise return an empty
+    mapping."""
     result: dict[tuple[str, ...], list[Step]] = {}
     for step in steps:
         result.setdefault(tree_names(step), []).append(step)

@@ -1,8 +1,8 @@
-"""What an OCDBT index is: a map from key to an inline value or a byte range.
+"""OCDBT indexes: maps from key to an inline value or a byte range.
 
-An OCDBT database is a manifest, a B+tree of nodes, and data files: any files below its root, since
-a leaf of the tree names file, offset and length of each value that it does not hold itself.
-`ckpttools.formats.orbax.ocdbt_encode` returns the bytes of an index, `ckpttools.formats.orbax.ocdbt_read`
+An OCDBT database is a manifest, a B+tree of nodes, and data files. Data files can be any files below its
+root,
+because each leaf of the tree stores file, offset and length of the values that are not inline.
 asks its caller for the bytes it needs.
 """
 
@@ -22,15 +22,16 @@ crc32c: Callable[[bytes], int] = google_crc32c.value
 HEADER = struct.Struct("<4sQ")
 LEAST_FRAME = HEADER.size + 2 + 4
 
-# What Orbax configures: largest inline value and decoded node, log2 of the version tree's arity,
+# Orbax's settings: largest inline value and decoded node, log2 of the version tree's arity;
 # and, unlike Orbax, no compression.
 CONFIG = (1024, 100_000_000, 4, 0)
 MAX_KEY = MAX_PATH = (1 << 16) - 1
 MAX_INLINE_VALUE = MAX_NODE_ENTRIES = 1 << 20
 MAX_END = (1 << 63) - 1  # of a byte range
 MISSING = (1 << 64) - 1  # as offset and length of a root: there is no tree
-# What an index may take in memory: so much, or so many times what is stored of it. Measured: 200,000 chunks
-# of 200 arrays, which tensorstore stores in 3 bytes each, take 363 bytes each, of which 337 are counted.
+# Memory limit of an index: the first figure, or the second times its stored size. Measured: each of 200,000
+# chunks
+# of 200 arrays takes 3 bytes on disk and 363 bytes in memory, 337 of which are counted.
 MAX_INDEX_BYTES, MOST_EXPANDED = 256 << 20, 256
 
 
@@ -47,7 +48,7 @@ Entry = bytes | Extent
 
 
 def length_of(entry: Entry) -> int:
-    """Return bytes of what an entry stands for."""
+    """Return the length of an entry's value in bytes."""
     return entry.length if isinstance(entry, Extent) else len(entry)
 
 
@@ -55,15 +56,16 @@ KeyedEntries = Iterable[tuple[bytes, Entry]]
 
 
 def check_path(path: str, location: str | None = None) -> None:
-    """Refuse what no store below a root can hold: empty or dotted steps, overlong paths."""
+    """Reject paths that a store below a root cannot contain: empty, `.` and `..` components, overlong
+    paths."""
     steps, size = path.split("/"), len(path_bytes(path))
     if {"", ".", ".."}.intersection(steps) or "\0" in path or size > MAX_PATH:
         expected = f"a path below the root, at most {MAX_PATH} bytes"
         raise FormatError(
-            "This is not a path of a data file.", location=location, got=path, expected=expected
+            "this is not the path of a data file", location=location, got=path, expected=expected
         )
 
 
 def path_bytes(path: str) -> bytes:
-    """Return a path as an index has it; names of files that are not UTF-8 come back as they were."""
+    """Encode a path as in an index; file names that are not UTF-8 round-trip."""
     return path.encode(errors="surrogateescape")

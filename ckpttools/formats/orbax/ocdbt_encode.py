@@ -1,4 +1,4 @@
-"""The bytes of an OCDBT index; `ckpttools.formats.orbax.ocdbt_read` is the inverse."""
+"""Encode OCDBT indexes; `ckpttools.formats.orbax.ocdbt_read` is the inverse."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SMALL = [bytes([number]) for number in range(128)]
 
 @dataclass(frozen=True, slots=True)
 class EncodedIndex:
-    """An index as bytes: `manifest` goes to `manifest.ocdbt`, `nodes` to the node file."""
+    """An encoded index: `manifest` is written to `manifest.ocdbt`, `nodes` to the node file."""
 
     manifest: bytes
     nodes: bytes
@@ -51,14 +51,14 @@ def encode(
     uuid: bytes | None = None,
     commit_time_ns: int = 0,
 ) -> EncodedIndex:
-    """Return the index of `entries`, with all tree nodes in one file: leaves first, root last.
+    """Encode the index of `entries`, with all tree nodes in one file: leaves first, root last.
 
     Args:
-        entries: keys and what they stand for, in any order, each key once.
+        entries: keys and values in any order, each key once.
         node_file: path of the node file, relative to the root of the database.
-        node_entries: most entries of one node.
-        uuid: 16 bytes; made from the content unless given, so that equal input gives equal bytes.
-        commit_time_ns: nanoseconds since 1970 that the one version carries.
+        node_entries: maximum entries of a node.
+        uuid: 16 bytes; derived from the content by default, so that equal input gives equal bytes.
+        commit_time_ns: commit time of the only version, in nanoseconds since 1970.
     """
     _check_call(node_file, node_entries, uuid)
     out, height, table = bytearray(), 0, _table([node_file])
@@ -82,7 +82,7 @@ def encode(
 
 
 class _Child(NamedTuple):
-    """An encoded node: the keys it begins and ends with, and what its parent states of it."""
+    """An encoded node: its first and last key, and what its parent records."""
 
     first: bytes
     last: bytes
@@ -132,7 +132,7 @@ def _table(files: Sequence[str]) -> bytes:
 
 
 def _strings(strings: Sequence[bytes], third: Sequence[int] = ()) -> bytes:
-    """Prefix-compressed strings; `third` is the column that paths and interior keys add."""
+    """Encode strings with shared prefixes; `third` is the extra column of paths and interior keys."""
     prefixes = [_common(a, b) for a, b in pairwise(strings)]
     suffixes = [*strings[:1], *(s[n:] for s, n in zip(strings[1:], prefixes, strict=True))]
     lengths = _varints(prefixes) + _varints(map(len, suffixes))
@@ -140,7 +140,7 @@ def _strings(strings: Sequence[bytes], third: Sequence[int] = ()) -> bytes:
 
 
 def _common(a: bytes, b: bytes) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     size = min(len(a), len(b))
     differing = int.from_bytes(a[:size], "big") ^ int.from_bytes(b[:size], "big")
     return size - (differing.bit_length() + 7) // 8
@@ -170,7 +170,7 @@ def _ordered(entries: KeyedEntries) -> list[tuple[bytes, Entry]]:
         _check_entry(key, entry)
     for (key, _), (following, _) in pairwise(items):
         if key == following:
-            raise FormatError(f"The key {key!r} occurs twice.", hint="give every key one entry")
+            raise FormatError(f"the key {key!r} occurs twice", hint="give every key one entry")
     return items
 
 
@@ -181,7 +181,7 @@ def _check_entry(key: bytes, entry: Entry) -> None:
     if len(key) > MAX_KEY or min(start, size) < 0 or start + size > limit:
         got = f"key of {len(key)} bytes, value from {start}, {size} bytes"
         expected = f"key of at most {MAX_KEY} bytes, value from 0 to {limit}"
-        raise FormatError("No index can hold this entry.", location=key[:80], got=got, expected=expected)
+        raise FormatError("an index cannot contain this entry", location=key[:80], got=got, expected=expected)
 
 
 def _check_call(node_file: str, node_entries: int, uuid: bytes | None) -> None:
@@ -189,4 +189,4 @@ def _check_call(node_file: str, node_entries: int, uuid: bytes | None) -> None:
     if not 2 <= node_entries <= MAX_NODE_ENTRIES or len(uuid or bytes(16)) != 16:
         got = f"{node_entries} entries, uuid {uuid!r}"
         expected = f"2 to {MAX_NODE_ENTRIES} entries in a node, a uuid of 16 bytes"
-        raise UsageError("No index can be made so.", got=got, expected=expected)
+        raise UsageError("these arguments do not give a valid index", got=got, expected=expected)

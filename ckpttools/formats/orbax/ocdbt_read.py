@@ -1,4 +1,4 @@
-"""Reading an OCDBT index, whatever its bytes; `ckpttools.formats.orbax.ocdbt_encode` is the inverse."""
+"""Read OCDBT indexes, however damaged; `ckpttools.formats.orbax.ocdbt_encode` is the inverse."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from ckpttools.formats.orbax.ocdbt import (
     crc32c,
 )
 
-_STRING_BYTES = 256  # beside its characters: objects, and its entry in a map
+_STRING_BYTES = 256  # besides its characters: objects, and its entry in a map
 _DECOMPRESSED_AT_ONCE = 1 << 20
-_DAMAGED = "the file is damaged or was not written completely; restore it from another copy"
+_DAMAGED = "the file is damaged or is incomplete; restore it from another copy"
 
 Fetch = Callable[[str, int, int | None], bytes]
 
 
 def read(fetch: Fetch, max_bytes: int = MAX_INDEX_BYTES) -> dict[bytes, Entry]:
-    """Return the whole index of the newest version, keys in order.
+    """Return the complete index of the newest version, with sorted keys.
 
     Args:
-        fetch: `fetch(file, offset, length)` returns bytes of a file, to its end if length is None.
-        max_bytes: memory that the index may take, where that is more than its size on disk accounts for.
+        fetch: `fetch(file, offset, length)` returns bytes of a file, up to its end if length is None.
+        max_bytes: memory limit for an index that needs more than its size on disk suggests.
 
     Raises:
-        FormatError: it is damaged, or would take more.
+        FormatError: the index is damaged, or exceeds the limit.
     """
     reader = _NodeReader(fetch, max_bytes)
     body = reader.open(fetch(MANIFEST, 0, None), MANIFEST_MAGIC, MANIFEST)
@@ -53,11 +53,11 @@ def read(fetch: Fetch, max_bytes: int = MAX_INDEX_BYTES) -> dict[bytes, Entry]:
     index = dict(entries)
     if len(index) != len(entries):
         got = f"{len(entries)} entries, {len(index)} keys"
-        body.fail("A key occurs twice.", got, "every key once")
+        body.fail("a key occurs twice", got, "each key once")
     return index
 
 
-# A file or node, and what the paths in the data file tables of nodes in it start with.
+# A file or node, and the common prefix of paths in the data file tables of nodes in it.
 _File = tuple[str, bytes]
 _Node = tuple[Extent, bytes]
 
@@ -72,7 +72,7 @@ class _Body:
         self._charge = charge
 
     def charge(self, nbytes: int) -> None:
-        """Report that so much memory is about to be taken; refused if that is too much."""
+        """Account for memory about to be allocated; raise an error if it exceeds the limit."""
         if self._charge is not None:
             self._charge(self, nbytes)
 
@@ -94,12 +94,12 @@ class _Body:
                 self.position += index + 1
                 break
         else:
-            self.fail("A varint runs past the end.", f"{len(chunk)} bytes", "a byte below 128")
+            self.fail("a varint extends beyond the end", f"{len(chunk)} bytes", "a byte below 128")
         return number
 
     def varints(self, count: int) -> list[int]:
         chunk = self.data[self.position : self.position + count]
-        if len(chunk) == count and chunk.isascii():  # every number is below 128
+        if len(chunk) == count and chunk.isascii():  # all values are below 128
             self.position += count
             return list(chunk)
         return [self.varint() for _ in range(count)]
@@ -107,21 +107,21 @@ class _Body:
     def known(self, what: str, number: int, names: Sequence[str]) -> int:
         if number >= len(names):
             expected = " or ".join(f"{index} ({name})" for index, name in enumerate(names))
-            self.fail(f"This {what} is unknown.", number, expected)
+            self.fail(f"unknown {what}", number, expected)
         return number
 
 
 class _NodeReader:
-    """Reads nodes, each of them once, as long as there is memory for what they hold."""
+    """Reads each node once, within a memory limit for its contents."""
 
     def __init__(self, fetch: Fetch, max_bytes: int) -> None:
         self._fetch, self._max_bytes = fetch, max_bytes
         self._stored = self._taken = 0
-        # For each file the byte ranges of nodes that were read, in order: start, end, start, end, …
+        # Byte ranges of the nodes read from each file, sorted: start, end, start, end, …
         self._visited: dict[str, list[int]] = defaultdict(list)
 
     def open(self, data: bytes, magic: bytes, location: str) -> _Body:
-        """Check the frame and returns its body, decompressed."""
+        """Check the frame and return its decompressed body."""
         self._stored += len(data)
         frame = _Body(data, location, self._charge)
         _check(frame, magic)
@@ -139,16 +139,16 @@ class _NodeReader:
             got, expected = f"more than {limit} bytes out of {self._stored}", f"at most {limit} bytes"
             larger = f"a larger {option('max_index_bytes')} than {self._max_bytes}"
             hint = f"if the checkpoint is trusted, pass {larger}"
-            body.fail("The index takes too much memory.", got, expected, hint)
+            body.fail("the index needs too much memory", got, expected, hint)
 
     def walk(self, node: _Node, height: int, prefix: bytes) -> KeyedEntries:
-        """Everything below `node`, whose keys all start with `prefix`."""
+        """Yield everything below `node`, whose keys all start with `prefix`."""
         extent, base = node
         file, start, length = extent.file, extent.offset, extent.length
         self._visit(extent)
         body = self.open(self._fetch(file, start, length), NODE_MAGIC, f"{file}:{start}:{length}")
         if (got := body.take(1)[0]) != height:
-            body.fail("The node has another height than its parent says.", got, height)
+            body.fail("the node's height differs from the one its parent declares", got, height)
         files, count = _read_table(body, base), body.varint()
         body.charge(count * len(prefix))
         if height == 0:
@@ -158,14 +158,14 @@ class _NodeReader:
         return chain.from_iterable(walks)
 
     def _visit(self, node: Extent) -> None:
-        """Refuse a node with bytes of one that was read: it is its own ancestor, or has two parents."""
+        """Reject a node that overlaps one already read: it is its own ancestor, or has two parents."""
         ranges, start, end = self._visited[node.file], node.offset, node.offset + node.length
         location = bisect(ranges, start)
         if location % 2 or any(following < end for following in ranges[location : location + 1]):
             raise FormatError(
-                "Two parts of the tree are the same bytes.",
+                "two parts of the tree are the same bytes",
                 location=f"{node.file}:{start}:{node.length}",
-                got="a node that is reached twice",
+                got="a node that is referenced twice",
                 expected="a tree",
                 hint=_DAMAGED,
             )
@@ -173,7 +173,7 @@ class _NodeReader:
 
 
 def _decompressed(frame: _Body, data: bytes) -> bytes:
-    """Return the content of a zstd frame, charged before it is kept."""
+    """Return the content of a zstd frame, after accounting for its memory."""
     import zstandard
 
     reader, parts = zstandard.ZstdDecompressor().stream_reader(data), []
@@ -182,7 +182,7 @@ def _decompressed(frame: _Body, data: bytes) -> bytes:
             frame.charge(len(part))
             parts.append(part)
     except zstandard.ZstdError as error:
-        frame.fail("The zstd data cannot be decompressed.", error, "one zstd frame")
+        frame.fail("the zstd data cannot be decompressed", error, "one zstd frame")
     return b"".join(parts)
 
 
@@ -193,7 +193,7 @@ def _check(frame: _Body, magic: bytes) -> None:
         frame.fail(f"this is not an OCDBT {kind}", f"magic {start.hex()}", f"magic {magic.hex()}")
     length = HEADER.unpack_from(frame.data)[1] if got >= LEAST_FRAME else LEAST_FRAME
     if got != length:
-        what = "is truncated" if got < length else "is longer than its header says"
+        what = "is truncated" if got < length else "is longer than its header declares"
         frame.fail(f"the data {what}", f"{got} bytes", f"{length} bytes")
     stored, actual = int.from_bytes(frame.data[-4:], "little"), crc32c(frame.data[:-4])
     if stored != actual:
@@ -201,16 +201,16 @@ def _check(frame: _Body, magic: bytes) -> None:
 
 
 def _root(body: _Body) -> tuple[_Node | None, int]:
-    """Return the root of the newest version, None if that is empty, and its height."""
+    """Return the root of the newest version (None if empty) and its height."""
     body.take(16)
     if body.known("kind of manifest", body.varint(), ["single", "numbered"]):
-        fault = "This kind of manifest is not one that checkpoints use."
+        fault = "checkpoints do not use this kind of manifest"
         body.fail(fault, "numbered (kind 1)", "single (kind 0)", "copy it into a new database")
     body.varints(len(CONFIG) - 1)
     body.take(4 * body.known("configured compression", body.varint(), ["none", "zstd"]))
     files, count = _read_table(body, b""), body.varint()
     if count == 0:
-        body.fail("The manifest has no version.", 0, "at least one")
+        body.fail("the manifest has no version", 0, "at least one")
     body.charge(count * _STRING_BYTES)
     body.varints(count)
     height = body.take(count)[-1]
@@ -228,12 +228,12 @@ def _read_leaf(body: _Body, files: list[_File], count: int, prefix: bytes) -> Ke
         for length, kind in zip(lengths, kinds, strict=True)
     ]
     if left := len(body.data) - body.position:
-        body.fail("Bytes follow the last column.", f"{left} bytes", "none")
+        body.fail("extra bytes after the last column", f"{left} bytes", "none")
     return zip([prefix + key for key in keys], entries, strict=True)
 
 
 def _read_interior(body: _Body, files: list[_File], count: int) -> Iterable[tuple[_Node, bytes]]:
-    """Return the children in order, each with the prefix that the keys below it omit."""
+    """Yield the children in order, each with the prefix that is omitted from the keys below it."""
     keys, shared = _read_strings(body, count, third=True)
     locations = list(zip(*(body.varints(count) for _ in range(3)), strict=True))
     body.varints(3 * count)
@@ -244,9 +244,9 @@ def _read_interior(body: _Body, files: list[_File], count: int) -> Iterable[tupl
 def _node(body: _Body, files: list[_File], number: int, offset: int, length: int) -> _Node:
     if number >= len(files):
         expected = f"below {len(files)}, the size of the table"
-        body.fail("A data file id is not in the table of data files.", number, expected)
+        body.fail("a data file id is not in the table of data files", number, expected)
     if offset + length > MAX_END:
-        body.fail("A byte range has no end.", f"{offset} + {length}", f"at most {MAX_END}")
+        body.fail("a byte range overflows", f"{offset} + {length}", f"at most {MAX_END}")
     path, base = files[number]
     return Extent(path, offset, length), base
 
@@ -263,7 +263,7 @@ def _read_table(body: _Body, base: bytes) -> list[_File]:
 
 
 def _read_strings(body: _Body, count: int, third: bool = False) -> tuple[list[bytes], list[int]]:
-    """What `_strings` writes."""
+    """Decode the output of `_strings`."""
     body.charge(count * _STRING_BYTES)
     prefixes = [0, *body.varints(max(count - 1, 0))][:count]
     suffixes, thirds = body.varints(count), body.varints(count if third else 0)
@@ -271,10 +271,10 @@ def _read_strings(body: _Body, count: int, third: bool = False) -> tuple[list[by
     strings, last = [], b""
     for prefix, suffix in zip(prefixes, suffixes, strict=True):
         if prefix > len(last):
-            body.fail("A shared prefix is longer than the string before.", prefix, len(last))
+            body.fail("a shared prefix is longer than the previous string", prefix, len(last))
         last = last[:prefix] + body.take(suffix)
         strings.append(last)
     for string, length in zip(strings, thirds, strict=False):
         if length > len(string):
-            body.fail("A prefix is longer than its string.", length, f"at most {len(string)}")
+            body.fail("a prefix is longer than its string", length, f"at most {len(string)}")
     return strings, thirds

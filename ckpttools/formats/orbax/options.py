@@ -1,4 +1,4 @@
-"""What a user may say of how Orbax checkpoints are written."""
+"""Options for writing Orbax checkpoints."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from ckpttools.core.options import Option
 from ckpttools.formats.zarr.given_chunks import CHUNKS
 from ckpttools.formats.zarr.options import COMPRESSION
 
-HELP = """Write any checkpoint as Orbax, or an Orbax checkpoint in another layout, whatever the model.
+HELP = """Write any checkpoint as Orbax, or an Orbax checkpoint in another layout, for any model.
 
 SRC may be a file, an item, a step or a run directory. DST gets <step>/<item>, as CheckpointManager and
 MaxText lay it out. With --level step DST itself is the step, with --level item the item.
 
 Keys of lists, empty nodes, strings, scalars, typed PRNG keys, custom metadata and the step are kept. Arrays
-restore as numpy's where no target says otherwise, typed PRNG keys on one device.
+restore as numpy arrays by default, typed PRNG keys on one device.
 
 Example:
   ckpt convert to-orbax ~/run/checkpoints ~/smaller --compression zstd:9
@@ -24,49 +24,49 @@ STORAGE = (
         "ocdbt",
         bool,
         True,
-        "Few data files under an index, or a directory for each array and a file for each chunk.",
+        "Write few data files with an index, or a directory for each array and a file for each chunk.",
     ),
-    Option("zarr3", bool, True, "Version of zarr that arrays are in."),
+    Option("zarr3", bool, True, "Write arrays as zarr v3, or as v2."),
     COMPRESSION,
     CHUNKS,
     Option(
         "target_data_file_size",
         parse_size,
         None,
-        "With OCDBT, begin another data file at this size; without it there is one.",
+        "With OCDBT, start a new data file at this size (default: one file).",
         "SIZE",
     ),
     Option(
         "reference",
         bool,
         None,
-        "Share bytes with SRC by hard links where possible, or write all of them. Without "
-        "either, commands that change the tree share zarr chunks that stay as they are, unless another "
-        "option says how they are to be stored; ckpt convert writes all. Ranges of safetensors are shared in "
+        "Share bytes with SRC by hard links if possible, or write all bytes. By default, "
+        "commands that change the tree share unchanged zarr chunks, unless another "
+        "option sets their encoding; ckpt convert writes all. Ranges of safetensors keep "
         "their order of axes, which loads slower.",
     ),
 )
-"""How chunks are stored."""
+"""Options for how chunks are stored."""
 
 OPTIONS = (
     Option(
         "level",
         ("run", "step", "item"),
         "run",
-        "What DST becomes: a run directory with one step, a step of a run that is there, or a single item.",
+        "Write DST as a run directory with one step, as a step of an existing run, or as a single item.",
     ),
     Option(
         "item",
         str,
         None,
-        "Name of the item; without it that of the steps beside, that in SRC, or items.",
+        "Name of the item (default: as in the run's other steps, as in SRC, or items).",
         "NAME",
     ),
     Option(
         "as_step",
         int,
         None,
-        "Number of the step that is written; without it that of SRC, or 0 where it has none.",
+        "Step number to write (default: the step of SRC, or 0).",
         "N",
     ),
     *STORAGE,

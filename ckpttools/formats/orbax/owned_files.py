@@ -1,4 +1,4 @@
-"""Which files are those of an Orbax checkpoint, as it is written here: one step with one item."""
+"""The files that belong to an Orbax checkpoint as ckpttools writes it: one step with one item."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from ckpttools.stores.registry import parse
 _DIRECTORIES = (DATA_DIRECTORY, PROCESSES, ARRAYS_DIRECTORY)
 _OF_A_STEP = {CHECKPOINT_FILE, COMMIT_FILE}
 _OF_AN_ITEM = {TREE_FILE, STRINGS_FILE, SHARDING_FILE, *_OF_A_STEP}
-# Some of these no index names: data of the processes that was merged, nodes of older versions.
+# Files that no index names: data of processes that was merged, and nodes of older versions.
 _FILE = re.compile(r"(ocdbt\.process_[^/]+/)?(manifest\.ocdbt|d/[0-9a-f]{32})|array_metadatas/process_\d+")
 _DIRECTORY = re.compile(r"(ocdbt\.process_[^/]+/)?d|ocdbt\.process_[^/]+|array_metadatas")
 
 
 def owns(name: str) -> bool:
-    """Return whether a path within a checkpoint is one that its files have."""
+    """Return whether a path within a checkpoint belongs to Orbax."""
     is_inside = any(matches_any(part, _DIRECTORIES) for part in name.split("/"))
     return is_inside or name.rpartition("/")[2] in (MANIFEST, *OWN_FILES) or zarr.owns(name)
 
 
-# What an item is called below what is written, by level: see `OrbaxWriter`.
+# Path of the item below the root, by level: see `OrbaxWriter`.
 _LOCATIONS = {"run": "<step>/<item>", "step": "<item>", "item": "."}
 
 
 def unowned_files(directory: Location, tree: Tree, level: str = "run") -> Iterator[str]:
-    """Yield all but one item, laid out as `OrbaxWriter` does at this level."""
+    """Yield all files that are not part of one item, laid out as `OrbaxWriter` does at this level."""
     item = parse(tree.metadata.location)
     name = str(item.relative_to(directory) or ".") if item != directory else "."
     parts = [] if name == "." else name.split("/")
@@ -54,7 +54,7 @@ def unowned_files(directory: Location, tree: Tree, level: str = "run") -> Iterat
         yield f"{name} is a step with several items: {', '.join(tree.metadata.items)}"
         return
     if len(parts) != list(reversed(_LOCATIONS)).index(level):
-        yield f"{name} is an item, which lies not in {_LOCATIONS[level]} here"
+        yield f"{name} is an item that is not in {_LOCATIONS[level]}"
         return
     if level == "run":
         yield from (entry.name for entry in directory.entries() if entry.name != item.parent.name)
@@ -68,7 +68,7 @@ def unowned_files(directory: Location, tree: Tree, level: str = "run") -> Iterat
 
 
 def find_unowned_in_item(item: Location, tree: Tree) -> Iterator[str]:
-    """What lies in the directory of an item and is no part of it; errors as `unowned_files`."""
+    """Yield files in an item's directory that are not part of the item; errors as for `unowned_files`."""
     entries = entries_of(item)
     own = _named(entries) if entries.manifests else zarr.own_files(entries, map(dotted, tree.arrays))
     for entry in item.entries():
@@ -87,11 +87,11 @@ def find_unowned_in_item(item: Location, tree: Tree) -> Iterator[str]:
 
 
 def _is_written(name: str, entry: DirEntry) -> bool:
-    """Return whether Orbax gives names like this one."""
+    """Return whether Orbax writes files with names like this."""
     return (_DIRECTORY if entry.is_dir else _FILE).fullmatch(name) is not None
 
 
 def _named(entries: Entries) -> zarr.OwnFiles:
-    """Return the files that an index starts from, consists of and leads to."""
+    """Return the manifests, nodes and data files of an index."""
     values = (item for item in entries.all.values() if isinstance(item, Extent))
     return zarr.OwnFiles({*entries.manifests, *(node.file for node in (*entries.nodes, *values))})

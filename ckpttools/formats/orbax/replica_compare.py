@@ -1,7 +1,7 @@
-"""What several hosts have of one save, compared byte by byte.
+"""Compare what several hosts have of one save, byte by byte.
 
-Each replica of a model keeps the same chunks: where they differ, one of them was damaged, by a disk, by
-memory, or by an accelerator that computed something else; nothing else in a job looks for that.
+Each replica of a model stores the same chunks. If they differ, one was damaged by a disk, by memory, or by an
+accelerator that computed something else; nothing else in a job checks for that.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """A chunk that hosts have with different bytes.
+    """A chunk whose bytes differ between hosts.
 
     Attributes:
-        key: of the chunk.
-        groups: hosts with the same bytes, those that are most first.
+        key: key of the chunk.
+        groups: hosts with equal bytes, largest group first.
     """
 
     key: str
@@ -42,12 +42,12 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True)
 class TwinComparison:
-    """What came of comparing.
+    """The result of a comparison.
 
     Attributes:
-        chunks: values that several hosts have.
-        nbytes: that were read of them.
-        disagreements: those that differ.
+        chunks: number of values that several hosts have.
+        nbytes: bytes read of them.
+        disagreements: values that differ.
     """
 
     chunks: int
@@ -56,14 +56,14 @@ class TwinComparison:
 
 
 def compared_twins(save: Save, observe: Callable[[int], None] = lambda nbytes: None) -> TwinComparison:
-    """Compare all bytes of whatever several hosts have of a save.
+    """Compare all bytes of all values that several hosts have.
 
     Args:
-        save: which.
+        save: the save.
         observe: called with numbers of bytes as they are read, from several threads.
 
     Raises:
-        FormatError, StorageError: something cannot be read.
+        FormatError, StorageError: a value cannot be read.
     """
     keys = list(save.twins)
     sizes = [sum(_lengths(save, key)) for key in keys]
@@ -74,7 +74,7 @@ def compared_twins(save: Save, observe: Callable[[int], None] = lambda nbytes: N
 
 
 def refuse_unlike(save: Save, keys: Sequence[str]) -> None:
-    """Compare some values at their ends.
+    """Compare the ends of some values.
 
     Raises:
         FormatError: they differ.
@@ -86,35 +86,35 @@ def refuse_unlike(save: Save, keys: Sequence[str]) -> None:
 
 
 def unlike(save: Save, result: Sequence[Disagreement]) -> FormatError:
-    """Return the error of hosts that differ."""
+    """Return the error for hosts that differ."""
     return FormatError(
         f"hosts differ in {plural(len(result), 'chunk')} of step {save.step} that several have"
         + listing(list(map(str, result))),
         expected="the same bytes: one of them is damaged, or they are of different runs",
-        hint="find out which host is right: an older step, the loss after resuming, or a third copy tells; "
-        f"then say {option('prefer', 'HOST_DIR')}, or leave out the other one's directory",
+        hint="find out which host is right from an older step, the loss after resuming, or a third copy; "
+        f"then pass {option('prefer', 'HOST_DIR')}, or leave out the other directory",
     )
 
 
 def losers(save: Save, each: Disagreement) -> set[int]:
-    """Return numbers of the shares that have other bytes than those that are taken."""
+    """Return the indices of shares whose bytes differ from those that are used."""
     taken = save.shares[save.owners[each.key]].name
     right = next(group for group in each.groups if taken in group)
     return {number for number in save.twins[each.key] if save.shares[number].name not in right}
 
 
 def keys_alone(save: Save, number: int) -> list[str]:
-    """What one share has and no other."""
+    """Return the keys that only one share has."""
     return [key for key, owner in save.owners.items() if owner == number and key not in save.twins]
 
 
 def refuse_mixed(save: Save, result: Sequence[Disagreement]) -> None:
-    """Refuse to take some chunks of a host, and others against it, where it seems to be of another save.
+    """Raise an error for a share that is partly used and partly outvoted, if it seems to be of another save.
 
-    Flipped bits are in few values; of another run nearly all are others.
+    Bit flips affect few values; in another run nearly all values differ.
 
     Raises:
-        FormatError: a host differs in most of what it has in common with others, and is alone in having more.
+        FormatError: a host differs in most values that it shares with others, and alone has further values.
     """
     wrong = Counter(number for item in result for number in losers(save, item))
     for number, count in wrong.items():
@@ -122,16 +122,16 @@ def refuse_mixed(save: Save, result: Sequence[Disagreement]) -> None:
         alone = keys_alone(save, number)
         if count > 1 and 2 * count > len(common) and alone:
             raise FormatError(
-                f"{save.shares[number].host} seems to be of another save: it differs in {count:,} of "
+                f"{save.shares[number].host} seems to be from another save: it differs in {count:,} of "
                 f"{len(common):,} values that others have, too",
-                got=f"{plural(len(alone), 'chunk')} that it alone has, such as {alone[0]}",
-                expected="hosts of one run, one of which has some damaged values",
+                got=f"{plural(len(alone), 'chunk')} that only it has, such as {alone[0]}",
+                expected="hosts of one run, with a few damaged values at most",
                 hint="leave out its directory",
             )
 
 
 def has_many(save: Save, key: str) -> bool:
-    """See `has_numbers`, of a value of a save."""
+    """See `has_numbers`, for a value of a save."""
     return has_numbers(key, save.shares[save.owners[key]].entries[key])
 
 
@@ -150,7 +150,7 @@ def _disagreement(
     for number in numbers:
         groups.setdefault(_digest(save, key, number), []).append(save.shares[number].name)
     ranked = sorted(groups.values(), key=len, reverse=True)
-    # What was read again may be the same: somebody writes there.
+    # The values may be equal when read again: another program is writing.
     return Disagreement(key, tuple(map(tuple, ranked)))
 
 

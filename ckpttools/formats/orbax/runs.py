@@ -1,8 +1,9 @@
-"""Finding the item in an Orbax path: a run directory, a step directory or the item itself may be given.
+"""Find the item for an Orbax path, which may be a run directory, a step directory or an item.
 
-Of a run the latest finished step is opened. A later one is passed over with a warning: a job that runs leaves
-unfinished ones, and steps need not have a tree. But one whose save has ended with a tree that cannot be read
-now is an error: Orbax (0.12.8), too, takes it for the latest, and fails; nobody would notice older weights.
+For a run, the latest finished step is opened. Later unfinished steps are skipped with a warning: a running
+job
+leaves such steps, and steps need not have a tree. But a later step that was finished and whose tree cannot be
+read is an error. Orbax (0.12.8) considers it the latest, too, and fails; older weights would go unnoticed.
 """
 
 from __future__ import annotations
@@ -42,45 +43,46 @@ from ckpttools.stores.registry import parse
 
 
 class DamagedStepError(FormatError):
-    """A tree was saved to the end, in a later step than all whole ones, and cannot be read."""
+    """A tree was saved completely in a later step than all intact ones, but cannot be read."""
 
 
 def why_not(path: Location) -> str | None:
-    """None if there is an Orbax pytree at or below `path`, or the start of one; else what is missing.
+    """Return None if a path has an Orbax pytree or a part of one; otherwise what is missing.
 
     Raises:
-        StorageError: `path` may not be looked into.
+        StorageError: `path` cannot be accessed.
     """
     if not path.is_dir():
         return "not a directory"
-    path.entries()  # raises where that is not allowed
+    path.entries()  # raises StorageError without permission
     try:
         result = orbax_at(path)
         if not isinstance(result, OrbaxRun) or result.steps or hosts_at(path):
             return None
     except StorageError as error:
         return f"{error.message}: {(error.got or '').partition(' (errno')[0]}"
-    reason = f"no {TREE_FILE} here, in a sub-directory or in a step directory"
+    reason = f"no {TREE_FILE} here, in a subdirectory or in a step directory"
     if (path / MANIFEST).is_file() or processes_of(path):
-        reason = f"there is an OCDBT database, but no {TREE_FILE}: an unfinished save, or an incomplete copy"
+        reason = f"an OCDBT database without {TREE_FILE}: an unfinished save, or an incomplete copy"
     return reason
 
 
 def find_items(place: OrbaxItem | Step | OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
     """Return the named item, or all items of a step, by default the latest finished step of a run.
 
-    Warns with `LaterStepWarning` of later steps that are passed over, with `UnlistedStepWarning` where Orbax
-    would not open the same one.
+    Emits `LaterStepWarning` for later steps that are skipped, and `UnlistedStepWarning` if Orbax would not
+    open
+    the same step.
 
     Raises:
-        DamagedStepError: the latest that was finished is not whole.
-        FormatError: a step without a finished tree, or no finished one.
-        StorageError: a directory may not be looked into.
-        UsageError: the step asked for is not there.
+        DamagedStepError: the latest finished step is damaged.
+        FormatError: a step has no finished tree, or a run no finished step.
+        StorageError: a directory cannot be accessed.
+        UsageError: the requested step does not exist.
     """
     match place:
         case OrbaxItem() as item:
-            # Other items of the step do not matter to whoever names this one.
+            # Other items of the step do not matter if this one is requested.
             reason = ", ".join(item.step.faults([item])) or None
             _require_finished(item.step, reason)
             return (item,)
@@ -93,13 +95,13 @@ def find_items(place: OrbaxItem | Step | OrbaxRun, step: int | None) -> tuple[Or
 
 
 def steps_around(tree: Tree) -> OtherSteps:
-    """Later or half-written steps of the run that a tree is of.
+    """Return later or half-written steps of the run of a tree.
 
     Args:
-        tree: as its format opened it; there is nothing to say of formats without steps.
+        tree: the tree as its format opened it; formats without steps have none.
 
     Raises:
-        StorageError: the run may not be looked into.
+        StorageError: the run cannot be accessed.
     """
     unfinished: dict[str, str] = {}
     damaged: dict[str, str] = {}
@@ -116,9 +118,9 @@ def steps_around(tree: Tree) -> OtherSteps:
 
 
 def remains_after(step: Step) -> list[Step]:
-    """Later directories with names as this step's that are no steps: they are begun, or have lost much.
+    """Return later directories named like this step that are not steps: unfinished, or with much lost.
 
-    Others may end in a number, too: runs, exports, whatever lies beside the steps.
+    Other directories may end in a number, too: runs, exports and so on.
     """
     return [
         directory
@@ -141,7 +143,7 @@ def _may_be_later(other: Step, step: Step) -> bool:
 
 
 def _require_finished(step: Step, reason: str | None) -> None:
-    """Raise FormatError if there is a reason why a step is not finished."""
+    """Raise FormatError if there is a reason why a step is unfinished."""
     if reason:
         raise _unfinished_error(step, step.path, reason)
 
@@ -151,9 +153,9 @@ def _unfinished_error(step: Step, location: Location, reason: str) -> FormatErro
     is_finished = step.others and not step.is_in_progress
     is_alone = step.number is None or len(directories(step.path.parent)) < 2
     instead = "" if is_alone else "open an earlier step, or the run directory for the latest finished one; "
-    hint = f"{instead}`ckpt doctor {quote(str(step.path))}` says more"
+    hint = f"{instead}`ckpt doctor {quote(str(step.path))}` shows details"
     if step.items and not any(step.faults(step.items)):
-        hint = f"what is left can be opened by its own path: {quote(str(step.items[0].directory))}"
+        hint = f"open what is left by its own path: {quote(str(step.items[0].directory))}"
     what = "damaged" if step.is_damaged else "an unfinished save"
     return FormatError(
         f"{subject} has {reason}" if is_finished else f"{subject} is {what}: {reason}",
@@ -181,7 +183,7 @@ def _in_run(run: OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
     raise FormatError(
         f"no step is {'whole' if damaged else 'a finished save'}" + listing(lines),
         location=run.path,
-        hint=next_step(left) if left else f"`ckpt doctor {quote(str(run.path))}` says more",
+        hint=next_step(left) if left else f"`ckpt doctor {quote(str(run.path))}` shows details",
     )
 
 
@@ -202,7 +204,7 @@ def _refuse_legacy(steps: Collection[Step]) -> None:
 
 
 def _warn_of_later_steps(opened: Step, later: Collection[Step]) -> None:
-    """Warn of later steps that are not opened.
+    """Warn about later steps that are not opened.
 
     Raises:
         DamagedStepError: one of them is damaged.
@@ -214,26 +216,26 @@ def _warn_of_later_steps(opened: Step, later: Collection[Step]) -> None:
     damaged = [reason for step, reason in reasons.items() if step.is_damaged]
     if damaged:
         raise DamagedStepError(
-            "the latest step is damaged, and an older one is not taken in its place" + listing(damaged),
+            "the latest step is damaged, and an older one is not used instead" + listing(damaged),
             location=above,
-            hint=f"`ckpt doctor {run}` says more; the latest that is whole is {quote(str(opened.path))}",
+            hint=f"`ckpt doctor {run}` shows details; the latest intact step is {quote(str(opened.path))}",
         )
     if reasons:
         text = f"step {opened.number} of {above} is opened; later ones have no finished tree" + listing(
             list(reasons.values())
         )
         if not all(step.others for step in ordered):
-            text += f"\n  next   `ckpt doctor {run}` says more"
+            text += f"\n  next   `ckpt doctor {run}` shows details"
         warn_step(text, LaterStepWarning)
 
 
 def _warn_if_unlisted(opened: Step) -> None:
-    """Warn where Orbax would not open the same step."""
+    """Warn if Orbax would not open the same step."""
     if commits_by_file(opened.path) and not (opened.path / COMMIT_FILE).is_file():
         text = (
             f"step {opened.number} of {opened.path.parent} is opened, which Orbax does not list on "
             f"{opened.path.store.scheme}://: it has no {COMMIT_FILE}\n"
-            f"  next   `ckpt doctor {quote(str(opened.path))}` says more"
+            f"  next   `ckpt doctor {quote(str(opened.path))}` shows details"
         )
         warn_step(text, UnlistedStepWarning)
 
@@ -246,14 +248,14 @@ def _items(step: Step) -> tuple[OrbaxItem, ...]:
 
 
 def _finished_step(run: OrbaxRun, number: int) -> Step:
-    """Return the step asked for."""
+    """Return the requested step."""
     step = run.steps.get(number)
     if step is None:
         _refuse_legacy(
             [directory for directory in map(Step, directories(run.path)) if directory.number == number]
         )
         raise UsageError(
-            f"there is no step {number}",
+            f"step {number} does not exist",
             location=run.path,
             expected=f"one of {first_and_last(sorted(run.steps))}",
         )

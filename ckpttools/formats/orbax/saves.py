@@ -1,8 +1,9 @@
-"""Saves put together of the shares of hosts: which are complete, what the others lack, what hosts both have.
+"""Saves assembled from the shares of hosts: whether they are complete, and what is missing or replicated.
 
-A save is complete when the shares together have every cell of the chunk grid of every array, whatever mesh
-they were saved on. Shares of different steps are never mixed, nor are those of two saves of one step: of a
-job that went back and saved it again, arrays may be cut alike and hold other numbers.
+A save is complete if its shares together have every cell of the chunk grid of every array, for any mesh.
+Shares of different steps are never mixed, nor are those of two saves of one step: if a job went back and
+    saved
+a step again, arrays may be sharded alike and have other values.
 """
 
 from __future__ import annotations
@@ -24,27 +25,29 @@ from ckpttools.formats.zarr.chunks import DOCUMENTS, parse_array
 from ckpttools.stores.location import Location
 
 T = TypeVar("T")
-# Hosts begin a save together, but for what their clocks differ, and for those that lag a step behind. A job
-# that was started again needs longer than the first to come back to the same step. Up to the second, shares
-# are of one save where they have values in common, which are compared before anything is made of them.
+# Hosts start a save together, except for clock differences and hosts that lag a step behind. A restarted job
+# needs longer than the first limit to reach the same step again. Up to the second limit, shares are of one
+# save if
+# they have values in common, which are compared before use.
 TOGETHER_SECONDS = 60.0
 _WITH_EVIDENCE_SECONDS = 600.0
-# Bytes of a value that may be a single number, alike in all runs.
+# Bytes of a value that may be a single number, equal in all runs.
 _COUNTER = 16
-# Cells of an array that are named one by one; of a damaged shape more may be missing than there are bytes.
+# Number of cells of an array that are listed; a damaged shape may imply more missing cells than there are
+# bytes.
 _MOST_CELLS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class MissingCells:
-    """What all shares together lack of one array.
+    """The cells of one array that all shares together lack.
 
     Attributes:
-        path: of the array.
-        cells: grid indices of the chunks; empty where not even its metadata is there, or where they are more
-            than anybody would read.
-        chunks: how many its grid has; 0 where that is not known.
-        count: how many of them are missing.
+        path: path of the array.
+        cells: grid indices of the chunks; empty if even the metadata is missing, or if there are too many
+            to list.
+        chunks: number of chunks in the grid; 0 if unknown.
+        count: number of missing chunks.
     """
 
     path: Path
@@ -60,11 +63,11 @@ class MissingCells:
 
 @dataclass(frozen=True)
 class Save:
-    """One save of one step, as far as shares of it are there.
+    """One save of a step, as far as its shares are available.
 
     Attributes:
-        step: its number.
-        shares: of it; what several have is taken from the first of them.
+        step: number of the step.
+        shares: its shares; values in several shares are read from the first of them.
     """
 
     step: int
@@ -72,12 +75,12 @@ class Save:
 
     @cached_property
     def began(self) -> float | None:
-        """When the first host began it, in seconds since 1970; None where nothing tells."""
+        """Time when the first host started it, in seconds since 1970; None if unknown."""
         return min((share.began for share in self.shares if share.began is not None), default=None)
 
     @cached_property
     def owners(self) -> Mapping[str, int]:
-        """Key -> number of the share that it is taken from."""
+        """Index of the share from which each key is read."""
         result: dict[str, int] = {}
         for number, share in enumerate(self.shares):
             for key in share.entries:
@@ -86,7 +89,7 @@ class Save:
 
     @cached_property
     def twins(self) -> Mapping[str, tuple[int, ...]]:
-        """Key -> numbers of the shares that have it, where they are several."""
+        """Indices of the shares with each key, for keys in several shares."""
         result: dict[str, tuple[int, ...]] = {}
         owners = self.owners
         for number, share in enumerate(self.shares):
@@ -97,13 +100,13 @@ class Save:
 
     @cached_property
     def leaves(self) -> Sequence[SavedLeaf]:
-        """Those of the tree."""
+        """The leaves of the tree."""
         first = self.shares[0]
         return parse_tree(first.document, str(first.item))
 
     @cached_property
     def arrays(self) -> Mapping[Path, tuple[str, ZarrArray | None]]:
-        """Of each array what its keys begin with, and its metadata; None where no share has that."""
+        """Key prefix and metadata of each array; None as metadata if no share has it."""
         expected = [leaf.path for leaf in self.leaves if not leaf.is_empty and leaf.value_type != "string"]
         known: dict[bytes, ZarrArray] = {}
         return {path: (_prefix(path), self._document(_prefix(path), known)) for path in expected}
@@ -121,7 +124,7 @@ class Save:
 
     @cached_property
     def missing(self) -> tuple[MissingCells, ...]:
-        """What it lacks; nothing where it is complete."""
+        """The missing cells; empty if the save is complete."""
         return tuple(item for item in self._looked_through() if item is not None)
 
     def _looked_through(self) -> Iterator[MissingCells | None]:
@@ -141,7 +144,7 @@ class Save:
 
     @cached_property
     def unnamed(self) -> tuple[str, ...]:
-        """Arrays that are there and of which the metadata of the tree says nothing: it is another tree's."""
+        """Existing arrays that the tree's metadata does not list, which belong to another tree."""
         named = {_prefix(leaf.path) for leaf in self.leaves}
         ends = ((key, name) for key in self.owners for name in DOCUMENTS if key.endswith(name))
         return tuple(key.removesuffix(name) for key, name in ends if key.removesuffix(name) not in named)
@@ -152,7 +155,7 @@ class Save:
         return not self.missing
 
     def preferring(self, hosts: Sequence[Location]) -> Save:
-        """Return the same, where what several have is taken from these hosts, the first of them first."""
+        """Return a copy that reads values in several shares from these hosts, in order of preference."""
         order = {host.resolve(): number for number, host in enumerate(hosts)}
         ranked = sorted(self.shares, key=lambda share: order.get(share.host.resolve(), len(order)))
         return replace(self, shares=tuple(ranked))
@@ -163,9 +166,9 @@ def _prefix(path: Path) -> str:
 
 
 def saves_of(shares: Sequence[HostShare]) -> list[Save]:
-    """Return the saves that shares are of, the newest step first, and of one step the one that began last.
+    """Return the saves of shares, newest step first, and within a step the one that started last.
 
-    Shares of which nothing can be used are left out.
+    Unusable shares are left out.
     """
     result: list[list[HostShare]] = []
     usable = [share for share in shares if share.fault is None]
@@ -180,7 +183,7 @@ def saves_of(shares: Sequence[HostShare]) -> list[Save]:
 
 
 def _belongs(share: HostShare, group: Sequence[HostShare]) -> bool:
-    """Return whether a share is of the save that others are of."""
+    """Return whether a share belongs to the same save as others."""
     first = group[0]
     if share.number != first.number or not _are_together(share, group):
         return False
@@ -195,7 +198,7 @@ def _belongs(share: HostShare, group: Sequence[HostShare]) -> bool:
 
 
 def _may_be(declared: T, others: Sequence[T]) -> bool:
-    """Return whether what a share says is what others say, as far as each says something."""
+    """Return whether a share's declarations are compatible with those of others."""
     known = next(filter(None, others), None)
     return not declared or known is None or declared == known
 
@@ -214,17 +217,17 @@ def _have_common(share: HostShare, other: HostShare) -> bool:
 
 
 def has_numbers(key: str, entry: Entry) -> bool:
-    """Return whether a value is one of numbers that differ between runs: no metadata, no counter."""
+    """Return whether a value is numeric data that differs between runs: neither metadata nor a counter."""
     return not key.endswith(DOCUMENTS) and length_of(entry) > _COUNTER
 
 
 def _documents_agree(share: HostShare, other: HostShare) -> bool:
-    """Return whether arrays have the same shape, dtype, grid and codecs in both, as far as both have them."""
+    """Return whether the arrays that both shares have agree in shape, dtype, grid and codecs."""
     ours, theirs = share.entries, other.entries
     both = (key for key in ours if key.endswith(DOCUMENTS) and key in theirs and ours[key] != theirs[key])
     return all(share.index.read(ours[key]) == other.index.read(theirs[key]) for key in both)
 
 
 def newest_complete(saves: Sequence[Save], step: int | None = None) -> Save | None:
-    """Return the newest save that is complete, of a step if one is asked for; None if there is none."""
+    """Return the newest complete save, of a given step if requested; None if there is none."""
     return next((save for save in saves if step in (None, save.step) and save.is_complete), None)

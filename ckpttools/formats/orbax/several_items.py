@@ -20,7 +20,8 @@ _NO_PARAMETERS = frozenset(
     ("optimizer_state", "opt_state", "optimizer", "rng", "rngs", "rng_key", "data_iter", "iter", "step")
 )
 # Names of the optimizer's item in `save_checkpointables` and `Composite`. It is opened together with the
-# model, because both are one training state: only the user decides to drop a part.
+# model,
+# because both are one training state: only the user decides to drop a part.
 _OPTIMIZERS = frozenset(("opt", "optim"))
 
 
@@ -28,16 +29,16 @@ def open_items(items: Sequence[OrbaxItem], opened: Callable[[OrbaxItem], Tree], 
     """Open an item, or several items of one step, without reading any array.
 
     Args:
-        items: All items of the step, or the named one.
-        opened: Opens one item.
-        all_items: Whether to open all items as one tree, each below its name.
+        items: all items of the step, or the named one.
+        opened: opens one item.
+        all_items: whether to open all items as one tree, each below its name.
 
     Returns:
         The only item; the only item with a model, with a `ChosenItemWarning`; or several items as one tree,
         if `all_items` is set, or if they are a model and the state of its optimizer.
 
     Raises:
-        FormatError: It is unclear which item holds the model, or one of them is damaged.
+        FormatError: it is unclear which item holds the model, or one of them is damaged.
     """
     step = items[0].step
     if len(items) == 1:
@@ -64,7 +65,7 @@ def several_items_error(step: Location, names: Sequence[str]) -> FormatError:
         "there are several items",
         location=step,
         got=", ".join(names),
-        hint=f"name one of them in the path, such as {quote(str(step / names[-1]))}",
+        hint=f"add one of them to the path, such as {quote(str(step / names[-1]))}",
     )
 
 
@@ -72,8 +73,8 @@ def one_item(tree: Tree, name: str) -> Tree:
     """Extract one item of a tree, as if it had been opened alone.
 
     Args:
-        tree: A tree of several items.
-        name: One of `tree.metadata.items`.
+        tree: a tree of several items.
+        name: one of `tree.metadata.items`.
     """
     of = tree.metadata
     return Tree(
@@ -95,7 +96,7 @@ def _warn_of_others(step: Step, items: Sequence[OrbaxItem], chosen: Sequence[Orb
         names = " and ".join(item.directory.name for item in chosen)
         verb = "is" if len(chosen) == 1 else "are"
         warn_step(
-            f"{names} of {step.path} {verb} opened; beside it {sample_names(others)}, to be opened by "
+            f"{names} of {step.path} {verb} opened; open {sample_names(others)} next to it with "
             f"{step.path}/NAME",
             ChosenItemWarning,
         )

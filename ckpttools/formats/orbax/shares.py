@@ -1,11 +1,11 @@
-"""What one host kept of one step: emergency, multi-tier and peer-to-peer checkpoints leave a share on each.
+"""One host's share of a step, as emergency, multi-tier and peer-to-peer checkpoints leave on each host.
 
     HOST/STEP/state                          an emergency or multi-tier manager, or peers
     HOST/JOB-sSTEP-nNODE-wWORKER.restore     the same, as the agent of multi-tier checkpointing names it
-    HOST/p2p_restore/STEP/state              what a peer has fetched of another one
-    PERSISTENT/STEP/default                  what the first slice of an emergency manager saved for all
+    HOST/p2p_restore/STEP/state              what a peer fetched from another
+    PERSISTENT/STEP/default                  what an emergency manager's first slice saved for all
 
-Keys of chunks are global, so a share says by itself what is in it; `ocdbt.process_N` says whose it was.
+Keys of chunks are global, so a share describes its own content; `ocdbt.process_N` identifies its process.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from ckpttools.stores.location import Location
 
 FETCHED = "p2p_restore"
 _RESTORE = re.compile(r"(?P<job>.+)-s(?P<step>[0-9]+)-n[0-9]+-w[0-9]+\.restore")
-# What the agent of multi-tier checkpointing is told, in the directory of a host.
+# Input of the agent of multi-tier checkpointing, in the directory of a host.
 _AGENT, _JOB = "replicator.yaml", re.compile(rb"^\s*job-name\s*:\s*(\S+)", re.MULTILINE)
 _LARGEST_AGENT = 1 << 20
 OF_PROCESSES = ("process_metadata/global_process_metadata.json", "process_metadata/mesh_metadata.json")
-"""Which devices each process of the job has, and the order of these in the mesh; alike on all hosts."""
-# What managers call the tree; whatever a step's only tree is called is it as well.
+"""The devices of each process of the job, and their order in the mesh; equal on all hosts."""
+# Managers' names for the tree; a step's only tree counts, too, whatever its name.
 _ITEMS = ("state", "default", "items")
-# On GPUs a host has a directory for each process; a parent of hosts is one more level.
+# On GPUs a host has a directory for each process; a parent of hosts adds one more level.
 _DEEPEST = 3
 _BESIDE = frozenset((TREE_FILE, SHARDING_FILE, COMMIT_FILE, ARRAYS_DIRECTORY))
 
@@ -53,15 +53,15 @@ def _parsed(content: bytes) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class HostShare:
-    """What one host kept of one step.
+    """One host's share of one step.
 
     Attributes:
-        host: the directory that is the host's.
-        number: of the step.
-        step: its directory.
-        item: that of the tree in it.
-        max_index_bytes: as in `ckpttools.formats.base.ReadOptions`.
-        job: name of the job, as the agent of multi-tier checkpointing notes it; "" where none is noted.
+        host: directory of the host.
+        number: number of the step.
+        step: directory of the step.
+        item: the tree's item in it.
+        max_index_bytes: see `ckpttools.formats.base.ReadOptions`.
+        job: name of the job from the agent of multi-tier checkpointing; "" if it is not recorded.
     """
 
     host: Location
@@ -73,18 +73,18 @@ class HostShare:
 
     @property
     def name(self) -> str:
-        """What the share is called in messages."""
+        """Name of the share in messages."""
         return str(self.host)
 
     @cached_property
     def began(self) -> float | None:
-        """When the save began, in seconds since 1970; None where nothing tells."""
+        """Time when the save started, in seconds since 1970; None if unknown."""
         declared = self.step.declared.fields.get("init_timestamp_nsecs")
         return declared / 1e9 if isinstance(declared, int) and 0 <= declared < 1 << 63 else None
 
     @cached_property
     def mesh(self) -> tuple[bytes, ...]:
-        """What is noted of the job's processes and their devices, in JSON; () where no lists are."""
+        """JSON records of the job's processes and their devices; () if there are none."""
         files = [self.step.path / name for name in OF_PROCESSES]
         result = tuple(file.read_bytes() for file in files if file.is_file())
         try:
@@ -97,7 +97,7 @@ class HostShare:
 
     @cached_property
     def fault(self) -> str | None:
-        """Why nothing of it can be used; None if something can. Raises StorageError."""
+        """Why the share is unusable; None if it is usable. Raises StorageError."""
         reasons = ", ".join(self.step.faults([OrbaxItem(self.item, self.step)]))
         if reasons:
             return reasons
@@ -111,7 +111,7 @@ class HostShare:
 
     @cached_property
     def document(self) -> Mapping[str, Any]:
-        """Its `_METADATA`; one object for all that have the same text, as the hosts of a save have."""
+        """Its `_METADATA`; shares with the same text, such as a save's hosts, have one object."""
         location = self.item / TREE_FILE
         content = location.read_bytes()
         try:
@@ -121,21 +121,21 @@ class HostShare:
 
     @cached_property
     def processes(self) -> tuple[int, ...]:
-        """The processes of the job whose chunks these are, by their distributed ids."""
+        """Distributed ids of the job's processes whose chunks are here."""
         names = (location.name.partition("_")[2] for location in self.item.glob(PROCESSES))
         return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))
 
     @cached_property
     def index(self) -> Entries:
-        """Its index as it is."""
+        """Its index, unfiltered."""
         return entries_of(self.item, needs_index(self.document), self.max_index_bytes)
 
     @cached_property
     def entries(self) -> Mapping[str, Entry]:
-        """The keys whose bytes are there, as far as sizes of files tell."""
+        """The keys whose bytes exist, judging by file sizes."""
         faults, entries = self.index.faults, self.index.all
         if not self.index.manifests:
-            # Without an index each file is a key; these are of no array, and of each host its own.
+            # Without an index each file is a key; these files belong to no array and differ between hosts.
             entries = {key: entry for key, entry in entries.items() if key.partition("/")[0] not in _BESIDE}
         if not faults:
             return entries
@@ -147,17 +147,17 @@ class HostShare:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Data files that are missing or cut short."""
+        """Missing and truncated data files."""
         return tuple(map(str, self.index.faults.values()))
 
 
 def shares_of(location: Location, max_index_bytes: int = MAX_INDEX_BYTES) -> list[HostShare]:
     """Return the host shares in a directory: of one host, of one of its steps, or of several hosts.
 
-    Of an emergency manager the hosts of the first slice have none.
+    An emergency manager's first slice has no host shares.
 
     Raises:
-        StorageError: nothing is there, or a directory may not be looked into.
+        StorageError: the location does not exist, or a directory cannot be accessed.
     """
     if not location.exists():
         raise absent(location)
@@ -177,7 +177,7 @@ def _below(location: Location, deepest: int, limit: int) -> Iterator[HostShare]:
 
 
 def _of_host(host: Location, directory: Location, limit: int) -> Iterator[HostShare]:
-    """Yield the shares directly below a directory, and those that were fetched from peers."""
+    """Yield the shares directly below a directory, and those fetched from peers."""
     told = _job_of(directory)
     for location in directories(directory):
         match = _RESTORE.fullmatch(location.name)
@@ -190,7 +190,7 @@ def _of_host(host: Location, directory: Location, limit: int) -> Iterator[HostSh
 
 
 def _job_of(host: Location) -> str:
-    """Return the job that a host worked for, as its agent was told; "" where nothing says."""
+    """Return the job of a host according to its agent's input, or ""."""
     file = host / _AGENT
     result = _JOB.search(file.read_bytes(_LARGEST_AGENT)) if file.is_file() else None
     return result[1].decode(errors="replace").strip("\"'") if result else ""

@@ -1,4 +1,4 @@
-"""How Orbax is kept from a step that it takes for finished and cannot load."""
+"""How to make Orbax skip a step that it considers finished but cannot load."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ckpttools.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What makes Orbax skip a step.
+    """An action that makes Orbax skip a step.
 
     Attributes:
-        words: what that is, as an order.
-        command: that does it; None where moving it away is left to the user.
-        fix: name of the fix of `ckpt doctor` that does it, or None.
+        words: the action, in the imperative.
+        command: command for the action; None if the user must move the step away.
+        fix: name of the `ckpt doctor` fix for the action, or None.
     """
 
     words: str
@@ -27,12 +27,12 @@ class Remedy:
 
 
 def remedy(step: Location, asked: Location, *, is_uncommitted: bool) -> Remedy:
-    """What makes Orbax skip a step.
+    """Return an action that makes Orbax skip a step.
 
     Args:
-        step: that should be skipped.
-        asked: of what `ckpt doctor` would be asked: the step, or something above.
-        is_uncommitted: whether it is a save that was never committed, which alone `ckpt doctor` renames.
+        step: the step to skip.
+        asked: path to pass to `ckpt doctor`: the step, or a parent directory.
+        is_uncommitted: whether the save was never committed; `ckpt doctor` renames only such steps.
     """
     if commits_by_file(step):
         words = f"delete its {COMMIT_FILE}, so that Orbax skips it"

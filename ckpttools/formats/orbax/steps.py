@@ -1,7 +1,8 @@
-"""What a directory of Orbax is: an item, a step, a run; and whether a step is a finished save.
+"""Classify an Orbax directory as item, step or run, and determine whether a step is a finished save.
 
-Whether a step is finished is judged by what is in it. Orbax judges by the scheme of the path (a rename, or a
-commit file on gs://), so a copy from one kind of store to the other misleads it.
+A step is judged by its contents. Orbax judges by the scheme of the path (a rename, or a commit file on
+gs://),
+so copying a step between kinds of stores misleads Orbax.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.stores.location import Location
 
 IN_PROGRESS = ".orbax-checkpoint-tmp"
-"""What Orbax appends to the name of a directory that it is still writing; old versions add a time."""
+"""Suffix that Orbax gives a directory while writing it; old versions append a time."""
 FLAX_PREFIX = "checkpoint_"
 """Prefix of step numbers in file names of `flax.training.checkpoints`."""
 PRUNE_DIRECTORY = ".ckpttools-prune"
-"""The directory in a run in which `ckpttools.runs.journal` keeps what a prune is about to do."""
+"""Directory in a run where `ckpttools.runs.journal` records what a prune is about to do."""
 DELETING = "deleting"
 """Below `PRUNE_DIRECTORY`: steps that are no longer complete; in a bucket, files that name them."""
 _TREE_HANDLERS = ("PyTree", "Standard")
@@ -64,11 +65,11 @@ def is_committed(directory: Location) -> bool:
 
 @dataclass(frozen=True)
 class StepMetadata:
-    """What the `_CHECKPOINT_METADATA` of a step says; nothing where there is none, as in old versions.
+    """The `_CHECKPOINT_METADATA` of a step; empty without one, as in old versions.
 
     Attributes:
-        fields: of the document.
-        fault: what is wrong with it.
+        fields: fields of the document.
+        fault: why it is invalid.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -76,7 +77,7 @@ class StepMetadata:
 
     @classmethod
     def at(cls, directory: Location) -> StepMetadata:
-        """That of a directory which has one."""
+        """Read the metadata of a directory that has some."""
         try:
             return cls(read_json(directory / CHECKPOINT_FILE))
         except CheckpointError as error:
@@ -84,17 +85,17 @@ class StepMetadata:
 
     @property
     def is_uncommitted(self) -> bool:
-        """Whether it is that of a save which was never committed."""
+        """Whether this is metadata of a save that was never committed."""
         return self.fields.get("commit_timestamp_nsecs", 0) is None
 
     @property
     def handlers(self) -> object:
-        """What has saved the items: by name, or of all there is."""
+        """The handlers that saved the items: by name, or one for all."""
         return self.fields.get("item_handlers")
 
     @property
     def is_tree(self) -> bool:
-        """Whether it says that the step is a pytree item itself."""
+        """Whether the step is declared as a pytree item itself."""
         return _is_of_trees(self.handlers)
 
     @property
@@ -105,7 +106,7 @@ class StepMetadata:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Names of the items, where all are something else than trees, such as metrics."""
+        """Names of the items if none of them is a tree (metrics, for example)."""
         named = self.handlers if isinstance(self.handlers, dict) and not self.trees else {}
         return tuple(sorted(named))
 
@@ -119,8 +120,8 @@ class OrbaxItem:
     """One pytree item on disk.
 
     Attributes:
-        directory: where its `_METADATA` lies.
-        step: the directory above it that is a step, or the item's own.
+        directory: directory with its `_METADATA`.
+        step: the parent directory that is a step, or the item's own directory.
     """
 
     directory: Location
@@ -128,7 +129,7 @@ class OrbaxItem:
 
     @property
     def name(self) -> str | None:
-        """The name of the item in its step; None if it is the step itself, or belongs to no step."""
+        """Name of the item in its step; None if it is the step itself, or not in a step."""
         if self.directory == self.step.path:
             return None
         is_listed = self.step.number is not None or self.directory.name in self.step.declared.trees
@@ -137,7 +138,7 @@ class OrbaxItem:
 
 @dataclass(frozen=True)
 class Step:
-    """A directory as a step; each property is looked up once, at first use, and raises what looking raises.
+    """A directory as a step; properties are cached, and raise the errors of accessing it.
 
     Attributes:
         path: the directory.
@@ -147,13 +148,13 @@ class Step:
 
     @cached_property
     def number(self) -> int | None:
-        """That in the name: `100`, `00100`, `step_100`, `100.orbax-checkpoint-tmp`."""
+        """Number in the name: `100`, `00100`, `step_100`, `100.orbax-checkpoint-tmp`."""
         digits = self._name.rpartition("_")[2]
         return int(digits) if digits.isascii() and digits.isdigit() else None
 
     @property
     def prefix(self) -> str:
-        """What stands before the number in the name."""
+        """Prefix of the number in the name."""
         return "".join(self._name.rpartition("_")[:2])
 
     @property
@@ -166,15 +167,16 @@ class Step:
 
     @cached_property
     def is_one(self) -> bool:
-        """Whether it is a step at all, finished or not."""
+        """Whether it is a step, finished or not."""
         return has_metadata(self.path) or bool(self.items) or self.is_being_deleted
 
     @cached_property
     def is_being_deleted(self) -> bool:
-        """Whether a prune has begun to delete it from a bucket; on a disk it has another name by then.
+        """Whether a prune has started to delete it from a bucket; on a disk it is renamed first.
 
-        A step that was saved again has its commit file, which is deleted first, or files that its marker does
-        not list.
+        A step that was saved again has its commit file, which is deleted first, or files that the marker
+        does not
+        list.
         """
         if self.path.store.streams is None or self.number is None:
             return False
@@ -185,7 +187,7 @@ class Step:
 
     @cached_property
     def items(self) -> tuple[OrbaxItem, ...]:
-        """Its items. None for a run, even where its steps are bare ones."""
+        """Its items; empty for a run, even if its steps are bare items."""
         if is_bare(self.path):
             return (OrbaxItem(self.path, self),)
         below = directories(self.path)
@@ -206,7 +208,7 @@ class Step:
 
     @cached_property
     def declared(self) -> StepMetadata:
-        """Its metadata."""
+        """Metadata of the step."""
         result = StepMetadata.at(self.path) if has_metadata(self.path) else StepMetadata()
         if isinstance(result.fault, StorageError):
             raise result.fault
@@ -214,15 +216,15 @@ class Step:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Its items, where all are something else than trees, such as metrics."""
+        """Names of the items if none of them is a tree (metrics, for example)."""
         return () if self.items else self.declared.others
 
     @cached_property
     def why_unfinished(self) -> str | None:
-        """Why it is not a finished save; None if it is one.
+        """Why it is not a finished save; None if it is.
 
         Raises:
-            StorageError: the system does not let that be looked at, so nothing is known.
+            StorageError: the step cannot be accessed, so its state is unknown.
         """
         there = {item.directory.name for item in self.items}
         if self.is_being_deleted:
@@ -232,7 +234,7 @@ class Step:
         return ", ".join(reasons) or None
 
     def faults(self, items: Collection[OrbaxItem]) -> Iterator[str]:
-        """What a finished save has and this one has not, as far as it matters to some of its items."""
+        """Yield what a finished save has and this one lacks, as far as it concerns the given items."""
         if self.is_being_deleted:
             yield "a prune was interrupted while it deleted this step"
             return
@@ -250,14 +252,14 @@ class Step:
 
     @cached_property
     def is_damaged(self) -> bool:
-        """Whether a tree was saved to the end here: what it lacks was lost later, or not copied."""
+        """Whether a tree was saved completely: missing parts were lost later, or not copied."""
         if self.is_being_deleted:
             return False
         locations = [self.path, *directories(self.path)]
         if any(IN_PROGRESS in location.name for location in locations):
             return False
         if self.declared.fault:
-            # It is written anew when the save ends, and empty for a moment.
+            # Orbax rewrites the file when the save ends, and it is empty for a moment.
             return (self.path / CHECKPOINT_FILE).stat().size > 0
         marked = (self.path / COMMIT_FILE).is_file()
         if self.declared.fields.get("commit_timestamp_nsecs", marked or None) is None:
@@ -280,8 +282,8 @@ def has_new_files(step: Location, marker: Location) -> bool:
     """Return whether a step has files that were written after its deletion began, so that it was saved again.
 
     Args:
-        step: The step.
-        marker: The file that `deletion_marker` filled, or an empty one of an earlier version.
+        step: the step.
+        marker: the file that `deletion_marker` filled, or an empty one of an earlier version.
 
     Raises:
         StorageError: the step or the marker cannot be read.
@@ -308,14 +310,14 @@ class OrbaxRun:
     """A directory with steps.
 
     Attributes:
-        path: the directory above them.
+        path: the parent directory of the steps.
     """
 
     path: Location
 
     @cached_property
     def steps(self) -> Mapping[int, Step]:
-        """What looks like a step, finished or not, and is named alike but for its number.
+        """Directories that look like steps, finished or not, with consistent names.
 
         Plain numbers go first, as Orbax looks for one prefix only, and for none unless it is told; else the
         prefix that most have. Several prefixes of which none is usual for steps are those of models.
@@ -333,10 +335,10 @@ class OrbaxRun:
 
 
 def orbax_at(path: Location) -> OrbaxItem | Step | OrbaxRun:
-    """What a directory is; a run without steps where it is nothing of Orbax's.
+    """Classify a directory; a directory unknown to Orbax is a run without steps.
 
     Raises:
-        StorageError: it may not be looked into.
+        StorageError: it cannot be accessed.
     """
     if is_item(path):
         return OrbaxItem(path, step_of(path))
@@ -349,7 +351,7 @@ def _run(path: Location) -> OrbaxRun:
     here, below = OrbaxRun(path), OrbaxRun(path / "checkpoints")
     if not below.path.is_dir() or any(not step.prefix for step in here.steps.values()):
         return here
-    # A backup beside `checkpoints` is no step of the run.
+    # A backup next to `checkpoints` is not a step of the run.
     return below if below.steps or not here.steps else here
 
 
@@ -363,7 +365,7 @@ def is_item(path: Location) -> bool:
 
 
 def is_left_of_item(names: Collection[str]) -> bool:
-    """Return whether a directory with such names in it is an item, or what is left of one."""
+    """Return whether a directory with these entries is an item, or the remains of one."""
     kept = {TREE_FILE, SHARDING_FILE, MANIFEST}
     return not kept.isdisjoint(names) or any(fnmatchcase(name, PROCESSES) for name in names)
 
@@ -374,7 +376,7 @@ def is_bare(path: Location) -> bool:
 
 
 def _is_own_step(path: Location) -> bool:
-    # Old versions wrote nothing at the step; then its name tells.
+    # Old versions wrote nothing into the step; its name identifies it.
     return (has_metadata(path) or path.name.isdecimal()) and not has_metadata(path.parent)
 
 
@@ -384,7 +386,8 @@ def has_metadata(step: Location) -> bool:
 
 
 def directories(path: Location) -> list[Location]:
-    """Return those in a directory, as its list tells: of thousands of files beside them none is looked at."""
+    """Return the subdirectories according to the listing, without accessing thousands of files next to
+    them."""
     return path.directories() if path.is_dir() else []
 
 
@@ -399,10 +402,10 @@ def _are_independent(items: Collection[Location]) -> bool:
 
 
 def _lacks_index(item: Location) -> bool:
-    """Return whether the item has arrays in OCDBT according to its metadata, and no index, merged or not."""
+    """Return whether the item's metadata lists arrays in OCDBT, but it has no index, merged or not."""
     if (item / MANIFEST).is_file() or processes_of(item):
         return False
     try:
         return needs_index(read_json(item / TREE_FILE))
     except CheckpointError:
-        return False  # said with more detail when it is opened
+        return False  # opening it reports more detail

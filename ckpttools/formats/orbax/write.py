@@ -1,7 +1,8 @@
-"""Writing Orbax checkpoints: zarr chunks in data files under an OCDBT index, or each in a file of its own.
+"""Write Orbax checkpoints: zarr chunks in data files under an OCDBT index, or each in its own file.
 
-Chunks go to their places in any order; index and metadata come last, so an interrupted write leaves nothing
-that could be taken for a checkpoint.
+Chunks are written in any order; index and metadata come last, so an interrupted write leaves nothing that
+looks
+like a checkpoint.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ from ckpttools.stores.location import Location
 DATA_DIRECTORY = "d"
 DATA_FILE = f"{DATA_DIRECTORY}/data"
 INDEX_FILE = f"{DATA_DIRECTORY}/index"
-# Chunks start on pages, so that they can be read and written without copying at the edges; arrays of
-# less than a page are not worth the gap.
+# Chunks start on pages, so that they can be read and written without copying at the edges; for arrays smaller
+# than a page the gap is not worth it.
 _PAGE, _LINE = 4096, 64
 _NO_TARGET = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class OtherItem:
-    """An item of a step that is no tree.
+    """An item of a step that is not a tree.
 
     Attributes:
-        handler: what Orbax calls the class that reads it; "" where nothing says which.
-        files: by name.
+        handler: Orbax's name for the class that reads it; "" if it is not recorded.
+        files: content of the files by name.
     """
 
     handler: str
@@ -58,20 +59,21 @@ class OtherItem:
 
 @dataclass(frozen=True)
 class OrbaxWriter:
-    """Writes `<root>/<step>/<item>`, as `CheckpointManager` and MaxText lay it out; or `<item>`, or an item.
+    """Writes `<root>/<step>/<item>` as `CheckpointManager` and MaxText do, or only `<item>`, or an item.
 
     Attributes:
-        step: number of the step directory; None takes that of the tree, and 0 where it has none.
+        step: number of the step directory; None for the tree's step, or 0 without one.
         item: name of the item in it.
-        ocdbt: chunks in few data files with an index; else every array is a directory, every chunk a file.
-        zarr3: arrays in zarr v3; else v2.
-        compression: of chunks; None stores them as they are, which loads fastest.
-        target_data_file_bytes: size at which the next data file is begun; None for one file.
-        references: which chunks are not written but taken from the files in which they are, as they are.
-        chunks: shapes of chunks that the user gives; None for none.
-        shardings: how arrays lie on a mesh where a loader is told nothing else; they restore as JAX's then.
+        ocdbt: whether to write few data files with an index, instead of a directory per array and a file
+            per chunk.
+        zarr3: whether to write zarr v3 instead of v2.
+        compression: compression of chunks; None stores them uncompressed, which loads fastest.
+        target_data_file_bytes: size at which a new data file is started; None for one file.
+        references: which chunks are not written but referenced in existing files.
+        chunks: chunk shapes set by the user; None for the defaults.
+        shardings: default shardings of arrays for loaders; these arrays restore as JAX arrays.
         level: what the root is: a "run" with one step, a "step", or an "item".
-        beside: further items of the step, small ones: name -> files in it. With level "item" there are none.
+        beside: small further items of the step: name -> files in it. Must be empty with level "item".
     """
 
     step: int | None = 0
@@ -88,7 +90,7 @@ class OrbaxWriter:
     name: str = "orbax"
 
     def __post_init__(self) -> None:
-        # A bucket takes no control characters, and a terminal would show them as something else.
+        # Buckets do not allow control characters, and terminals interpret them.
         is_name = is_file_name(self.item) and self.item.isprintable()
         if not is_name or self.item in orbax_metadata.OWN_FILES:
             raise UsageError(
@@ -97,18 +99,19 @@ class OrbaxWriter:
             )
         if self.target_data_file_bytes is not None and not self.ocdbt:
             raise UsageError(
-                "without OCDBT every chunk is a file, so data files have no target size",
+                "without OCDBT every chunk is a file, so a target size for data files does not apply",
                 hint=f"leave out {option('ocdbt', False)} or {option('target_data_file_size')}",
             )
         if self.references.mode is not ReferenceMode.NONE and not (self.ocdbt and self.zarr3):
             raise UsageError(
-                "only zarr v3 under OCDBT can refer to bytes that are there already",
+                "only zarr v3 under OCDBT can reference existing bytes",
                 hint=f"leave out {option('reference', True)}, or {option('ocdbt', False)} and "
                 f"{option('zarr3', False)}",
             )
 
     def layout(self, tree: Tree, limit: int) -> Layout:
-        """See `Writer.layout`; raw chunks under OCDBT have their places from the start, others get them."""
+        """See `Writer.layout`; raw chunks under OCDBT have fixed locations, others are placed when
+        encoded."""
         self._check(tree)
         if self.chunks:
             self.chunks.check(tree.arrays)
@@ -129,17 +132,17 @@ class OrbaxWriter:
         return Layout(placements, sizes, result.links, result.remarks)
 
     def unowned_files(self, directory: Location, tree: Tree) -> Iterator[str]:
-        """See `SupportsUnownedFiles.unowned_files`: a run is not replaced by an item, nor a step by a run."""
+        """See `SupportsUnownedFiles.unowned_files`: an item does not replace a run, nor a run a step."""
         from ckpttools.formats.orbax.owned_files import unowned_files
 
         return unowned_files(directory, tree, self.level)
 
     def sidecars_at(self, tree: Tree, is_model: bool) -> str:
-        """See `SupportsSidecars.sidecars_at`: inside the item, where no loader minds."""
+        """See `SupportsSidecars.sidecars_at`: inside the item, where loaders ignore them."""
         return f"{self._base(tree)}{SIDECARS}"
 
     def _base(self, tree: Tree) -> str:
-        """What the names of the item's files begin with, relative to the root."""
+        """Return the prefix of the item's file names, relative to the root."""
         if self.level == "item":
             return ""
         if self.level == "step":
@@ -149,11 +152,11 @@ class OrbaxWriter:
 
     @property
     def step_said(self) -> int | None:
-        """As `WritesSteps.step_said`; 0 is what conversions of models write."""
+        """See `WritesSteps.step_said`; conversions of models write step 0."""
         return self.step or None if self.level == "run" else None
 
     def _home(self, base: str, path: Path) -> ChunkFiles | Appended | None:
-        """Where the chunks of an array go that have no fixed place in a data file, else None."""
+        """Return the location of chunks without a fixed location in a data file, else None."""
         if not self.ocdbt:
             keys = self._chunk_keys
             return ChunkFiles(f"{base}{_key(path, '')}", keys.prefix, keys.separator)
@@ -194,7 +197,7 @@ class OrbaxWriter:
             (step / name / orbax_metadata.COMMIT_FILE).write_bytes(orbax_metadata.COMMIT_TEXT)
 
     def _documents(self, tree: Tree, layout: Layout) -> Iterator[tuple[str, bytes]]:
-        """Key and content of each array's own metadata."""
+        """Yield key and content of each array's own metadata."""
         codec = self.compression
         for path, array in tree.arrays.items():
             placement = layout.placements[path]
@@ -209,7 +212,7 @@ class OrbaxWriter:
                 yield _key(path, zarr2.DOCUMENT), text
 
     def _entries(self, tree: Tree, layout: Layout, extents: Extents) -> Iterator[tuple[bytes, Entry]]:
-        """Index entries: each array's metadata inline, each chunk as a range of a data file."""
+        """Yield index entries: each array's metadata inline, each chunk as a range of a data file."""
         for key, document in self._documents(tree, layout):
             yield key.encode(), document
         below = len(self._base(tree))
@@ -249,7 +252,7 @@ class OrbaxWriter:
 
 
 def _locations(path: Path, placement: Placement, extents: Extents) -> Iterator[tuple[Shape, Range | bytes]]:
-    """Where every chunk of an array is, by grid index, or the chunk itself."""
+    """Yield the location of every chunk of an array by grid index, or the chunk itself."""
     home = placement.home
     for position, index in enumerate(grid_indices(placement.shape, placement.chunk)):
         if isinstance(home, Referenced):
@@ -260,11 +263,11 @@ def _locations(path: Path, placement: Placement, extents: Extents) -> Iterator[t
 
 @dataclass
 class _FileAllocator:
-    """Gives arrays their places in data files, one after the other.
+    """Assigns consecutive locations in data files to arrays.
 
     Attributes:
-        name: of the one file, or of all with numbers appended where there is a target.
-        target: size at which the next file is begun.
+        name: name of the only file, or of all with numbers appended if there is a target.
+        target: size at which a new file is started.
         sizes: final size of each file.
     """
 
@@ -278,7 +281,7 @@ class _FileAllocator:
             self.sizes[self.name] = 0
 
     def home(self, shape: Shape, chunk: Shape, itemsize: int) -> DataFile:
-        """Return the place of the next array."""
+        """Return the location of the next array."""
         array = Placement(shape, itemsize, chunk, DataFile(""))
         if self.target is not None and array.nbytes > self.target:
             return self._striped(array, self.target)
@@ -287,7 +290,7 @@ class _FileAllocator:
         return DataFile(file, start)
 
     def _next(self, nbytes: int) -> tuple[str, int]:
-        """File and offset for an array of so many bytes that go into one file."""
+        """Return file and offset for an array of this size that fits into one file."""
         file = next(reversed(self.sizes), None)
         if file is not None:
             alignment = _PAGE if nbytes >= _PAGE else _LINE
@@ -297,7 +300,7 @@ class _FileAllocator:
         return self._new_name(), 0
 
     def _striped(self, array: Placement, target: int) -> DataFile:
-        """Return an array over files of its own, as many whole chunks in each as the target allows."""
+        """Place an array in its own files, with as many chunks in each as the target allows."""
         per_file = max(1, target // array.chunk_nbytes)
         home = DataFile(self._new_name(), 0, per_file)
         chunks = array.nbytes // array.chunk_nbytes
@@ -312,6 +315,6 @@ class _FileAllocator:
 
 
 def _key(path: Path, below: str) -> str:
-    """Return a key of an array. Orbax gives an array that is the whole tree no name."""
+    """Return the key of an array. Orbax gives an array that is the whole tree no name."""
     name = dotted(path)
     return f"{name}/{below}" if name else below

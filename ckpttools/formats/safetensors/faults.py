@@ -1,4 +1,4 @@
-"""Safetensors files that are not what their name says: pointers, pages, cut or damaged files."""
+"""Safetensors files with other content than their name suggests: pointers, web pages, damaged files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckpttools.stores.location import Location, require_file_error
 
 
 def faults(path: Location) -> Iterator[CheckpointError]:
-    """What is wrong with a file, or with those of a directory."""
+    """Yield the faults of a file, or of the files in a directory."""
     for file in sorted(path.glob("[!.]*.safetensors")) if path.is_dir() else [path]:
         result = header_of(file)
         if isinstance(result, CheckpointError):
@@ -19,13 +19,13 @@ def faults(path: Location) -> Iterator[CheckpointError]:
 
 
 def header_of(path: Location) -> SafetensorsHeader | CheckpointError:
-    """Return the header of a file, checked against its size, or the error that it is.
+    """Return the header of a file, checked against its size, or the error that describes it.
 
     Raises:
-        StorageError: behind a network nobody has told what it is.
+        StorageError: a network store did not respond.
     """
     if path.lexists() and not is_file(path):
-        return FormatError("not a file", location=path, hint="a symbolic link to nothing, or no regular file")
+        return FormatError("not a file", location=path, hint="it is a dangling link or a special file")
     try:
         source = path.open()
         try:

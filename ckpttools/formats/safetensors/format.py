@@ -1,6 +1,6 @@
-"""Reading safetensors: one file, shards with an index, or a directory that holds either.
+"""Read safetensors: one file, shards with an index, or a directory of either.
 
-Importing this takes neither numpy nor the safetensors package, and opening reads headers only.
+Importing this module loads neither numpy nor the safetensors package; opening reads only headers.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 NAMES = WeightNames(".safetensors", "model.safetensors")
-# What lies beside weights of a model and is none of them.
+# Files next to a model's weights that are not weights of the model.
 _BESIDE = ("adapter_model.safetensors", "carried.safetensors")
-HELP = """Write any checkpoint as safetensors: the same arrays under the same names, whatever the model.
+HELP = """Write any checkpoint as safetensors: the same arrays under the same names, for any model.
 
 SRC may be a file, an item, a step or a run directory. DST is a directory; it gets model.safetensors, or
 model-00001-of-00003.safetensors and so on with model.safetensors.index.json.
 
-What safetensors has no place for (keys of lists, empty nodes, strings, custom metadata, the step) goes into
-the metadata of the first file, and comes back when that is converted or inspected.
+Content that safetensors cannot express (keys of lists, empty nodes, strings, custom metadata, the step) is
+stored in the metadata of the first file, and is restored when that is converted or inspected.
 
 Example:
   ckpt convert to-safetensors ~/maxtext/llama ~/llama --dtype bfloat16
@@ -58,12 +58,12 @@ Example:
 MAX_SHARD = Option(
     "max_shard_size",
     parse_size,
-    # What huggingface_hub takes (MAX_SHARD_SIZE); transformers takes 50 GB from version 5 on.
+    # Default of huggingface_hub (MAX_SHARD_SIZE); transformers uses 50 GB from version 5 on.
     "5GB",
-    "Bytes of tensors in one file at most, unless one alone has more; as huggingface_hub splits them.",
+    "Maximum bytes of tensors in one file, except for a single larger tensor; as in huggingface_hub.",
     "SIZE",
 )
-SEPARATOR = Option("separator", (".", "/"), ".", "What joins the keys of a path to the name of a tensor.")
+SEPARATOR = Option("separator", (".", "/"), ".", "Separator between the keys of a path in a tensor's name.")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class SafetensorsFormat:
             tensors,
             lambda name: (e.name for e in _open_shard(result.folder, name, options).header.entries),
         )
-        # Of a tensor in several files the last one counts, which is the one that the index names.
+        # For a tensor in several files the last file counts, which is the one in the index.
         tree = _build_tree(path, result.folder, files)
         remarks = _note_unread_files(path, result).remarks if path.is_dir() else ()
         remarks = (*remarks, *disagreeing)
@@ -119,7 +119,7 @@ class SafetensorsFormat:
         from ckpttools.formats.safetensors.write import SafetensorsWriter
 
         if is_saved_by_peft(target.tree):
-            # PEFT loads one file.
+            # PEFT loads a single file.
             return SafetensorsWriter(None, separator, stem=WEIGHTS_STEM)
         return SafetensorsWriter(max_shard_size, separator)
 
@@ -128,7 +128,7 @@ FORMAT = SafetensorsFormat()
 
 
 def _require_room(result: WeightsLocation, options: ReadOptions) -> None:
-    """Refuse more tensors than fit into the memory allowed; an index names all those of its files."""
+    """Reject indexes whose tensors exceed the memory limit; an index names the tensors of all its files."""
     if result.index is not None:
         index = (result.folder / result.index).open()
         check_memory(count_occurrences(b".safetensors", index), 2 * index.size, index.path)
@@ -151,7 +151,7 @@ def _open_shard(folder: Location, name: str, options: ReadOptions) -> ShardFile:
         source.remember_head(header.data_start)
         return ShardFile(name, source, header)
     finally:
-        source.close()  # a checkpoint may have more shards than a process may have open files
+        source.close()  # a checkpoint can have more shards than the limit on open files
 
 
 def _build_tree(path: Location, folder: Location, files: Sequence[ShardFile]) -> Tree:
@@ -164,7 +164,7 @@ def _build_tree(path: Location, folder: Location, files: Sequence[ShardFile]) ->
     tree = Tree(
         leaves, Metadata(FORMAT.name, custom=custom, config=sidecar_config(folder), location=str(path))
     )
-    # One shard of several has the description of all of them: its arrays go by their names alone.
+    # A single shard contains the description of all: open its arrays by name.
     if described is None or NAMES.is_one_of_several(path):
         return tree
     return flat.restored(tree, described)
@@ -182,19 +182,19 @@ def _aliases(custom: Mapping[str, str], leaves: Mapping[TreePath, Stored]) -> li
 
 
 def _note_unread_files(directory: Location, result: WeightsLocation) -> Notes:
-    """What is said of files of weights in a directory that are not read; other loaders may read them."""
+    """Return remarks on weight files in a directory that are not read; other loaders may read them."""
     visible = (entry.name for entry in directory.entries() if not entry.is_dir and entry.name[0] != ".")
     files = (name for name in visible if name.endswith(NAMES.suffix) and name not in result.names)
     others = sorted(name for name in files if name not in (*_BESIDE, *result.unnamed))
-    read = f"what {result.index} names" if result.index is not None else result.files[0]
+    read = f"the model of {result.index}" if result.index is not None else result.files[0]
     instead = f", not {first_names(others)}" if others else ""
     if result.is_chosen:
-        return Notes(remarks=(f"{read} is read, as {WEIGHTS_FIELD} in {CONFIG} asks for it{instead}",))
-    return Notes(remarks=(f"of the files of weights here {read} is read{instead}",)) if others else Notes()
+        return Notes(remarks=(f"{read} is read, because {WEIGHTS_FIELD} in {CONFIG} selects it{instead}",))
+    return Notes(remarks=(f"of the weight files here, {read} is read{instead}",)) if others else Notes()
 
 
 def _open_distributed(path: Location, folder: Location, files: Sequence[ShardFile]) -> Tree:
-    """Return the tree of a distributed checkpoint, whose tensors lie in several files each."""
+    """Return the tree of a distributed checkpoint, each of whose tensors is in several files."""
     leaves: dict[TreePath, Leaf] = {(name,): array for name, array in whole_tensors(path, files).items()}
     custom = without_entries(dict(chain.from_iterable(file.header.metadata.items() for file in files)))
     notes, config = Notes(remarks=(said_of_ranks(files),)), sidecar_config(folder)

@@ -1,7 +1,7 @@
 """The header of one safetensors file: 8 bytes of length, a JSON object, then the tensors' bytes.
 
-What the reference parser refuses is refused here, too, but with the cause and the next step; so are
-duplicate names, which the format forbids and the reference parser lets pass.
+Files that the reference parser rejects are rejected here, with the cause and a hint. So are duplicate names,
+which the format forbids but the reference parser accepts.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8
 METADATA = "__metadata__"
 _FIELDS = ("dtype", "shape", "data_offsets")
-# Beyond these numpy cannot make the array: axes, and a signed 64-bit count of bytes.
+# numpy cannot create larger arrays: limits on axes, and on bytes as a signed 64-bit integer.
 _MOST_AXES = 64
 _MOST_BYTES = (1 << 63) - 1
-# Enough of a file's start to hold a Git LFS pointer, which the specification keeps below 1024 bytes.
+# Enough of a file's start for a Git LFS pointer, which the specification limits to 1,024 bytes.
 _HEAD_BYTES = 1024
 
 _FETCH = "the file was cut short or is still being written: fetch it again and compare its size"
-_COVERED = "every byte of the data in one tensor"
-_REWRITE = "the file was damaged or written by a faulty program: fetch it again or write it anew"
+_COVERED = "each byte of the data in exactly one tensor"
+_REWRITE = "the file was damaged or written by a faulty program: fetch it again or rewrite it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """What a file says of itself.
+    """The header of a file.
 
     Attributes:
-        entries: the tensors in the order of their bytes, which cover the data without gap or overlap.
-        metadata: the `__metadata__` of whoever wrote the file.
-        data_start: byte of the file at which the data starts.
+        entries: the tensors in the order of their bytes, which cover the data without gaps or overlaps.
+        metadata: the `__metadata__` of the file.
+        data_start: file offset of the data.
     """
 
     entries: tuple[TensorEntry, ...]
@@ -67,7 +67,7 @@ class SafetensorsHeader:
 
 
 def parse_header(source: ByteSource, max_header_bytes: int = MAX_HEADER_BYTES) -> SafetensorsHeader:
-    """Return the header of `source`, checked against the size of the file; reads nothing of the data.
+    """Return the header of `source`, checked against the size of the file; reads no data.
 
     Raises:
         FormatError: the file is not a safetensors file, is damaged or is incomplete.
@@ -104,7 +104,7 @@ def header_length(source: ByteSource, limit: int) -> int:
     fits = _LENGTH_BYTES + length <= source.size
     if fits and length <= limit and head[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{":
         return length
-    # Only now: a header of 19280 bytes makes a sound file start with "PK", as a zip archive does.
+    # Check this only now: a header of 19,280 bytes makes a valid file start with "PK", like a zip archive.
     refuse_disguise(head, source.path)
     if not fits:
         _refuse_short(source, head, length)
@@ -125,7 +125,7 @@ def _refuse_short(source: ByteSource, head: bytes, length: int) -> NoReturn:
 
 
 def _refuse_long(source: ByteSource, length: int, limit: int) -> NoReturn:
-    hint = f"if the file is meant to have so many tensors, pass {option('max_header_bytes', length)}"
+    hint = f"if the file really has that many tensors, pass {option('max_header_bytes', length)}"
     _refuse(
         "the header is longer than allowed", source.path, f"{length} bytes", f"at most {limit} bytes", hint
     )
@@ -135,7 +135,7 @@ _INT = frozenset((int,))
 
 
 class _Fields(NamedTuple):
-    """An entry whose fields have the types that they should have: a header may have a hundred thousand."""
+    """An entry whose fields have valid types: a compact form, as a header may have 100,000 entries."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -154,18 +154,18 @@ def _compact(pairs: list[tuple[str, Any]]) -> Any:
 
 
 def _are_whole(value: object) -> TypeGuard[list[int]]:
-    """`type is` keeps booleans out."""
+    """Check for a list of integers; `type is` excludes booleans."""
     return type(value) is list and _INT.issuperset(map(type, value))
 
 
 @lru_cache(maxsize=1024)
 def _shared(shape: Shape) -> Shape:
-    """One object for all equal shapes."""
+    """Return one shared object for all equal shapes."""
     return shape
 
 
 def _metadata(value: object, path: str) -> dict[str, str]:
-    if value is None:  # `null` is what the reference parser accepts for "none"
+    if value is None:  # the reference parser accepts `null` for "none"
         return {}
     if isinstance(value, dict) and all(type(text) is str for text in value.values()):
         return value
@@ -174,12 +174,12 @@ def _metadata(value: object, path: str) -> dict[str, str]:
         f"{path} (header)",
         reprlib.repr(value),
         'an object such as {"format": "pt"}',
-        "write the file anew with every metadata value as a string",
+        "rewrite the file with every metadata value as a string",
     )
 
 
 def _sound(name: str, value: object) -> TensorEntry | None:
-    """What `_entry` makes of an entry in which nothing is remarkable, in a third of its time; else None."""
+    """Parse a valid entry in a third of the time of `_entry`; None if it needs a closer look."""
     if type(value) is not _Fields or len(value.data_offsets) != 2 or len(name) > LONGEST_PATH:
         return None
     dtype, shape, (begin, end) = from_safetensors(value.dtype), value.shape, value.data_offsets
@@ -250,14 +250,14 @@ def _known_dtypes() -> tuple[str, ...]:
 
 
 def _naturals(value: object, field: str, location: str) -> Shape:
-    """Whole numbers from zero to what a signed 64-bit number holds."""
-    # Not `isinstance`: where an entry should have numbers, a `_Fields` may stand.
+    """Return a list of integers from zero to the largest signed 64-bit integer."""
+    # Not `isinstance`: a `_Fields` may be in place of the list.
     if type(value) is tuple and all(0 <= n <= _MOST_BYTES for n in value):
         return value
     got = list(value) if type(value) is tuple else value
     if _are_whole(got) and all(0 <= n <= _MOST_BYTES for n in got):
         return tuple(got)
-    _refuse_field(f"{field} is not a list of whole numbers from zero", location, got, "such as [2, 3]")
+    _refuse_field(f"{field} is not a list of non-negative integers", location, got, "such as [2, 3]")
 
 
 def _offsets(value: object, location: str) -> tuple[int, int]:
@@ -265,16 +265,16 @@ def _offsets(value: object, location: str) -> tuple[int, int]:
     if len(offsets) != 2:
         _refuse_field("data_offsets is not a pair", location, list(offsets), "[begin, end]")
     if offsets[0] > offsets[1]:
-        expected = "[begin, end], begin not above end"
+        expected = "[begin, end], with begin <= end"
         _refuse_field("data_offsets end before they begin", location, list(offsets), expected)
     return offsets[0], offsets[1]
 
 
 def _nbytes(dtype: DType, shape: Shape, location: str) -> int:
-    """Return bytes of a tensor in the file; types of less than a byte must fill their last byte."""
+    """Return the bytes of a tensor in the file; types smaller than a byte must fill their last byte."""
     if len(shape) > _MOST_AXES:
         _refuse_field("too many axes", location, list(shape), f"at most {_MOST_AXES}, as in numpy")
-    # numpy leaves zeros out of this check as well.
+    # numpy ignores zeros in this check, too.
     if prod(filter(None, shape)) * dtype.itemsize > _MOST_BYTES:
         _refuse_field("the shape is too large", location, list(shape), f"at most {_MOST_BYTES} bytes")
     bits = prod(shape) * dtype.bits
@@ -314,6 +314,6 @@ def _check_end(end: int, source: ByteSource) -> None:
     if end > source.size:
         message, hint = f"truncated file: {end - source.size} bytes are missing", _FETCH
     else:
-        message = f"{source.size - end} bytes too many after the last tensor"
-        hint = f"two downloads into one file? fetch it again; `truncate -s {end}` would cut them off"
+        message = f"{source.size - end} extra bytes after the last tensor"
+        hint = f"fetch it again, as two downloads may have written into it; `truncate -s {end}` cuts them off"
     _refuse(message, source.path, f"{source.size} bytes", f"{end} bytes", hint)

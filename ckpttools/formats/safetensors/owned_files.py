@@ -1,4 +1,4 @@
-"""Which files are those of safetensors, and of what goes along with a model."""
+"""The files that belong to safetensors checkpoints, and their sidecars."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from ckpttools.formats.base import RECORD, SIDECARS
 from ckpttools.formats.sidecar import CARRIED, PATTERNS
 from ckpttools.stores.location import Location
 
-# Weights that torch wrote lie beside them, too.
+# Weights in torch's format are often next to them.
 _PATTERNS = (*PATTERNS, "*.safetensors", "*.index.json", "*.bin", RECORD)
 
 
 def owns(name: str) -> bool:
-    """Return whether a file has a name that weights have, or what goes along with a model."""
+    """Return whether a file is named like weights or a sidecar."""
     return matches_any(name.rpartition("/")[2], _PATTERNS)
 
 
 def unowned_files(directory: Location, weights: Collection[str]) -> Iterator[str]:
-    """Yield all but the weights that are read with their index, and what goes along with a model.
+    """Yield all files except the weights that are read, their index, and sidecars.
 
     Args:
-        directory: where.
+        directory: the directory.
         weights: names of the files that are read, and of their index.
     """
     return _strangers(directory, weights.__contains__)
 
 
 def files_of_others(directory: Location) -> Iterator[str]:
-    """Yield all but what goes along with a model, in the directory that `sidecar.Beside` writes."""
+    """Yield all but sidecars in the directory that `sidecar.WithSidecars` writes."""
     return _strangers(directory, f"{CARRIED}.safetensors".__eq__)
 
 
@@ -43,6 +43,6 @@ def _strangers(directory: Location, is_weights: Callable[[str], bool]) -> Iterat
 
 
 def _goes_along(name: str) -> bool:
-    """Return whether a file is one that is written beside weights, or would be carried along."""
+    """Return whether a file is one that is written next to weights, or would be copied along."""
     known = matches_any(name, PATTERNS)
     return name == RECORD or (known and name != ADAPTER)

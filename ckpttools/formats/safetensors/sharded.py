@@ -1,7 +1,8 @@
-"""Distributed checkpoints of PyTorch in safetensors: one tensor in several files, cut along any axes.
+"""PyTorch distributed checkpoints in safetensors: a tensor is in several files, cut along any axes.
 
-torch's `HuggingFaceStorageWriter` has each process write `shard-00002-model-00001-of-00003.safetensors`,
-whose metadata say where in the whole their tensors begin. How large the whole is no file says.
+Each process of torch's `HuggingFaceStorageWriter` writes `shard-00002-model-00001-of-00003.safetensors`,
+whose
+metadata record the offsets of its parts. No file records the full shape.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 
 ENTRY, _VERSION, _OFFSETS = "DCP_SHARDING_INFO", "DCP_VERSION", "saved_offsets"
-# A rank beyond this is no process's: names of files are anyone's to choose.
+# Larger ranks are not real; file names are untrusted.
 _MOST_RANKS = 100_000
 _RANK = re.compile(r"shard-(\d+)-(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """A file of weights that one process wrote."""
+    """A weights file written by one process."""
 
     name: str
     source: File
@@ -38,21 +39,21 @@ class ShardFile:
 
 
 def is_sharded(headers: Iterable[SafetensorsHeader]) -> bool:
-    """Return whether files say where in the whole their tensors begin."""
+    """Return whether the files record offsets of partial tensors."""
     return any(ENTRY in header.metadata for header in headers)
 
 
 def without_entries(custom: Mapping[str, str]) -> dict[str, str]:
-    """Metadata without what is of the parts alone."""
+    """Return metadata without the entries on parts."""
     return {key: value for key, value in custom.items() if key not in (ENTRY, _VERSION)}
 
 
 def whole_tensors(path: Location, files: Iterable[ShardFile]) -> dict[str, LazyArray]:
-    """Return the whole tensors, by name.
+    """Return the complete tensors, by name.
 
     Args:
-        path: what was opened: the directory of all files.
-        files: all of them.
+        path: the opened directory.
+        files: all of its files.
 
     Raises:
         FormatError: files are missing, tensors overlap or have gaps, or the metadata are damaged.
@@ -75,19 +76,19 @@ def whole_tensors(path: Location, files: Iterable[ShardFile]) -> dict[str, LazyA
             wrong.append(f"{name}: {error}")
     if wrong:
         raise FormatError(
-            "the parts of some tensors do not make them up:" + listing(wrong),
+            "the parts of some tensors do not form complete tensors:" + listing(wrong),
             location=path,
-            expected="parts that lie side by side",
+            expected="adjacent parts",
             hint="copy the checkpoint again, with the files of all processes",
         )
     return whole
 
 
 def said_of_ranks(files: Iterable[ShardFile]) -> str:
-    """What the user should know of the number of files."""
+    """Return a remark on the number of processes."""
     ranks = {rank for file in files if (rank := _rank(file.name)) is not None}
     return (
-        f"put together from the files of {len(ranks)} processes; how many there were no file says: "
+        f"assembled from the files of {len(ranks)} processes; no file records their total number: "
         "compare the shapes with the model's configuration"
     )
 
@@ -98,39 +99,38 @@ def _rank(name: str) -> int | None:
 
 
 def _check_ranks(path: Location, files: list[ShardFile]) -> None:
-    """Processes are numbered from one on; a single file is a part whatever its tensors say."""
+    """Check that processes are numbered from one without gaps; a single file is incomplete."""
     if not path.is_dir():
         raise FormatError(
-            "this file is what one process saved of a distributed checkpoint",
+            "this file is one process's part of a distributed checkpoint",
             location=path,
             expected="the files of all processes",
-            hint=f"name their directory: {path.parent}",
+            hint=f"pass their directory: {path.parent}",
         )
     ranks = {rank for file in files if (rank := _rank(file.name)) is not None}
     last = max(ranks, default=0)
     if last > _MOST_RANKS:
         raise FormatError(
-            "a file says that it is of a process beyond any", location=path, got=f"shard-{last}-…"
+            "a file name has an impossible process number", location=path, got=f"shard-{last}-…"
         )
     missing = sorted({*range(1, last + 1)} - ranks)
     if missing:
         names = [f"shard-{rank:05d}-…" for rank in missing]
         raise FormatError(
-            f"files of processes that saved are missing:{listing(names)}",
+            f"files of some processes are missing:{listing(names)}",
             location=path,
             hint="copy the checkpoint again, with the files of all processes",
         )
 
 
 def _check_groups(path: Location, there: Collection[str], holders: Iterable[Collection[str]]) -> None:
-    """Refuse where a process lacks a file that those have with which it shares tensors of other files.
+    """Raise an error if a process lacks a file that processes with which it shares tensors have.
 
-    Stages of a pipeline share none; a process writes no file of which it has nothing.
-
+    Pipeline stages share no tensors, and a process does not write a file without data.
     Args:
         path: the directory.
         there: names of all files.
-        holders: of each tensor the names of the files with a part of it.
+        holders: for each tensor, the names of the files with a part of it.
     """
     files = {frozenset(map(_numbered, names)) for names in holders}
     cut = {(frozenset(rank for rank, _ in file), min(end for _, end in file)) for file in files}
@@ -146,14 +146,14 @@ def _check_groups(path: Location, there: Collection[str], holders: Iterable[Coll
         raise FormatError(
             f"files of processes are missing that have parts of tensors in other files:{listing(missing)}",
             location=path,
-            expected="of all processes that share tensors the same files",
-            hint="fetch these into the directory; if no process wrote them, save again without "
-            "fqn_to_index_mapping: each process writes one file then",
+            expected="the same files of all processes that share tensors",
+            hint="fetch these files; if no process wrote them, save again without "
+            "fqn_to_index_mapping, so that each process writes one file",
         )
 
 
 def _numbered(name: str) -> tuple[str, str]:
-    """Return the number of a process as its file has it, and what comes behind."""
+    """Return the process number in a file's name, as written, and the rest of the name."""
     match = _RANK.fullmatch(name)
     return (match[1], match[2]) if match else ("", name)
 
@@ -170,20 +170,20 @@ def _pieces(file: ShardFile) -> Iterator[tuple[str, Piece]]:
 
 
 def _sharding(file: ShardFile) -> dict[str, Shape]:
-    """Where each tensor of a file begins in the whole."""
+    """Return the offset of each tensor of a file in the complete tensor."""
     try:
         declared: dict[str, Any] = parse_json(file.header.metadata.get(ENTRY, "{}"))
         result = {name: tuple(item[_OFFSETS]) for name, item in declared.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _damaged(file, f"{type(error).__name__}: {error}") from error
     if not all(type(at) is int and 0 <= at < 1 << 62 for start in result.values() for at in start):
-        raise _damaged(file, "offsets that are no places")
+        raise _damaged(file, "offsets that are not lists of indices")
     return result
 
 
 def _damaged(file: ShardFile, what: str) -> FormatError:
     return FormatError(
-        "the metadata do not say where the parts of tensors belong",
+        "the metadata do not record the offsets of partial tensors",
         location=f"{file.source.path}: {ENTRY}",
         got=what,
         hint="copy the checkpoint again",
@@ -195,7 +195,7 @@ def _whole(pieces: list[Piece]) -> LazyArray:
     ranks = {piece.box.rank for piece in pieces}
     if len(kinds) > 1 or len(ranks) > 1:
         raise ValueError(f"parts of several dtypes or ranks: {', '.join(sorted(map(str, kinds)))}")
-    # torch writes what several processes have once; what is there twice is of two saves.
+    # torch writes data of several processes once, so duplicates are from two saves.
     if len({piece.box for piece in pieces}) < len(pieces):
         raise ValueError("two files have the same part of it")
     shape = tuple(max(piece.box.stop[axis] for piece in pieces) for axis in range(ranks.pop()))

@@ -1,4 +1,4 @@
-"""What the metadata of one zarr array says, of either version of zarr."""
+"""The metadata of one zarr array, of either version of zarr."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _FEW_CHUNKS = 16
 
 @dataclass(frozen=True, slots=True)
 class ChunkKeys:
-    """How the chunks of an array are named below it.
+    """Naming scheme of an array's chunks.
 
     Attributes:
-        prefix: what comes before the grid index: "c" in zarr v3, nothing in v2.
-        separator: what stands between the numbers.
+        prefix: text before the grid index: "c" in zarr v3, empty in v2.
+        separator: separator between the indices.
     """
 
     prefix: str
@@ -40,19 +40,19 @@ class ChunkKeys:
         return chunk_key(self.prefix, self.separator, index)
 
     def index(self, key: str, rank: int) -> Shape | None:
-        """Return the grid index that a key names; None if it names none."""
+        """Parse the grid index of a key; None if it is not a chunk's key."""
         if rank == 0:
             return () if key == self.key(()) else None
         return _grid_index(self.prefix, self.separator, key, rank)
 
 
-# The 100,000 arrays of a checkpoint have few keys of chunks between them.
+# The 100,000 arrays of a checkpoint have few different chunk keys.
 @lru_cache(maxsize=1 << 12)
 def _grid_index(prefix: str, separator: str, key: str, rank: int) -> Shape | None:
     parts = key.split(separator)
     if prefix and parts.pop(0) != prefix:
         return None
-    # More digits than any grid has cells are no index, nor is a number that no writer writes so.
+    # An index has a limited number of digits and no leading zeros.
     if len(parts) != rank or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
         return None
     if any(p[0] == "0" and p != "0" for p in parts):
@@ -62,18 +62,18 @@ def _grid_index(prefix: str, separator: str, key: str, rank: int) -> Shape | Non
 
 @dataclass(frozen=True)
 class ZarrArray:
-    """One array.
+    """The metadata of one array.
 
     Attributes:
-        shape: of the array.
-        dtype: of its elements.
-        chunk: shape of the grid's cells.
-        keys: how chunks are named.
-        coding: how the pieces of chunks are coded; a piece is a chunk unless chunks are shards.
-        shard: how they are shards; None where they are not, or of a kind that is read whole.
-        fill: the element that chunks are filled with that were left out.
-        steps: its codecs, first one first.
-        chain: these apart from its axes, as zarr v3 lists them; None where it has no such.
+        shape: shape of the array.
+        dtype: dtype of its elements.
+        chunk: shape of a grid cell.
+        keys: naming scheme of the chunks.
+        coding: encoding of the pieces of chunks; a piece is a chunk unless chunks are shards.
+        shard: layout of shards; None if chunks are not shards, or of a kind that is only read whole.
+        fill: fill value of omitted chunks, as bytes.
+        steps: the codecs, first to last.
+        chain: the codecs independent of the axes, as in zarr v3; None if they depend on the axes.
     """
 
     shape: Shape
@@ -88,7 +88,7 @@ class ZarrArray:
 
     @cached_property
     def grid(self) -> Shape:
-        """Chunks along each axis."""
+        """Number of chunks along each axis."""
         return grid_shape(self.shape, self.chunk)
 
     @cached_property
@@ -97,68 +97,69 @@ class ZarrArray:
 
     @cached_property
     def few_keys(self) -> frozenset[str]:
-        """The keys of all chunks where there are a few; that a key is one of them is seen soonest so."""
+        """The keys of all chunks if there are few, for fast membership tests."""
         few = self.num_chunks <= _FEW_CHUNKS
         return frozenset(map(self.keys.key, grid_indices(self.shape, self.chunk) if few else ()))
 
     @cached_property
     def codecs(self) -> tuple[str, ...]:
-        """How a piece becomes bytes, in words; empty for plain C order."""
+        """Description of how a piece is encoded; empty for plain C order."""
         return tuple(name for step in self.steps for name in step.names(list(self.chunk)))
 
     @property
     def is_compressed(self) -> bool:
-        """Whether a codec makes the data smaller."""
+        """Whether a codec compresses the data."""
         return any(isinstance(step, Codec) and step.compresses for step in flat_steps(self.steps))
 
     @property
     def is_transposed(self) -> bool:
-        """Whether axes are in another order in memory."""
+        """Whether the axes are in another order in memory."""
         return any(isinstance(step, Transpose) for step in flat_steps(self.steps))
 
     @cached_property
     def pieces(self) -> Shape:
-        """Pieces of a chunk along each axis."""
+        """Number of pieces of a chunk along each axis."""
         return grid_shape(self.chunk, self.coding.shape)
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether every chunk is its elements in C order and nothing else."""
+        """Whether every chunk is just its elements in C order."""
         order = self.coding.order
         return self.coding.is_plain and self.shard is None and order == tuple(range(len(order)))
 
     @cached_property
     def decoded_nbytes(self) -> int:
-        """Bytes of all pieces when they are decoded."""
+        """Bytes of all decoded pieces."""
         return prod(grid_shape(self.shape, self.coding.shape)) * self.coding.nbytes
 
     @cached_property
     def chunk_bytes(self) -> int | None:
-        """Bytes of each chunk, where that follows from its shape."""
+        """Bytes of each chunk, if determined by its shape; otherwise None."""
         return self.coding.stored_nbytes if self.shard is None else None
 
     def shard_filled(self, fill: bytes | None) -> ShardIndex | None:
-        """How chunks are shards, with `fill` for the pieces that were left out; None is an error there."""
+        """Return the layout of shards with `fill` for omitted pieces; with None, omitted pieces are
+        errors."""
         return self.shard and replace(self.shard, fill=fill)
 
     def has_room(self, index: Shape) -> bool:
-        """Return whether an index is one of the grid."""
+        """Return whether an index is within the grid."""
         return all(i < n for i, n in zip(index, self.grid, strict=True))
 
     def first_missing(self, present: int, is_there: Callable[[Shape], bool]) -> Shape:
-        """Return the first chunk in C order that is not there, of which `present` are; one must be missing.
+        """Return the first missing chunk in C order, given that `present` chunks exist and one is missing.
 
-        Counted through by hand: a damaged shape may be of more chunks than any iterator of them holds.
+        Counts by hand, because a damaged shape may imply more chunks than an iterator supports.
         """
         positions = (grid_index(self.grid, number) for number in range(present + 1))
         return next(index for index in positions if not is_there(index))
 
 
 def checked_keys(prefix: str, separator: object, location: str) -> ChunkKeys:
-    """Return the names of chunks with a separator that a document names.
+    """Return the naming scheme with the separator of a document.
 
     Raises:
-        FormatError: zarr has no such separator.
+        FormatError: zarr does not have this separator.
     """
     if separator not in ("/", "."):
         expected = '"/" or "."'
@@ -169,10 +170,10 @@ def checked_keys(prefix: str, separator: object, location: str) -> ChunkKeys:
 
 
 def checked_grid(shape: object, chunk: object, location: str) -> tuple[Shape, Shape]:
-    """Shape and chunk shape, if they are such.
+    """Return the shape and chunk shape if they are valid.
 
     Raises:
-        FormatError: they are not, or not of one rank.
+        FormatError: they are invalid or have different ranks.
     """
     if not (isinstance(shape, list) and isinstance(chunk, list) and len(shape) == len(chunk)):
         raise FormatError("shape and chunk shape do not match", location=location, got=f"{shape} and {chunk}")
@@ -182,10 +183,10 @@ def checked_grid(shape: object, chunk: object, location: str) -> tuple[Shape, Sh
 
 
 def fill_element(value: Any, dtype: DType, location: str) -> bytes:
-    """Return the bytes of a fill value as zarr writes it; null is zero.
+    """Return the bytes of a fill value in zarr metadata; null means zero.
 
     Raises:
-        FormatError: it is not a value of this dtype.
+        FormatError: the value does not fit the dtype.
     """
     if value is None or str(value) in ("0", "0.0", "False", "[0.0, 0.0]", ""):
         return bytes(dtype.itemsize)

@@ -1,7 +1,8 @@
-"""The codecs of a zarr array apart from its axes: what stays when axes are added, dropped or put in order.
+"""The codecs of a zarr array independent of its axes: unchanged when axes are added, dropped or reordered.
 
-The bytes of a chunk depend on the elements in the order of memory, not on the axes that these are counted by.
-So a chunk can be named again as the chunk of another array, if its codecs can be stated for that one's axes.
+The bytes of a chunk depend on the order of elements in memory, not on the axes that index them. So a chunk
+can
+be referenced as a chunk of another array if its codecs can be expressed for that array's axes.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from ckpttools.core.region import Shape
 
 @dataclass(frozen=True)
 class Chain:
-    """What makes the bytes of a chunk.
+    """The codecs of a chunk, from elements in memory order to bytes.
 
     Attributes:
-        order: axes of the chunk from the slowest to the fastest in memory.
-        codecs: what makes bytes of elements in that order; where chunks are shards, of those of a piece.
-        shard: the configuration of `sharding_indexed` without shapes and codecs; None where chunks are none.
-        pieces: for each axis in `order` that is longer than one, its length in a chunk and in a piece; empty
-            where a chunk is one piece.
+        order: axes of the chunk from slowest to fastest in memory.
+        codecs: codecs for elements in that order; for shards, those of a piece.
+        shard: the `sharding_indexed` configuration without shapes and codecs; None if chunks are not shards.
+        pieces: for each axis in `order` longer than one, its length in a chunk and in a piece; empty if a
+            chunk is
+            one piece.
     """
 
     order: Shape
@@ -38,20 +40,20 @@ class Chain:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether the bytes are the elements, so that a part of them is a part of the chunk."""
+        """Whether the bytes are the elements, so that a byte range is a part of the chunk."""
         return self.shard is None and codec_steps(self.codecs) == (LITTLE_ENDIAN,)
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The same for chains that differ in axes of length one only."""
+        """Key that is equal for chains that differ only in axes of length one."""
         return self.codecs, self.shard, self.pieces
 
     def specs_for(self, chunk: Shape, order: Shape) -> tuple[CodecSpec, ...] | None:
-        """Return the codecs for chunks of another shape with the same memory; None where there are none.
+        """Return codecs for chunks of another shape with the same memory; None if there are none.
 
         Args:
             chunk: shape of the chunk.
-            order: its axes from the slowest to the fastest.
+            order: its axes from slowest to fastest.
         """
         moves = order != tuple(range(len(order)))
         lead = (transpose_spec(order),) if moves else ()
@@ -67,7 +69,7 @@ class Chain:
 
 
 def parse_chain(codecs: Sequence[CodecSpec], chunk: Shape) -> Chain | None:
-    """Return the chain that a `zarr.json` lists; None where it cannot be separated from the axes."""
+    """Parse the codecs of a `zarr.json`; None if they cannot be separated from the axes."""
     order, steps = split_order(codec_steps(codecs), len(chunk))
     rest = codecs[len(codecs) - len(steps) :]
     if order is None:

@@ -1,8 +1,8 @@
-"""The chunk grid of an array: made for those who will read it.
+"""Choose the chunk grid of an array, for its readers.
 
-One array of 2048 x 16 x 8192 restored by Orbax onto 8 devices, GB/s by sharded axis, measured before this was
-written: whole layers as chunks 0.4 to 1.1, first axis cut by 16 as well 1.5 to 1.6 on either axis, Orbax's
-own grid with zstd 0.5.
+Measured with Orbax restoring an array of 2048 x 16 x 8192 onto 8 devices, GB/s by sharded axis: whole layers
+as chunks 0.4 to 1.1, with the first axis also cut by 16 1.5 to 1.6 on either axis, Orbax's own grid with zstd
+0.5.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from math import prod
 from ckpttools.core.region import Shape, ceil_div
 
 MIB = 1 << 20
-# Leaves up to this size are one chunk; larger ones are not cut below it.
+# Arrays up to this size are one chunk; larger arrays have no smaller chunks.
 SMALLEST = 4 * MIB
 LARGEST = 64 * MIB
-# Hosts that load in parallel are mostly powers of two; more pieces than this serve no mesh we know of.
+# Hosts that load in parallel are mostly powers of two; no known mesh benefits from more pieces.
 MOST_PIECES = 16
 
 
@@ -26,14 +26,14 @@ def chunk_shape(
     """Return the grid for an array.
 
     Args:
-        shape: of the array, no axis empty.
+        shape: shape of the array, without empty axes.
         itemsize: bytes of one element.
-        single_axes: axes of which every coordinate gets its own chunk: layers and experts, so that
-            stacking and unstacking stay edits of the index.
-        largest: bytes of a chunk at most, in whole elements; None for `LARGEST`.
+        single_axes: axes whose coordinates each get a chunk, such as layers and experts, so that stacking and
+            unstacking only edit the index.
+        largest: maximum bytes of a chunk, in whole elements; None for `LARGEST`.
 
     Returns:
-        A shape of `SMALLEST` to `LARGEST` bytes where the array and `largest` allow it.
+        A chunk shape of `SMALLEST` to `LARGEST` bytes if the array and `largest` allow it.
     """
     smallest = SMALLEST if largest is None else min(SMALLEST, largest)
     largest = LARGEST if largest is None else min(LARGEST, largest)

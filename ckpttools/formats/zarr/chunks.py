@@ -1,4 +1,4 @@
-"""The zarr arrays among the keys of a database: what each one's metadata says, and which chunks are there."""
+"""The zarr arrays in a database: their metadata, and which chunks exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARSERS: Mapping[str, Callable[[Mapping[str, Any], str], ZarrArray]] = {
     zarr2.DOCUMENT: zarr2.parse_array,
 }
 DOCUMENTS = tuple(PARSERS)
-"""File names of the metadata of arrays: where there are several, the first counts."""
+"""File names of array metadata; if there are several, the first counts."""
 # Directories that `has_array` lists before it gives up.
 _MAX_SEARCHED = 100
 
@@ -41,14 +41,14 @@ def has_array(path: Location) -> bool:
 
 @dataclass(frozen=True)
 class ChunkTable:
-    """One array.
+    """The metadata and existing chunks of one array.
 
     Attributes:
-        name: what comes before the names of its chunks, without the slash; "" for an array alone.
-        document: file name of its metadata, which tells the version of zarr.
-        array: what that says.
-        chunks: those that are there, by index in the grid.
-        strays: names of chunks for which the grid has no room.
+        name: prefix of its chunks' names, without the slash; "" for the only array.
+        document: file name of its metadata, which identifies the version of zarr.
+        array: the parsed metadata.
+        chunks: existing chunks, by grid index.
+        strays: names of chunks outside of the grid.
     """
 
     name: str
@@ -59,11 +59,11 @@ class ChunkTable:
 
     @property
     def missing(self) -> int:
-        """How many chunks are not there."""
+        """Number of missing chunks."""
         return prod(self.array.grid) - len(self.chunks)
 
     def first_missing(self) -> Shape:
-        """Return the first chunk in C order that is not there; one must be missing."""
+        """Return the first missing chunk in C order; one must be missing."""
         return self.array.first_missing(len(self.chunks), self.chunks.__contains__)
 
     def key(self, index: Shape) -> str:
@@ -72,18 +72,18 @@ class ChunkTable:
 
 
 def key_below(name: str, rest: str) -> str:
-    """Return the key of what belongs to an array; one alone has no name."""
+    """Return the key of something that belongs to an array; the only array has no name."""
     return f"{name}/{rest}" if name else rest
 
 
 @dataclass(frozen=True)
 class ChunkTables:
     """All arrays of a database.
-
-    Attributes:
-        tables: by name.
-        faults: what is wrong with the metadata of those that have no table.
-        documents: for each name the metadata documents there, those of groups, too.
+    tables: arrays by name.
+        Attributes:
+            tables: by name.
+            faults: errors in the metadata of arrays without a table.
+            documents: names of the metadata documents by array or group.
     """
 
     tables: Mapping[str, ChunkTable]
@@ -92,7 +92,7 @@ class ChunkTables:
 
 
 def chunk_tables(database: Entries) -> ChunkTables:
-    """Return the arrays of a database; what is wrong with one of them is kept beside the others."""
+    """Return the arrays of a database; faulty ones are listed separately."""
     documents: dict[str, list[str]] = defaultdict(list)
     for key in database.all:
         name, _, last = key.rpartition("/")
@@ -118,7 +118,7 @@ def _preferred(documents: Sequence[str]) -> str:
 
 
 def _by_array(entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, list[str]]:
-    """For each array the rest of its keys, documents left out."""
+    """Group keys by array, without the array's name and without documents."""
     known = set(names)
     result: dict[str, list[str]] = defaultdict(list)
     for key in entries:
@@ -133,14 +133,14 @@ def _by_array(entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, l
     return result
 
 
-# (name of the document, its text) -> what it says; None for a group. Arrays of one shape share theirs.
+# Cache: (name of the document, its text) -> array, None for a group. Arrays of one shape share an entry.
 _Known = dict[tuple[str, bytes], ZarrArray | None]
 
 
 def _table(
     database: Entries, name: str, document: str, keys: Iterable[str], known: _Known
 ) -> ChunkTable | None:
-    """Return the chunks of one array; None where the document is that of a group."""
+    """Return the chunks of one array; None for a group's document."""
     key = key_below(name, document)
     text, location = database.read(database.all[key]), f"{database.directory}: {key}"
     if (document, text) not in known:
@@ -167,15 +167,15 @@ def _parsed(document: str, text: bytes, location: str) -> ZarrArray | None:
 
 
 def parse_array(document: str, text: bytes, location: str) -> ZarrArray:
-    """What a metadata document says.
+    """Parse a metadata document.
 
     Args:
-        document: file name of it, one of `PARSERS`.
+        document: its file name, one of `PARSERS`.
         text: its content.
-        location: for messages.
+        location: location for messages.
 
     Raises:
-        FormatError: it is not the metadata of an array.
+        FormatError: it is not valid metadata of an array.
     """
     return _array(document, _json(text, location), location)
 
@@ -183,7 +183,7 @@ def parse_array(document: str, text: bytes, location: str) -> ZarrArray:
 def _array(document: str, fields: Mapping[str, Any], location: str) -> ZarrArray:
     try:
         return PARSERS[document](fields, location)
-    # Documents that are put together wrongly, such as with codecs that are not a list of objects.
+    # Malformed documents, for example with codecs that are not a list of objects.
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         version = "v2" if document == zarr2.DOCUMENT else "v3"
         raise FormatError(

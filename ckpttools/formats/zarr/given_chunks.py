@@ -1,4 +1,4 @@
-"""Chunk grids that a user gives, array by array, in place of those that `chunking` makes."""
+"""Chunk grids that a user sets per array, instead of those from `chunking`."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ckpttools.core.options import Option, to_python_number
 from ckpttools.core.region import Shape
 
 _LENGTH = re.compile(r"[1-9][0-9]{0,17}|-")
-_EXPECTED = "patterns of names and shapes, such as '*/wo/kernel=512x1x-,*/scale=-': - is a whole axis"
-_BY_PATTERN = 'shapes by patterns of names, such as {"*/wo/kernel": (512, 1, None)}: None is a whole axis'
+_EXPECTED = "name patterns and shapes, such as '*/wo/kernel=512x1x-,*/scale=-', where - means the whole axis"
+_BY_PATTERN = 'shapes by name pattern, such as {"*/wo/kernel": (512, 1, None)}; None means the whole axis'
 
 
 @dataclass(frozen=True)
 class GivenChunks:
-    """Shapes of chunks; arrays that are not named here have the grid that they would have anyway.
+    """Chunk shapes set by the user; other arrays keep their default grid.
 
     Attributes:
-        rules: patterns of paths (`ckpttools.array.patterns`) and shapes, None for a whole axis; the first
-            that fits counts.
-        exact: shapes by path; they come before the rules.
+        rules: path patterns (`ckpttools.array.patterns`) and shapes, None for a whole axis; the first match
+            counts.
+        exact: shapes by path; they override the rules.
     """
 
     rules: tuple[tuple[str, tuple[int | None, ...]], ...] = ()
     exact: Mapping[Path, Shape] = field(default_factory=dict)
 
     def shape(self, path: Path, shape: Shape) -> Shape | None:
-        """Return the shape of an array's chunks; None where nothing is said of it.
+        """Return the chunk shape set for an array, or None.
 
         Raises:
             UsageError: the array has another number of axes.
@@ -54,25 +54,25 @@ class GivenChunks:
         return tuple(length if expected is None else min(expected, length) for expected, length in lengths)
 
     def check(self, paths: Mapping[Path, object]) -> None:
-        """Raise UsageError if a pattern names no array."""
+        """Raise UsageError if a pattern matches no array."""
         for pattern, _ in self.rules:
             if not any(first_match(path, (pattern,)) for path in paths):
                 raise UsageError(
-                    "no array has a name that this pattern of chunks matches",
+                    "this pattern of chunks matches no array",
                     got=pattern,
                     hint="ckpt inspect tree lists the names",
                 )
 
 
 def parse_chunks(declared: object) -> GivenChunks:
-    """Return the chunks that are meant.
+    """Parse the user's chunk shapes.
 
     Args:
         declared: text, such as "*/wo/kernel=512x1x-,*/scale=-"; or shapes by pattern, None for a whole axis:
             {"*/wo/kernel": (512, 1, None), "*/scale": (None,)}.
 
     Raises:
-        UsageError: it is not of that form.
+        UsageError: it does not have that form.
     """
     if isinstance(declared, GivenChunks):
         return declared
@@ -83,7 +83,7 @@ def parse_chunks(declared: object) -> GivenChunks:
         pattern, _, shape = word.rpartition("=")
         lengths = shape.strip().split("x") if shape.strip() else []
         if not pattern.strip() or not all(map(_LENGTH.fullmatch, lengths)):
-            raise UsageError(f"{word!r} says no chunks", expected=_EXPECTED)
+            raise UsageError(f"{word!r} does not set chunk shapes", expected=_EXPECTED)
         declared = tuple(None if length == "-" else int(length) for length in lengths)
         rules.append((pattern.strip(), declared))
     return GivenChunks(tuple(rules))
@@ -91,7 +91,7 @@ def parse_chunks(declared: object) -> GivenChunks:
 
 def _pattern(declared: object) -> str:
     if not isinstance(declared, str) or not declared.strip():
-        raise UsageError(f"{declared!r} names no arrays", expected=_BY_PATTERN)
+        raise UsageError(f"{declared!r} is not a name pattern", expected=_BY_PATTERN)
     return declared.strip()
 
 
@@ -101,7 +101,7 @@ def _lengths(shape: object) -> tuple[int | None, ...]:
     if not is_list or any(
         length is not None and (type(length) is not int or length < 1) for length in lengths
     ):
-        raise UsageError(f"{shape!r} is no shape of chunks", expected=_BY_PATTERN)
+        raise UsageError(f"{shape!r} is not a chunk shape", expected=_BY_PATTERN)
     return lengths
 
 
@@ -113,7 +113,7 @@ CHUNKS = Option(
     "chunks",
     parse_chunks,
     None,
-    "Shapes of chunks, for arrays that patterns name: '*/wo/kernel=512x1x-,*/scale=-', where - is a whole "
+    "Chunk shapes for arrays that match a pattern: '*/wo/kernel=512x1x-,*/scale=-', where - is a whole "
     "axis. Other arrays have chunks of 4 to 64 MiB.",
     "PATTERN=SHAPE,…",
 )

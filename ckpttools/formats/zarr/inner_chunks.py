@@ -1,7 +1,7 @@
-"""Encoded pieces of arrays as lazy arrays: decoded whole and kept a while, or streamed where they are large.
+"""Encoded pieces of arrays as lazy arrays: decoded and cached, or streamed if they are large.
 
-What a worker keeps is tied to its `Scratch` and goes with it: at most `KEPT_BYTES` of decoded pieces, or
-`_STREAMS` open streams. Both are part of `scratch_bytes`, so the plan counts them.
+The cache belongs to a worker's `Scratch` and has its lifetime: at most `KEPT_BYTES` of decoded pieces, or
+`_STREAMS` open streams. `scratch_bytes` includes both, so the plan counts them.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ if TYPE_CHECKING:
 
     from ckpttools.array.scratch import Scratch
 
-# Decoded pieces that a worker keeps: as much as the largest task needs, so that one whose blocks run across
-# many pieces (columns of a matrix that was sharded by columns) decodes each of them once.
+# Decoded pieces that a worker caches: as many as the largest task needs, so that a task whose blocks cross
+# many
+# pieces (columns of a matrix sharded by columns) decodes each piece once.
 KEPT_BYTES = 64 << 20
-# Larger pieces are not kept but read on where the last read stopped.
+# Larger pieces are not cached; reads continue where the last one stopped.
 _STREAMS = 2
 
 
 @dataclass(frozen=True)
 class EncodedChunk(ByteRange):
-    """The bytes of one piece, or of the shard that has it, and how they become elements.
+    """The bytes of one encoded piece, or of the shard that contains it.
 
     An `Encoded` of `ckpttools.array.nodes`.
 
     Attributes:
-        coding: how they are coded.
+        coding: the codecs.
         name: array and chunk, for messages.
-        extent: shape of the part of the piece that is inside the array.
-        shard: the shard's index, and the number of the piece in it; None where the piece is alone.
+        extent: shape of the part of the piece inside the array.
+        shard: the shard's index, and the index of the piece in it; None for an unsharded piece.
         siblings_nbytes: decoded bytes of the whole array.
     """
 
@@ -57,7 +58,7 @@ class EncodedChunk(ByteRange):
 
     @cached_property
     def key(self) -> tuple[str, ...]:
-        """What two pieces have in common only if they hold the same elements."""
+        """Key that two pieces share only if they contain the same elements."""
         return (self.name, self.source.path, self.source.version, str(self.offset), self.code)
 
     @property
@@ -86,7 +87,7 @@ class EncodedChunk(ByteRange):
         return block + _STREAMS * self.coding.memory
 
     def fetched(self, region: Region) -> int:
-        """Return all bytes, or those up to the region's end."""
+        """Return how many bytes a read of the region fetches: all, or those up to the region's end."""
         if self._is_kept or not region.size:
             return self.nbytes
         last = next(contiguous_runs(self._shape, Region(tuple(b - 1 for b in region.stop), region.stop)))
@@ -109,7 +110,7 @@ class EncodedChunk(ByteRange):
             self._read_on(region, out, scratch)
 
     def _read_whole(self, out: np.ndarray) -> None:
-        """Decodes everything into `out`, and checks that there is no more."""
+        """Decode everything into `out`, and check that nothing is left over."""
         import numpy as np
 
         stream = self.open()
@@ -117,7 +118,7 @@ class EncodedChunk(ByteRange):
         stream.finish()
 
     def decoded(self) -> np.ndarray:
-        """Return all elements, in memory of their own."""
+        """Return all elements in a new array."""
         import numpy as np
 
         built = np.empty(self._shape, self.coding.dtype.carrier)
@@ -125,7 +126,7 @@ class EncodedChunk(ByteRange):
         return built
 
     def _read_on(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        """Read a part of a large piece: read blocks that are contiguous in it, front to back."""
+        """Read a region of a large piece as contiguous blocks, front to back."""
         import numpy as np
 
         itemsize = self.coding.dtype.itemsize
@@ -143,7 +144,7 @@ class EncodedChunk(ByteRange):
                 out[expected.relative_to(region).slices] = buffer[expected.relative_to(block).slices]
 
     def open(self) -> ExactReader:
-        """Return a stream of the elements from the first one on."""
+        """Return a stream of the elements from the start."""
         return ExactReader(self._opened(), self.decoded_bytes)
 
     def _opened(self) -> Stream:
@@ -170,14 +171,14 @@ def _rows(shape: Shape, region: Region) -> Region:
 
 
 class _Worker:
-    """What one worker keeps between reads, oldest first."""
+    """The pieces and streams that one worker caches, oldest first."""
 
     def __init__(self) -> None:
         self._pieces: OrderedDict[tuple[str, ...], np.ndarray] = OrderedDict()
         self._streams: OrderedDict[tuple[str, ...], ExactReader] = OrderedDict()
 
     def kept(self, piece: EncodedChunk) -> np.ndarray:
-        """Return the elements of a small piece."""
+        """Return the elements of a small piece, cached."""
         result = self._pieces.pop(piece.key, None)
         if result is None:
             self._make_room(piece.decoded_bytes)
@@ -192,7 +193,7 @@ class _Worker:
             held -= self._pieces.popitem(last=False)[1].nbytes
 
     def stream(self, piece: EncodedChunk, position: int, discard: memoryview) -> ExactReader:
-        """Return a stream of a large piece that is at a position: the last one if it can go on to there."""
+        """Return a stream of a large piece at a position; reuse the last stream if it has not passed it."""
         result = self._streams.pop(piece.key, None)
         if result is None or result.position > position:
             self._pieces.clear()
@@ -209,7 +210,7 @@ _WORKERS: WeakKeyDictionary[Scratch, _Worker] = WeakKeyDictionary()
 
 
 def _worker(scratch: Scratch) -> _Worker:
-    """What the worker keeps that this scratch belongs to. Each thread asks for its own only."""
+    """Return the cache of the worker with this scratch. Each thread requests only its own."""
     worker = _WORKERS.get(scratch)
     if worker is None:
         worker = _WORKERS[scratch] = _Worker()
@@ -217,9 +218,9 @@ def _worker(scratch: Scratch) -> _Worker:
 
 
 def chunk_array(piece: EncodedChunk, shape: Shape) -> LazyArray:
-    """Return a piece as an array of `shape`: stored bytes where they are plain, and axes put in order.
+    """Return a piece as an array of `shape`; plain pieces become stored bytes, and axes are reordered.
 
-    A plain piece alone in its bytes must have as many as its elements take.
+    An unsharded plain piece must have exactly as many bytes as its elements need.
     """
     coding, order = piece.coding, piece.coding.order
     stored = coding.stored_shape
@@ -235,7 +236,7 @@ def chunk_array(piece: EncodedChunk, shape: Shape) -> LazyArray:
 
 
 def scratch_of(coding: Coding, shard: ShardIndex | None, array_nbytes: int) -> int:
-    """Scratch that reading any piece of an array takes."""
+    """Return the scratch bytes for reading any piece of an array."""
     alone = (shard, 0) if shard else None
     piece = EncodedChunk(Bytes("", b""), 0, 0, coding, "", coding.shape, alone, array_nbytes)
     return chunk_array(piece, coding.shape).scratch_bytes

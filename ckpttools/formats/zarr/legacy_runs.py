@@ -1,7 +1,7 @@
-"""Runs of Orbax before `_METADATA`, whose steps keep their tree and small arrays in a file `checkpoint`.
+"""Runs of Orbax before `_METADATA`, whose steps have their tree and small arrays in a file `checkpoint`.
 
-That Orbax took a step for finished if its directory had its final name, which a rename gave it, and on gs://
-if it had a commit file: `is_checkpoint_finalized` in orbax/checkpoint/utils.py of February 2023.
+That Orbax considered a step finished if its directory had its final name, set by a rename, and on gs:// if it
+had a commit file: `is_checkpoint_finalized` in orbax/checkpoint/utils.py of February 2023.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class LegacyRun:
     temporary: tuple[Step, ...]
 
     def chosen(self, number: int | None) -> Location:
-        """Return the step of a number, by default the latest finished step.
+        """Return a step by number, by default the latest finished step.
 
-        Warns with `LaterStepWarning` of later unfinished steps.
+        Emit `LaterStepWarning` for later unfinished steps.
 
         Raises:
-            FormatError: The step is not finished, or the latest step cannot be told from an unfinished one.
-            StorageError: A directory cannot be read.
-            UsageError: The step does not exist.
+            FormatError: the step is unfinished, or it is unclear whether the latest step is finished.
+            StorageError: a directory cannot be read.
+            UsageError: the step does not exist.
         """
         if number is not None and number not in self.steps:
             expected = f"one of {first_and_last([*self.steps])}"
-            raise UsageError(f"there is no step {number}", location=self.path, expected=expected)
+            raise UsageError(f"step {number} does not exist", location=self.path, expected=expected)
         skipped: dict[int, str] = {}
         candidates = list(self.steps)[::-1] if number is None else [number]
         for candidate in candidates:
@@ -67,7 +67,7 @@ class LegacyRun:
         """The finished steps.
 
         Raises:
-            StorageError: A directory cannot be read.
+            StorageError: a directory cannot be read.
         """
         return [location for number, location in self.steps.items() if self.mismatch_reason(number) is None]
 
@@ -90,7 +90,7 @@ class LegacyRun:
             return None
         if location.store.streams:
             return f"no {COMMIT_FILE}"
-        # A copy of a bucket keeps the commit files, and an unfinished step there has its final name.
+        # A copy of a bucket keeps its commit files; there, an unfinished step has a final name.
         return f"no {COMMIT_FILE}, which other steps have" if self._has_commit_file else None
 
     @cached_property
@@ -102,7 +102,7 @@ class LegacyRun:
     def is_skippable(self, number: int) -> bool:
         """Return whether an unfinished step may be skipped in favor of an earlier one.
 
-        It may in a bucket, where an interrupted save leaves a step without its commit file.
+        This is possible in a bucket, where an interrupted save leaves a step without its commit file.
         """
         location = self.steps[number]
         return bool(location.store.streams) and is_legacy_step(location) and self._has_commit_file
@@ -129,13 +129,13 @@ class LegacyRun:
 
 
 def has_state(path: Location) -> bool:
-    """Return whether a directory has a file `checkpoint` that Flax wrote."""
+    """Return whether a directory has a file `checkpoint` written by Flax."""
     location = path / STATE
     return location.is_file() and has_state_header(location)
 
 
 def legacy_items(step: Location) -> list[Location]:
-    """Return the items in a step of Orbax before `_METADATA`: the step itself, or directories in it."""
+    """Return the items of a step of Orbax before `_METADATA`: the step itself, or directories in it."""
     return [step] if has_state(step) else [path for path in directories(step) if has_state(path)]
 
 
@@ -152,10 +152,10 @@ def is_legacy_step(path: Location) -> bool:
 
 
 def legacy_run(path: Location) -> LegacyRun | None:
-    """Return the run at a path, or in its directory `checkpoints`; None if there is no step of that layout.
+    """Return the run at a path, or in its directory `checkpoints`; None if it has no step of that layout.
 
     Raises:
-        StorageError: A directory cannot be read.
+        StorageError: a directory cannot be read.
     """
     return legacy_run_in(path) or legacy_run_in(path / "checkpoints")
 

@@ -1,6 +1,6 @@
-"""Links to directories of arrays: they are followed, and a directory may have several names by them.
+"""Symbolic links to directories of arrays: they are followed, and can give a directory several names.
 
-Not as many as chains of links make, each step of which doubles them, nor without end.
+Cycles, and chains of links that double the number of names at each step, are rejected.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from ckpttools.stores.location import Location
 _MOST_NAMES = 1000
 
 Way = tuple[Location, ...]
-"""Where the links lead that were followed on the way to a directory."""
+"""Targets of the links that were followed to reach a directory."""
 
 
 @dataclass(frozen=True)
 class FollowedLinks:
-    """What links were followed in a directory and below.
+    """The links followed in a directory and below.
 
     Attributes:
-        names: how many each directory has by them.
+        names: number of names of each directory.
     """
 
     names: Counter[Location] = field(default_factory=Counter)
 
     def into(self, folder: Location, entry: DirEntry, way: Way) -> Way:
-        """Return the way into a directory in one that was come to on this way.
+        """Return the way into a subdirectory, given the way to its parent.
 
         Raises:
-            FormatError: a link leads to where it lies itself, or links give a directory too many names.
+            FormatError: a link leads to one of its parents, or links give a directory too many names.
         """
         if entry.is_own_dir:
             return way
@@ -49,7 +49,7 @@ class FollowedLinks:
                 f"links give a directory more than {_MOST_NAMES:,} names",
                 location=link,
                 got=f"one more for {target}",
-                expected="a directory of its own for each array",
+                expected="a separate directory for each array",
                 hint="remove the links",
             )
         return (*way, target)

@@ -1,4 +1,4 @@
-"""Which files are those of zarr arrays, and of plain hierarchies of them."""
+"""The files that belong to zarr arrays and to plain zarr hierarchies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ckpttools.stores.location import Location
 _ATTRIBUTES = ".zattrs"
 _DOCUMENTS = (ZARR2_DOCUMENT, _ATTRIBUTES, ZARR3_DOCUMENT)
 _CHUNK = re.compile(r"(c\.)?\d+(\.\d+)*")
-# Directories of chunks stay behind when the last chunk in them goes.
+# Directories of chunks remain when their last chunk is deleted.
 _OF_CHUNKS = re.compile(r"(c|\d+)(/\d+)*")
 
 
@@ -30,7 +30,7 @@ def owns(name: str) -> bool:
 
 
 def unowned_files(directory: Location, tree: Tree) -> Iterator[str]:
-    """What is neither a node nor a part of an array, at any depth."""
+    """Yield files and directories at any depth that belong to no node or array."""
     arrays = {"/".join(map(str, path)) for path in tree.arrays}
     inner = {"/".join(map(str, path[:depth])) for path in tree.arrays for depth in range(len(path))}
     groups = {key_below(name, ZARR3_DOCUMENT) for name in inner or {""}}
@@ -40,22 +40,22 @@ def unowned_files(directory: Location, tree: Tree) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """The files that are accounted for in a directory.
+    """The known files in a directory.
 
     Attributes:
-        names: theirs, from the directory on.
-        arrays: names of zarr arrays that are directories; "" for the directory itself.
+        names: names of the files relative to the directory.
+        arrays: names of zarr arrays stored as directories; "" for the directory itself.
     """
 
     names: Set[str]
     arrays: Set[str] = frozenset()
 
     def and_these(self, names: Iterable[str]) -> OwnFiles:
-        """Return the same and more files."""
+        """Return a copy with further files."""
         return OwnFiles(self.names | set(names), self.arrays)
 
     def has(self, name: str, entry: DirEntry) -> bool:
-        """Return whether something is one of them, or a directory that they need."""
+        """Return whether an entry is one of these files, or one of their directories."""
         if not entry.is_dir:
             return name in self.names
         return name in self._directories or self._is_of_chunks(name)
@@ -70,14 +70,14 @@ class OwnFiles:
 
 
 def own_files(entries: Entries, arrays: Iterable[str]) -> OwnFiles:
-    """Return the documents of arrays with these names, and the chunks for which their grids have room.
+    """Return the documents of arrays with these names, and the chunks within their grids.
 
     Args:
-        entries: of a directory in which every key is a file.
-        arrays: their names.
+        entries: entries of a directory in which every key is a file.
+        arrays: names of the arrays.
 
     Raises:
-        StorageError: the document of one cannot be read, so it is not known which files are its own.
+        StorageError: a document cannot be read, so that the array's own files are unknown.
     """
     result = chunk_tables(entries)
     arrays = list(arrays)
@@ -97,7 +97,7 @@ def _keys(table: ChunkTable) -> Iterator[str]:
 
 
 def _above(name: str) -> Iterator[str]:
-    """Yield the directories that something lies in, the last one ""."""
+    """Yield the parent directories of a name; the last one is ""."""
     while name:
         name = name.rpartition("/")[0]
         yield name

@@ -1,4 +1,4 @@
-"""Reading plain zarr v3 hierarchies, written here or by any other library."""
+"""Read plain zarr v3 hierarchies, from ckpttools or any other library."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Zarr3:
         if not path.is_dir():
             return "not a directory"
         if (path / TREE_FILE).is_file():
-            return f"{TREE_FILE} says that it is Orbax's"
+            return f"{TREE_FILE} identifies it as Orbax"
         return None if (path / DOCUMENT).is_file() else f"no {DOCUMENT} here"
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
@@ -49,7 +49,7 @@ class Zarr3:
         names = list(_arrays_below(path, root, FollowedLinks()))
         check_memory(len(names), 0, path)
         metadata = Metadata(format=self.name, custom=attributes, location=str(path))
-        # To what finds arrays a name is one key; the root has none.
+        # The search for arrays treats a name as one key; the root has no key.
         keys: list[Path] = [(_joined(name),) if name else () for name in names]
         result: dict[Path, Leaf] = dict(
             zip(names, map_concurrently(path.store, arrays.array, keys), strict=True)
@@ -84,9 +84,9 @@ FORMAT = Zarr3()
 
 
 def may_leave_out(root: Mapping[str, Any]) -> bool:
-    """Return whether a hierarchy with this `zarr.json` may lack chunks that hold nothing but the fill value.
+    """Return whether a hierarchy with this `zarr.json` may omit chunks that only hold the fill value.
 
-    Zarr leaves these out; what is written here has all of them.
+    zarr libraries omit them; ckpttools writes all chunks.
     """
     attributes = root.get("attributes")
     return not (isinstance(attributes, dict) and attributes.get(flat.ENTRY) is not None)
@@ -102,7 +102,7 @@ def _arrays_below(
     """Yield the path of every array of a hierarchy, by name in each group.
 
     Raises:
-        FormatError: groups are nested too deep, or links lead to where they lie, or to one group too often.
+        FormatError: groups are nested too deep, links form a cycle, or links give a group too many names.
         StorageError: a directory cannot be listed.
     """
     if node["node_type"] == "array":

@@ -1,8 +1,8 @@
-"""Arrays of zarr below a directory, or in an OCDBT database, where no file says of what tree they are.
+"""zarr arrays below a directory, or in an OCDBT database, without a file that describes their tree.
 
-Levanter, T5X, Pax and whoever saves with tensorstore alone leave these. The tree is made from the keys: names
-of directories, cut at dots. T5X and the first versions of Orbax keep small arrays, and which tree it is, in a
-file `checkpoint` that Flax wrote.
+Levanter, T5X, Pax and plain tensorstore write these. The tree is built from the keys: names of directories,
+split at dots. T5X and the first versions of Orbax store small arrays and the structure of the tree in a file
+`checkpoint`, which Flax writes.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 _METADATA = "metadata.json"
-# What lies in an item of Orbax beside the metadata of its tree, which are then what is missing.
+# Files in an Orbax item besides the tree's metadata, which must then be missing.
 _OF_ORBAX = frozenset((CHECKPOINT_FILE, SHARDING_FILE, STRINGS_FILE, ARRAYS_DIRECTORY, "descriptor"))
 _STEP = re.compile(r"(?:(?:step|checkpoint|ckpt)[-_])?\d{1,18}", re.DOTALL)
-# Directories that chunks lie in, and chunks themselves; names of numbers with more digits are no places.
+# Chunks and directories of chunks; names with more digits are not chunk indices.
 _OF_CHUNKS = re.compile(r"c|[0-9]{1,18}", re.DOTALL)
 _CHUNK = re.compile(r"c|(?:c\.)?[0-9]{1,18}(?:\.[0-9]{1,18})*", re.DOTALL)
-# What lies at the root of a checkpoint, of whichever format.
+# Files in the root of a checkpoint of any format.
 _OF_A_ROOT = frozenset((STATE, _METADATA, TREE_FILE, CHECKPOINT_FILE, MANIFEST, ".metadata", CONFIG))
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".msgpack", ".distcp")
-# Directories whose files are looked at to tell whether each is a checkpoint of its own.
+# Directories to check for whether each is a separate checkpoint.
 _MOST_COMPARED = 20
 # Files that exist only in the root of a checkpoint.
 _OF_ANOTHER = (TREE_FILE, CHECKPOINT_FILE, MANIFEST)
@@ -68,13 +68,13 @@ class BareFormat(ReadOnlyFormat):
     """The `zarr-tree` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "zarr-tree"
-    looks_for: str = "arrays of zarr without the metadata of a tree, some of which are missing or damaged"
+    looks_for: str = "zarr arrays without tree metadata that are missing or damaged"
 
     def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
             return "not a directory"
         chain = _only_child_chain(path)
-        # Below, directories may be named by keys.
+        # Directories below this may be named like keys.
         names = chain[0].names.union(*(item.files for item in chain))
         if names & {TREE_FILE, *_OF_ORBAX} or IN_PROGRESS in str(chain[-1].path):
             return "a save of Orbax"
@@ -89,7 +89,7 @@ class BareFormat(ReadOnlyFormat):
             return f"several steps of a run in {chain[-1].path}"
         if (another := _find_other_checkpoint(chain[-1])) is not None:
             return f"several checkpoints below, such as {another}"
-        return None if has_array(path) else "no array of zarr in it"
+        return None if has_array(path) else "no zarr array in it"
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
         return _open_arrays(_locate_tree(path, options.step), options)
@@ -117,12 +117,12 @@ FORMAT = BareFormat()
 
 @dataclass(frozen=True)
 class _Folder:
-    """A directory and what its list shows.
+    """A directory with its listing.
 
     Attributes:
         path: the directory.
         names: all names in it.
-        below: names of the directories in it.
+        below: names of its subdirectories.
     """
 
     path: Location
@@ -156,7 +156,7 @@ def _find_legacy_run(folder: _Folder) -> LegacyRun | None:
     As with Orbax, other directories next to the steps do not matter.
 
     Raises:
-        StorageError: A directory cannot be read.
+        StorageError: a directory cannot be read.
     """
     if folder.files & {*DOCUMENTS, STATE, MANIFEST}:
         return None
@@ -167,13 +167,13 @@ def _find_legacy_run(folder: _Folder) -> LegacyRun | None:
 
 
 def _has_arrays(folder: _Folder, own: Collection[Location]) -> bool:
-    """Return whether arrays or the root of a checkpoint are in directories other than some."""
+    """Return whether directories other than `own` contain arrays or the root of a checkpoint."""
     others = [location for name in folder.below if (location := folder.path / name) not in own]
     return any(has_array(location) or _find_root(location) for location in others[:_MOST_COMPARED])
 
 
 def _only_item(step: _Folder) -> Location | None:
-    """Return the item of a step in the layout of old Orbax, if no other directory in the step has arrays."""
+    """Return the item of an old Orbax step, if no other directory in the step has arrays."""
     if step.files & {*DOCUMENTS, STATE, MANIFEST} or not 2 <= len(step.below) <= _MOST_COMPARED:
         return None
     below = [step.path / name for name in step.below]
@@ -185,8 +185,8 @@ def _locate_tree(path: Location, step: int | None = None) -> Location:
     """Return the directory with the arrays of a run, a step or an item, and with the file that names them.
 
     Args:
-        path: The run, step or item.
-        step: The step of a run; by default the latest finished step.
+        path: the run, step or item.
+        step: the step of a run; by default the latest finished step.
     """
     chain = _only_child_chain(path)
     last = chain[-1]
@@ -196,7 +196,7 @@ def _locate_tree(path: Location, step: int | None = None) -> Location:
         return item
     if MANIFEST in last.names or has_state(last.path) or _read_levanter_metadata(last.path):
         return last.path
-    # A number alone may be a key.
+    # A single number may be a key.
     steps = (entry.path for entry in chain[1:] if _STEP.fullmatch(entry.path.name))
     return next((step for step in steps if not step.name.isdecimal()), path)
 
@@ -209,7 +209,7 @@ def _has_steps(folder: _Folder, *, may_be_keys: bool) -> bool:
 
 
 def _find_other_checkpoint(folder: _Folder) -> Location | None:
-    """Return a checkpoint among the directories in one, if these are not parts of one checkpoint."""
+    """Return a checkpoint in one of the subdirectories, unless these are parts of one checkpoint."""
     is_root = folder.names & {*DOCUMENTS, STATE, _METADATA}
     if len(folder.below) < 2 or is_root:
         return None
@@ -230,7 +230,7 @@ def _is_nested(path: Location) -> bool:
     try:
         return any("/" in name for name in _array_names(entries_of(path)))
     except StorageError:
-        raise  # nobody has told what is there
+        raise  # the store did not respond
     except CheckpointError:
         return False
 
@@ -261,7 +261,7 @@ def _open_arrays(path: Location, options: ReadOptions) -> Tree:
 
 
 def _read_levanter_metadata(path: Location) -> Mapping[str, Any]:
-    """What Levanter notes beside the arrays, such as the step."""
+    """Read Levanter's metadata next to the arrays, such as the step."""
     location = path / _METADATA
     if not location.is_file():
         return {}
@@ -270,11 +270,11 @@ def _read_levanter_metadata(path: Location) -> Mapping[str, Any]:
     except StorageError:
         raise
     except CheckpointError:
-        return {}  # somebody else's file
+        return {}  # a file of another program
 
 
 def _array_names(entries: Entries) -> Iterator[str]:
-    """Yield names of all arrays, their keys joined by "/"; "" for one that is the directory itself."""
+    """Yield the names of all arrays, keys joined by "/"; "" for an array in the directory itself."""
     if isinstance(entries, Files):
         yield from _names_below(entries.directory, "", FollowedLinks())
         return
@@ -287,7 +287,7 @@ def _array_names(entries: Entries) -> Iterator[str]:
 def _names_below(
     folder: Location, name: str, links: FollowedLinks, depth: int = 0, way: Way = ()
 ) -> Iterator[str]:
-    """Yield names of the arrays in a directory, to which links on the way may have led."""
+    """Yield the names of the arrays in a directory, following links."""
     if depth > DEEPEST:
         raise FormatError(
             "directories are nested too deep", location=folder, expected=f"at most {DEEPEST} levels"
@@ -315,7 +315,7 @@ def _names_below(
 def _refuse_another(folder: Location, entries: Sequence[DirEntry]) -> None:
     """Raise FormatError if a directory below the root is a checkpoint of its own.
 
-    Its arrays alone would look like a part of the tree above, without what its other files hold.
+    Its arrays alone would look like a part of the outer tree, without the contents of its other files.
     """
     files = {entry.name for entry in entries if not entry.is_dir}
     result = next((name for name in _OF_ANOTHER if name in files), None)
@@ -332,7 +332,7 @@ def _refuse_another(folder: Location, entries: Sequence[DirEntry]) -> None:
 
 
 def _refuse_unfinished(folder: Location, entries: Sequence[DirEntry]) -> None:
-    """Raise FormatError if there is a directory of Orbax in one, whose save has not ended."""
+    """Raise FormatError if a directory contains an unfinished Orbax save."""
     unfinished = next((entry.name for entry in entries if entry.is_dir and IN_PROGRESS in entry.name), None)
     if unfinished is not None:
         raise FormatError(
@@ -344,20 +344,20 @@ def _refuse_unfinished(folder: Location, entries: Sequence[DirEntry]) -> None:
 
 
 def _refuse_chunks(folder: Location, files: Sequence[str]) -> None:
-    """Raise FormatError if chunks are among the files of a directory that has no metadata of an array."""
+    """Raise FormatError if a directory contains chunks but no array metadata."""
     chunk = next(filter(_CHUNK.fullmatch, files), None)
     if chunk is not None:
         raise FormatError(
             "chunks of an array are here without its metadata",
             location=folder,
             got=f"a file {chunk}",
-            expected=f"{zarr2.DOCUMENT} or {zarr3.DOCUMENT} beside them or above",
+            expected=f"{zarr2.DOCUMENT} or {zarr3.DOCUMENT} next to them or in a parent directory",
             hint="copy it again, with the files whose names start with a dot",
         )
 
 
 def _tells_array(document: Mapping[str, Any], location: object) -> bool:
-    """Return whether a `zarr.json` is of an array; raises FormatError if it is of no group either."""
+    """Return whether a `zarr.json` is of an array; raise FormatError if it is not of a group either."""
     node = document.get("node_type")
     if node in ("array", "group"):
         return bool(node == "array")
@@ -374,10 +374,10 @@ def _is_array(entries: Entries, key: str) -> bool:
 
 
 def _document(entries: Entries, key: str) -> Mapping[str, Any]:
-    """Return the object under a key, empty if nothing is.
+    """Return the object under a key, or an empty one.
 
     Raises:
-        FormatError: it is no JSON object.
+        FormatError: it is not a JSON object.
     """
     entry = entries.get(key)
     if entry is None:
@@ -387,7 +387,7 @@ def _document(entries: Entries, key: str) -> Mapping[str, Any]:
 
 
 class _BareArrays:
-    """The arrays of a directory; of those whose metadata give a fill value, chunks may be left out."""
+    """The arrays of a directory. Chunks may be missing from arrays whose metadata set a fill value."""
 
     def __init__(self, path: Location, entries: Entries) -> None:
         self._entries = entries
@@ -405,7 +405,7 @@ class _BareArrays:
         return self._some.array(at)
 
     def _fills(self, name: str) -> bool:
-        """Return whether tensorstore leaves chunks of the fill value out: it does where there is one."""
+        """Return whether tensorstore omits chunks of the fill value: it does if one is set."""
         below = f"{name}/" if name else ""
         documents = (_document(self._entries, below + document) for document in DOCUMENTS)
         return next((document for document in documents if document), {}).get("fill_value") is not None
@@ -414,18 +414,18 @@ class _BareArrays:
         if self._sparse:
             count = len(self._sparse)
             yield (
-                f"chunks of {count:,} array{'s' if count > 1 else ''} are not there, such as of "
+                f"chunks of {count:,} array{'s' if count > 1 else ''} are missing, such as of "
                 f"{min(self._sparse)}: they are read as the fill value, which is not stored"
             )
 
 
 def _has_shards(array: Chunked) -> bool:
-    """Return whether chunks are shards: their own indexes say which pieces were left out."""
+    """Return whether chunks are shards, whose own indexes show which pieces are omitted."""
     return isinstance(array.part, Grid) and array.part.document.shard is not None
 
 
 def _by_key(result: Mapping[str, LazyArray]) -> dict[Path, Leaf]:
-    """Return the tree that the keys make; names with dots that would be two things are left as they are."""
+    """Build the tree from keys; ambiguous names with dots are not split."""
     cut = {name: tuple(name.replace("/", ".").split(".")) if name else () for name in result}
     inner = {keys[:depth] for keys in cut.values() for depth in range(len(keys))}
     is_tree = len({*cut.values()}) == len(cut) and inner.isdisjoint(cut.values())
@@ -434,14 +434,14 @@ def _by_key(result: Mapping[str, LazyArray]) -> dict[Path, Leaf]:
 
 
 def _put_in(state: FlaxState, result: Mapping[str, LazyArray], path: Location) -> dict[Path, Leaf]:
-    """Return the tree of a file `checkpoint` with the arrays that it names."""
+    """Insert arrays into the tree of a file `checkpoint`, which names them."""
     missing = sorted({*state.elsewhere.values()} - {*result})
     unnamed = sorted({*result} - {*state.elsewhere.values()})
     if missing or unnamed:
         raise FormatError(
             f"arrays and the file {STATE} are not of one checkpoint:"
-            + counted_listing("named there, and not here", missing)
-            + counted_listing("here, and not named there", unnamed),
+            + counted_listing("named there, but missing here", missing)
+            + counted_listing("here, but not named there", unnamed),
             location=path,
             expected=f"the arrays that {STATE} names",
             hint="copy the checkpoint again",

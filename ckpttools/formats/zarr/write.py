@@ -1,7 +1,7 @@
-"""Writing plain zarr v3 hierarchies: groups for inner nodes, every chunk of an array in a file of its own.
+"""Write plain zarr v3 hierarchies: groups for inner nodes, each chunk of an array in its own file.
 
-What zarr has no place for (which keys are numbers, the order, empty leaves, strings, the step) lies in the
-attributes of the root, under `ckpttools.tree`, from which the way back restores it.
+Content that zarr cannot express (which keys are integers, their order, empty leaves, strings, the step) is in
+the attributes of the root, under `ckpttools.tree`, and restored when reading.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ SEPARATOR = "/"
 
 @dataclass(frozen=True)
 class ZarrWriter:
-    """Writes a zarr v3 hierarchy with the tree's keys as the names of its nodes.
+    """Writes a zarr v3 hierarchy with the tree's keys as names of nodes.
 
     Attributes:
-        compression: of chunks; None stores them as they are, which loads fastest.
-        chunks: their shapes, where the user gives them; None for none.
+        compression: compression of chunks; None stores them uncompressed, which loads fastest.
+        chunks: chunk shapes set by the user; None for the defaults.
     """
 
     compression: WritableCodec | None = None
@@ -48,7 +48,7 @@ class ZarrWriter:
     name: str = "zarr3"
 
     def layout(self, tree: Tree, limit: int) -> Layout:
-        """See `Writer.layout`; every chunk in a file of its own."""
+        """See `Writer.layout`; every chunk is in its own file."""
         check_paths(tree, keystr, self.name)
         _check_names(tree)
         _check_nesting(tree)
@@ -67,13 +67,13 @@ class ZarrWriter:
         elif array.size:
             chunk = chunk_shape(array.shape, itemsize, array.stacked_axes, largest)
         else:
-            # A grid has cells of at least one element, also where there is no cell at all.
+            # zarr grid cells have at least one element, even if the array is empty.
             chunk = tuple(max(1, length) for length in array.shape)
         home = ChunkFiles("".join(f"{name}{SEPARATOR}" for name in _names(path)), KEYS.prefix, KEYS.separator)
         return Placement(array.shape, itemsize, chunk, home, self.compression)
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """See `Writer.finish`: the documents of arrays, then of groups, that of the root last."""
+        """See `Writer.finish`: documents of arrays, then of groups, and of the root last."""
         attributes = _attributes(tree)
         for path, array in tree.arrays.items():
             if path:
@@ -97,7 +97,7 @@ def _group(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attributes(tree: Tree) -> dict[str, Any]:
-    """Return those of the root: everything about the tree but its arrays."""
+    """Return the attributes of the root: everything about the tree except its arrays."""
     return {flat.ENTRY: json.loads(flat.described(tree, SEPARATOR))}
 
 
@@ -124,12 +124,12 @@ def _check_names(tree: Tree) -> None:
 
 
 def _is_node_name(name: str) -> bool:
-    """What the zarr v3 specification allows, on a file system."""
+    """Return whether a name is allowed by the zarr v3 specification, on a file system."""
     return is_file_name(name) and bool(name.strip(".")) and not name.startswith("__") and name != DOCUMENT
 
 
 def _check_nesting(tree: Tree) -> None:
-    """An array cannot be a group, too, and `0` in a sequence is the same name as the key "0"."""
+    """Reject names that collide: an array cannot be a group, and `0` in a sequence equals the key "0"."""
     names: dict[tuple[str, ...], Path] = {}
     for path in tree.arrays:
         other = names.setdefault(_names(path), path)
@@ -142,8 +142,8 @@ def _check_nesting(tree: Tree) -> None:
         above = next((name[:depth] for depth in range(len(name)) if name[:depth] in names), None)
         if above is not None:
             raise FormatError(
-                "an array cannot have others below it in zarr",
+                "a zarr array cannot contain other arrays",
                 location=keystr(path),
-                got=f"{SEPARATOR.join(above) or 'the root'} is an array, too",
+                got=f"{SEPARATOR.join(above) or 'the root'} is an array",
                 hint="rename one of them",
             )

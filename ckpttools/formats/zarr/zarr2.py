@@ -22,11 +22,11 @@ KEYS = ChunkKeys("", ".")
 
 
 def parse_array(document: Mapping[str, Any], location: str) -> ZarrArray:
-    """What a `.zarray` says.
+    """Parse a `.zarray`.
 
     Raises:
         FormatError: it is not the document of an array with a known dtype.
-        KeyError, TypeError: as that, where a field is missing or of another type.
+        KeyError, TypeError: the same, if a field is missing or of another type.
     """
     shape, chunk = checked_grid(document["shape"], document["chunks"], location)
     name, order = document["dtype"], document.get("order", "C")
@@ -61,10 +61,10 @@ def encode(shape: Shape, dtype: DType, chunk: Shape, compressor: Mapping[str, An
     """Return the bytes of a `.zarray` for little-endian chunks in C order named `0.1`, with sorted keys.
 
     Args:
-        shape: of the array.
-        dtype: one that zarr v2 has a name for.
-        chunk: shape of the grid's cells.
-        compressor: such as `{"id": "zstd", "level": 3}`; None for raw chunks.
+        shape: shape of the array.
+        dtype: a dtype that zarr v2 supports.
+        chunk: shape of a grid cell.
+        compressor: a configuration such as `{"id": "zstd", "level": 3}`; None for uncompressed chunks.
     """
     document = {
         "chunks": list(chunk),

@@ -21,7 +21,7 @@ KEYS = ChunkKeys("c", "/")
 
 
 def encode(shape: Shape, dtype: DType, chunk: Shape, codecs: Sequence[CodecSpec]) -> bytes:
-    """Return the bytes of a `zarr.json`, keys in a fixed order; arguments as of `ZarrArray`."""
+    """Return the bytes of a `zarr.json` with sorted keys; see `ZarrArray` for the arguments."""
     document = {
         "chunk_grid": {"configuration": {"chunk_shape": list(chunk)}, "name": "regular"},
         "chunk_key_encoding": {"name": "default"},
@@ -36,23 +36,24 @@ def encode(shape: Shape, dtype: DType, chunk: Shape, codecs: Sequence[CodecSpec]
 
 
 def written_codecs(compression: WritableCodec | None) -> tuple[CodecSpec, ...]:
-    """Return the codecs of chunks that are written, as the document lists them."""
+    """Return the codecs for writing chunks, as in the document."""
     return (LITTLE, compression.zarr3_spec) if compression else (LITTLE,)
 
 
 def _zero(dtype: DType) -> object:
-    """Return the fill value 0 as zarr writes it for this dtype."""
+    """Return zarr's spelling of the fill value 0 for this dtype."""
     zeros: dict[str, object] = {"bool": False, "float": 0.0, "complex": [0.0, 0.0]}
     return zeros.get(dtype.kind, 0)
 
 
 def parse_array(document: Mapping[str, Any], location: str) -> ZarrArray:
-    """What a `zarr.json` says.
+    """Parse a `zarr.json`.
 
     Raises:
-        FormatError: it is not the document of an array with a regular grid and a known dtype; or its shape,
-            keys or fill value are invalid.
-        KeyError, TypeError: as that, where a field is missing or of another type.
+        FormatError: it is not the document of an array with a regular grid and a known dtype, or its shape,
+            keys or
+            fill value are invalid.
+        KeyError, TypeError: the same, if a field is missing or of another type.
     """
     if document["zarr_format"] != 3 or document["chunk_grid"]["name"] != "regular":
         got = f"zarr_format {document['zarr_format']}, chunk_grid {document['chunk_grid']['name']!r}"

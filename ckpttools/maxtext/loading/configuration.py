@@ -89,7 +89,7 @@ def read_layers(path: Location, notes: list[str]) -> list[Layer]:
         if not location.exists() and (own := _installed_file(location)) is not None:
             location = own
         elif not location.exists() and _is_base(location):
-            notes.append(f"{location} is not there: taken for MaxText's own")
+            notes.append(f"{location} does not exist: MaxText's own is used")
             break
         values = read_yaml(location)
         layers.insert(0, Layer(str(location), values))

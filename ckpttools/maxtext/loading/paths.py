@@ -179,7 +179,7 @@ def _uncommitted_problem(location: Location) -> Problem:
 
 
 def _doctor_hint(location: Location) -> str:
-    return f"`ckpt doctor {quote(str(location))}` says more"
+    return f"`ckpt doctor {quote(str(location))}` shows details"
 
 
 def rewrite_hint(item: Location) -> str:
