@@ -74,7 +74,7 @@ def _backbone(model: ModelDirectory, error: NotCoveredError, hint: str) -> Model
         CHECK.name,
         model.location,
         f"a model without a language model's output head: {architecture}, without {head}",
-        "transformers loads it in its own class; conversions to MaxText refuse it",
+        "transformers loads it in its own class; conversions to MaxText do not support it",
         hint,
     )
 

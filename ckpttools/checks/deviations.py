@@ -43,7 +43,7 @@ def _deviations(model: ModelDirectory) -> list[Discrepancy]:
 
 CHECK = ModelCheck(
     "deviations",
-    "what MaxText is known to compute differently than transformers",
+    "known differences between MaxText and transformers",
     _check,
     is_own_check=True,
     consumer="MaxText",

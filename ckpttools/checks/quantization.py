@@ -125,7 +125,7 @@ def _not_quantized(model: ModelDirectory, declared: Mapping[str, Any]) -> ModelF
         "warning",
         CHECK.name,
         model.path(CONFIG),
-        f"{CONFIG} says {scheme(declared)}, but no weight is quantized",
+        f"{CONFIG} declares {scheme(declared)}, but no weight is quantized",
         "transformers and others look for scales that do not exist, or quantize the weights themselves",
         f"if the weights were dequantized, remove {FIELD} from {CONFIG}; `ckpt convert to-safetensors` does",
     )

@@ -46,7 +46,7 @@ def _finding(model: ModelDirectory, rows: Mapping[str, int], stated: int) -> Mod
         "error",
         CHECK.name,
         model.path(CONFIG),
-        f"{name} has {count} rows, and {CONFIG} says {_FIELD} {stated}",
+        f"{name} has {count} rows, but {CONFIG} has {_FIELD} {stated}",
         "transformers refuses to load the model, and conversions to MaxText refuse it as well",
         hint,
         command=command,

@@ -25,7 +25,7 @@ _SLACK, _SHARE = 1 << 10, 64
 
 @dataclass(frozen=True)
 class Coding:
-    """The encoding of a piece, the smallest unit that is encoded by itself.
+    """The encoding of a piece, the smallest unit that is encoded separately.
 
     Attributes:
         shape: of the piece: a chunk, or an inner chunk of a shard.

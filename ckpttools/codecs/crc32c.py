@@ -1,4 +1,4 @@
-"""CRC-32C: a checksum after the data, all of which is checked before any of it is used."""
+"""CRC-32C: a checksum after the data, which is checked in full before any of the data is used."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Two checkpoints under one set of names, whatever their formats, layouts and frameworks.
+"""Two checkpoints under common names, whatever their formats, layouts and frameworks.
 
     aligned(open_tree(hugging_face), open_tree(maxtext)).pairs    # name, one array, the other
 
-Layers come one by one and parameters without what Linen or NNX put around them. Hugging Face arrays get
+Layers are separate, and parameters without the wrapping of Linen or NNX. Hugging Face arrays get
 MaxText's names by the rows of their family, if only one side is a Hugging Face checkpoint. Nothing is
 refused: arrays without a counterpart are on one side only.
 """
@@ -34,7 +34,7 @@ from ckpttools.model_families.registry import families, family_called, family_of
 from ckpttools.roles.of_tree import Role, roles_of
 from ckpttools.stores.registry import LocationLike
 
-# Names of what is left out: a model has a counter or two, a training hundreds of moments.
+# Names of left-out arrays: a model has one or two counters, a training state hundreds of moments.
 _SHOWN = 4
 
 
@@ -44,7 +44,7 @@ class AlignOptions:
 
     Attributes:
         model: family and RoPE layout, if there is no configuration or another one applies.
-        like: directory of a Hugging Face model, or a `config.json`; None for the one beside the arrays.
+        like: directory of a Hugging Face model, or a `config.json`; None for the one next to the arrays.
         padding_rows: what to do with rows beyond the vocabulary, as `way` of
             `ckpttools.maxtext.vocabulary.rows_that_count`.
         parameters: Compare only the parameters.
@@ -81,7 +81,7 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
     declared = [name for name, value in of_both.items() if value is not None]
     if declared and maxtext is None:
         raise UsageError(
-            f"{option(declared[0])} is for Hugging Face against MaxText; both sides spell names alike",
+            f"{option(declared[0])} is for Hugging Face against MaxText; both sides have the same names",
             hint="leave it out",
         )
     both = _with_what_both_have(*named, options, is_conversion=maxtext is not None)
@@ -107,7 +107,7 @@ def as_maxtext(
             names determine the family and its shapes the sizes.
 
     Raises:
-        CheckpointError: what `options` name is not there.
+        CheckpointError: a path in `options` does not exist.
     """
     options, tree = options or AlignOptions(), with_keys(tree)
     if view_of(tree).is_maxtext:
@@ -121,7 +121,7 @@ def as_maxtext(
         except ConfigError as error:
             refusal = f"; the rows of {item.name} do not fit: {error.message}"
     own = _own_names(tree)
-    return replace(own, naming=(*own.naming, f"names are taken as they are{refusal}"))
+    return replace(own, naming=(*own.naming, f"names are used unchanged{refusal}"))
 
 
 def with_keys(tree: Tree) -> Tree:
@@ -141,7 +141,7 @@ def _split(tree: Tree) -> Tree | None:
 
 
 def plain_names(tree: Tree, other: Tree, options: AlignOptions) -> Tree:
-    """Return a Hugging Face tree under the names of its family, without what trainers put around them."""
+    """Return a Hugging Face tree under its family's names, without the wrappers of trainers."""
     return _ways_of_names(tree, other, options)[-1].tree
 
 
@@ -177,7 +177,7 @@ def _own_names(tree: Tree) -> NamedArrays[LazyArray]:
 
 
 def _with_carried(tree: Tree) -> NamedArrays[LazyArray]:
-    """Return a MaxText tree under its own names, with the Hugging Face arrays that it carries."""
+    """Return a MaxText tree under its own names, with its carried Hugging Face arrays."""
     named = _own_names(tree)
     carried = carried_arrays(tree)
     return replace(named, arrays={**carried, **named.arrays}) if carried else named
@@ -186,21 +186,21 @@ def _with_carried(tree: Tree) -> NamedArrays[LazyArray]:
 def _named(tree: Tree) -> NamedArrays[LazyArray]:
     view, remarks, naming = view_of(tree), list[str](), list[str]()
     if view.flavour.name:
-        naming.append(f"the wrapping of parameters is left away: {view.flavour.name}")
+        naming.append(f"the wrapping of parameters is left out: {view.flavour.name}")
     try:
         arrays = per_layer(tree)
     except CheckpointError as error:
         arrays = as_stored(tree)
-        remarks.append(f"stacked layers are compared as they are stored: {error.message}")
+        remarks.append(f"stacked layers are compared in their stored form: {error.message}")
     else:
         if view.is_stacked:
-            naming.append(f"stacked layers are taken apart: {len(tree.arrays)} arrays become {len(arrays)}")
+            naming.append(f"stacked layers are split: {len(tree.arrays)} arrays become {len(arrays)}")
             remarks += scan_axis_remarks(tree)
     return NamedArrays(arrays, tuple(remarks), tuple(naming))
 
 
 def _files(tree: Tree, options: AlignOptions, other: Tree | None = None) -> ModelFiles:
-    """Return the configuration that the user names, the one beside the arrays, or the other side's."""
+    """Return the configuration that the user set, the one next to the arrays, or the other side's."""
     if options.like is None and tree.metadata.config is not None:
         return ModelFiles(tree.metadata.config)
     files = ModelFiles.of(tree if other is None else other, options.like)
@@ -229,7 +229,7 @@ def _models(trees: tuple[Tree, Tree], options: AlignOptions) -> Iterator[tuple[F
 def _formatted_alike(
     a: Tree, b: Tree, options: AlignOptions
 ) -> tuple[NamedArrays[LazyArray], NamedArrays[LazyArray]]:
-    """Two trees neither of which is MaxText's: by equal names, or by two spellings of one family."""
+    """Align two trees that are not MaxText's: by equal names, or by two namings of one family."""
     first, second = _own_names(a), _own_names(b)
     if first.arrays.keys() == second.arrays.keys():
         return first, second
@@ -252,7 +252,7 @@ def _configured_sizes(trees: tuple[Tree, Tree], options: AlignOptions) -> dict[s
             try:
                 table = family.table(files.config, files.location)
             except CheckpointError:
-                # Sizes only help to explain: those of the other side will do.
+                # Sizes only improve explanations, so those of the other side suffice.
                 continue
             return {axis: size.length for axis, size in table.sizes.items()}
     return {}

@@ -1,4 +1,4 @@
-"""Whether two arrays are the same to the bit, at the speed of memory."""
+"""Compare two arrays bit by bit, at memory bandwidth."""
 
 from __future__ import annotations
 

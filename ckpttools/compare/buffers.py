@@ -18,7 +18,7 @@ from ckpttools.roles.buffers import is_buffer
 
 # Larger buffers are not computed: a causal mask of 8,192 positions has 64 MiB.
 _MAX_BYTES = 64 << 20
-# As float64 a buffer takes up to 16 times its size, and what it is compared with as much.
+# A buffer takes up to 16 times its size in float64, and the computed one as much.
 _MEMORY_SHARE = 64
 # Trainers compute powers, angles and their cosines in float32.
 _RELATIVE, _ANGLES = 1e-5, 2e-3

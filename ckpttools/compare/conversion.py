@@ -38,7 +38,7 @@ class ConversionOptions:
     """Options about the conversion between two checkpoints.
 
     Attributes:
-        model: family, RoPE layout, and what became of an output head.
+        model: family, RoPE layout, and handling of an output head.
         drop: patterns of Hugging Face arrays that were left out.
     """
 
@@ -167,7 +167,7 @@ def _checked(
 ) -> ConversionOptions:
     """Return the options of the conversion; UsageError for those that would be ignored."""
     if view_of(built).is_maxtext == view_of(source).is_maxtext:
-        require_none(declared, "both sides spell names alike")
+        require_none(declared, "both sides have the same names")
         require_no_padding(padding_rows)
     elif not selection.layers:
         hint = f"leave out {option('per_layer', False)}"
@@ -198,9 +198,9 @@ def _less(source: Tree, drop: Sequence[str], model: ModelOptions) -> tuple[Tree,
     try:
         head = _head(source, ToMaxText(model=model))
     except CheckpointError:
-        head = None  # the comparison itself finds out what the model is
+        head = None  # the comparison itself identifies the model
     heads = {path for path in dropped if head is not None and names[path] == head.head}
-    why, others = f"left out, as {option('drop')} says so", dropped - heads
+    why, others = f"left out because of {option('drop')}", dropped - heads
     remarks = [f"{why}: {array_count(others)}"] if others else []
     remarks += [f"{why}: the output head, {names[path]}" for path in heads]
     return Tree(kept, source.metadata), tuple(remarks)
@@ -256,13 +256,13 @@ def _without_dropped(
     dropped = {name for name in lacking if matches_any(name, drop)}
     if not dropped:
         return named
-    remark = f"left out, as {option('drop')} says so: {array_count(dropped)}"
+    remark = f"left out because of {option('drop')}: {array_count(dropped)}"
     arrays = {name: array for name, array in named.arrays.items() if name not in dropped}
     return replace(named, arrays=arrays, remarks=(*named.remarks, remark))
 
 
 def _towers_of(family: Family, arrays: Mapping[str, LazyArray]) -> tuple[str, ...]:
-    """Return the towers of which a Hugging Face model has arrays."""
+    """Return the towers whose arrays a Hugging Face model has."""
     return tuple(tower for tower in family.towers if arrays_of(family, tower, arrays))
 
 
@@ -274,7 +274,7 @@ def require_none(declared: ConversionOptions | None, why: str) -> None:
         why: why there is none.
 
     Raises:
-        UsageError: there are such options.
+        UsageError: such options are set.
     """
     if declared not in (None, ConversionOptions()):
         family, rope_layout, tied, drop = map(option, ("family", "rope_layout", "tied", "drop"))
@@ -287,7 +287,7 @@ def require_no_padding(padding_rows: str | None) -> None:
     if padding_rows is not None:
         what = option("padding_rows")
         raise UsageError(
-            f"{what} is for a conversion, and there is none: both sides spell names alike",
+            f"{what} requires a conversion, but both sides have the same names",
             hint="leave it out",
         )
 
@@ -342,8 +342,9 @@ def _as_huggingface(source: Tree, built: Tree, model: ModelOptions) -> NamedArra
     known = ModelFiles.of(source, None)
     config = built.metadata.config or known.config
     source, lost = _without_towers(source, built, known, model)
-    # Names are those of `built`, whatever is recorded about the model that `source` came from. An order of
-    # rotary pairs that is not the family's counts as a difference, in both directions, unless asked for.
+    # Names are those of `built`, whatever is recorded about the model that `source` came from. Another
+    # order of rotary
+    # pairs than the family's counts as a difference in both directions, unless requested.
     files = replace(known, config=config, weights=weights, carried={}, spelling=None, rope_layout=None)
     options = ToHuggingFace(
         model=replace(model, tied="materialize" if model.tied == "materialize" else "keep"),

@@ -1,7 +1,7 @@
-"""How far two arrays are apart, element by element: as numbers, and in units in the last place.
+"""The deviation of two arrays, element by element: as numbers, and in units in the last place.
 
 Elements are equal if they are the same number, or both NaN. The sign of a zero and the payload of a NaN are
-counted as other bits, and are a difference where there is no tolerance.
+counted as different bits, and as a difference without tolerances.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Tolerances:
 
     Attributes:
         atol, rtol: |a - b| <= atol + rtol * max(|a|, |b|).
-        ulp: at most so many units in the last place.
+        ulp: maximum units in the last place.
     """
 
     atol: float = 0.0
@@ -39,7 +39,7 @@ EXACT = Tolerances()
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far two arrays are apart. Deviations of parts of an array add up.
+    """The deviation of two arrays. Deviations of parts of an array can be added.
 
     Attributes:
         elements: how many were compared.

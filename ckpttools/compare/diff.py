@@ -1,4 +1,5 @@
-"""Two sets of arrays, number by number: what is equal, what differs and by how much, what only one has."""
+"""Compare two sets of arrays value by value: equal arrays, differences with their size, and one-sided
+arrays."""
 
 from __future__ import annotations
 
@@ -51,12 +52,12 @@ class ArrayDiff:
 
     Attributes:
         name: of the array.
-        outcome: one of `OUTCOMES`. "kind": a leaf that is no array, or of another kind; "dtype": another
+        outcome: one of `OUTCOMES`. "kind": a leaf that is not an array, or of another kind; "dtype": another
             dtype with the same numbers or with numbers within the tolerances; "bits": the same numbers, with
             another sign of zero or other bits of NaN, and no tolerance; "within": other numbers or bits
             within the tolerances.
-        a, b: what each side has, or None.
-        deviation: how far they are apart; None if they cannot be compared.
+        a, b: the leaf on each side, or None.
+        deviation: the size of the difference; None if they cannot be compared.
         cause: why they differ, if known.
     """
 
@@ -123,7 +124,7 @@ def _outcome(total: Deviation, same_type: bool, tolerances: Tolerances) -> Outco
 
 
 def of_leaf(each: LeafDifference) -> ArrayDiff:
-    """Return the entry of a leaf that is no array or of another kind."""
+    """Return the entry of a leaf that is not an array or of another kind."""
     a, b = (None if kind is None else ArrayType(kind, ()) for kind in (each.a, each.b))
     return ArrayDiff(each.name, "only in B" if a is None else "only in A" if b is None else "kind", a, b)
 
@@ -139,7 +140,7 @@ def _deviations(
     jobs: int | None,
     observe: Callable[[int], None],
 ) -> _Deviations:
-    """How far the arrays are apart; those missing here are equal bit for bit."""
+    """Return the deviations of arrays; missing ones are bit-identical."""
     by_dtypes: dict[tuple[DType, DType], dict[str, LazyArray]] = {}
     for name, array in a.items():
         by_dtypes.setdefault((array.dtype, b[name].dtype), {})[name] = array
@@ -180,7 +181,7 @@ def _apart(
     tolerances: Tolerances,
     scratch: Scratch,
 ) -> Iterator[tuple[str, Deviation]]:
-    """Of the parts of a piece, block by block."""
+    """Yield the deviations of the parts of a piece, block by block."""
     for block in split_evenly(region, block_elements(dtypes)):
         here, there = (subview(item, block.relative_to(region)) for item in values)
         for (name, inner, mine), (_, _, theirs) in zip(

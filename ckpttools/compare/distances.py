@@ -1,4 +1,4 @@
-"""How far numbers of any dtype are apart: as float64, and in steps from one number to the next."""
+"""The distance of numbers of any dtype: in float64, and in steps between representable numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def coarser(a: DType, b: DType) -> DType:
 def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> np.ndarray | None:
     """Return steps of the coarser dtype between the elements; NaN counts as any number.
 
-    A number that is out of this dtype's range is farther from all others than any two of them.
+    A number out of this dtype's range is farther from all others than any two of them.
     """
     kinds = {"int" if dtype.is_whole else dtype.kind for dtype in dtypes}
     if kinds == {"float"}:

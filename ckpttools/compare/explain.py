@@ -23,9 +23,9 @@ from ckpttools.digest.pairing import Pairing
 from ckpttools.plan.pieces import Item
 from ckpttools.run.scanning import scan
 
-# Of arrays whose names differ only in numbers, all causes are tried on so many; on the others those that fit.
+# For arrays whose names differ only in numbers, try all causes on this many; on the others only fitting ones.
 _PROBES = 3
-# Of the hypotheses that fit a sample so many are looked at on the whole, one after the other.
+# Number of hypotheses that fit a sample to check in full, one after the other.
 _MOST_FITTING = 3
 # A copy of an array has room in this part of the memory: there are two, each made from another one.
 _COPIES = 8
@@ -40,10 +40,10 @@ def explain(
     jobs: int | None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[ArrayDiff, ...]:
-    """Return the same with causes, for arrays of which all elements agree with one.
+    """Return the entries with causes for arrays that agree in all elements with a cause.
 
     Args:
-        result: what `ckpttools.compare.diff.diff` found.
+        result: result of `ckpttools.compare.diff.diff`.
         both: the arrays that it compared, and others that they may have been confused with.
         detectors: of causes, in any order.
         memory, jobs, observe: as `diff`.
@@ -105,7 +105,8 @@ def _is_constant(array: LazyArray) -> bool:
 def _of_group(
     cases: list[Case], ranked: Sequence[Detector], room: int
 ) -> Iterator[tuple[str, list[Hypothesis]]]:
-    """Yield arrays whose names differ only in numbers: what fits no probe is not tried on the others."""
+    """Yield arrays whose names differ only in numbers; causes that fit no probe are not tried on the
+    others."""
     step = -(-len(cases) // _PROBES)
     known = {item for item in ranked if item.of_single_arrays}
     for case in cases[::step]:

@@ -1,4 +1,4 @@
-"""What to try if two checkpoints differ in a way that an option ignores.
+"""Hints for when two checkpoints differ in a way that an option ignores.
 
 Only if they differ in nothing else: real differences are never explained away.
 """
@@ -21,7 +21,7 @@ from ckpttools.roles.of_tree import Typed
 
 
 def diffing(source: str, checkpoint: str) -> str:
-    """How two checkpoints are compared number by number: a command, or a call."""
+    """Return the command or call that compares two checkpoints value by value."""
     sides = source or "SRC", checkpoint or "DST"
     return step(
         f"ckpttools.diff({', '.join(map(json.dumps, sides))})", f"ckpt diff {' '.join(map(quote, sides))}"
@@ -29,12 +29,12 @@ def diffing(source: str, checkpoint: str) -> str:
 
 
 def after_verify(result: Collection[Difference], both: Pairing[LazyArray], compared: str) -> tuple[str, ...]:
-    """What to try after two checkpoints were compared bit by bit.
+    """Return hints after a bit-exact comparison.
 
     Args:
         result: all differences.
-        both: what was compared.
-        compared: as of `diffing`, of these two.
+        both: the compared arrays.
+        compared: result of `diffing` for them.
     """
     dtypes = {item.name for item in result if item.reason == "dtype" and _are_floats(item.name, both)}
     rest = [item for item in result if item.name not in dtypes]
@@ -64,7 +64,7 @@ def after_verify(result: Collection[Difference], both: Pairing[LazyArray], compa
 
 
 def _of_parameters(result: Collection[Difference], compared: str) -> tuple[str, ...]:
-    """What to try if parameters differ: no option ignores that, but a cause may be known."""
+    """Return a hint for differing parameters: no option ignores that, but a cause may be known."""
     sides = [{item.name for item in result if item.reason == reason} for reason in ("missing", "extra")]
     stacked = [{_LAYER_NUMBER.sub(r"\1", name) for name in side} for side in sides]
     if stacked[0] & sides[1] or sides[0] & stacked[1]:
@@ -73,11 +73,11 @@ def _of_parameters(result: Collection[Difference], compared: str) -> tuple[str, 
             f"{option('per_layer', False)} they are compared one by one",
         )
     if any(item.reason == "values" for item in result):
-        return (f"{compared} says by how much, and knows common causes",)
+        return (f"{compared} shows the size of the differences and known causes",)
     return ()
 
 
-# Of tied models FSDP and DeepSpeed save it beside the table that it is.
+# FSDP and DeepSpeed save the head of tied models next to the embedding.
 _HEAD = "lm_head.weight"
 _LAYER_NUMBER = re.compile(r"(layers)_\d+(?=/)")
 
@@ -85,16 +85,16 @@ _LAYER_NUMBER = re.compile(r"(layers)_\d+(?=/)")
 def after_manifest(
     result: Collection[Difference], mine: Mapping[str, Typed], expected: Mapping[str, Typed]
 ) -> tuple[str, ...]:
-    """What to try after a checkpoint was compared with digests.
+    """Return hints after a comparison with digests.
 
     Args:
         result: all differences.
-        mine, expected: what was compared, by name.
+        mine, expected: the compared digests, by name.
     """
     if mine and expected and not mine.keys() & expected.keys():
         return (
             "no array has the same name on both sides: the manifest has the names that are stored in SRC; "
-            "`ckpt hash SRC --as maxtext --manifest FILE` writes those of MaxText, which fit either side; "
+            "`ckpt hash SRC --as maxtext --manifest FILE` writes MaxText's digests, which fit either side; "
             "`ckpt verify DST --against SRC` needs no manifest",
         )
     if not result or not _are_state(result, mine, expected):
@@ -105,7 +105,7 @@ def after_manifest(
 def _are_state(
     result: Collection[Difference], mine: Mapping[str, Typed], expected: Mapping[str, Typed]
 ) -> bool:
-    """Return whether none of these is a parameter, and parameters were compared."""
+    """Return whether parameters were compared and none of these is one."""
     if not result:
         return True
     sides = parameters_among(mine), parameters_among(expected)
@@ -122,12 +122,12 @@ def _are_floats(name: str, both: Pairing[LazyArray]) -> bool:
 def after_diff(
     result: Collection[ArrayDiff], arrays: Mapping[str, LazyArray], a: str, b: str
 ) -> tuple[str, ...]:
-    """What to try after `diff`.
+    """Return hints after `diff`.
 
     Args:
-        result: what was found, with causes.
-        arrays: what was compared, of either side, by name.
-        a, b: where the checkpoints lie.
+        result: the differences, with causes.
+        arrays: the compared arrays of either side, by name.
+        a, b: locations of the checkpoints.
     """
     differing = [item for item in result if not item.is_equal]
     if not differing:

@@ -1,4 +1,4 @@
-"""Measuring how far two blocks of elements are apart."""
+"""Measure the deviation of two blocks of elements."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def deviation(
     tolerances: Tolerances = EXACT,
     scratch: Scratch | None = None,
 ) -> Deviation:
-    """Of two blocks of at most about `block_elements`.
+    """Measure two blocks of at most about `block_elements`.
 
     Args:
         a, b: carriers of the dtypes, of one shape and in C order. `first` counts within them.
         dtypes: of `a` and of `b`.
-        tolerances: what `beyond` ignores.
+        tolerances: deviations that `beyond` ignores.
         scratch: has `SCRATCH_BYTES`; without it memory is allocated and freed, which takes three times as
             long.
     """
@@ -71,7 +71,7 @@ def _unequal_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _of_elements(
     a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], tolerances: Tolerances, scratch: Scratch
 ) -> Deviation:
-    """Of single elements in a row."""
+    """Measure elements one by one."""
     if all(dtype.name in IN_FLOAT32 for dtype in dtypes):
         result = deviation_in_float32((a, b), dtypes, tolerances, scratch)
         if result is not None:
@@ -84,13 +84,13 @@ def _of_elements(
 
 
 def _of_part(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], tolerances: Tolerances) -> Deviation:
-    """Of a few elements in a row, through float64."""
+    """Measure a few consecutive elements in float64."""
     x, y = (as_doubles(item, dtype) for item, dtype in zip((a, b), dtypes, strict=True))
     steps = steps_between(a, b, dtypes)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         nan = np.isnan(x), np.isnan(y)
         if steps is not None and dtypes[0].is_whole:
-            # Integers of 64 bits are more than float64 tells apart.
+            # float64 cannot distinguish all 64-bit integers.
             unequal, gap = steps != 0, steps.astype(np.float64)
         else:
             unequal, gap = (x != y) & ~(nan[0] & nan[1]), np.abs(x - y)

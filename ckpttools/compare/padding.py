@@ -14,16 +14,16 @@ from ckpttools.maxtext.vocabulary import counted_rows, without_vocabulary_paddin
 
 
 def settled(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:
-    """Leave out what one side has and the other implies: padding rows, buffers, a head like the embedding.
+    """Leave out arrays and rows that the other side implies: padding rows, buffers, a tied head.
 
-    Args and errors as of `without_padding`, `without_computed_buffers` and `without_equal_head`.
+    See `without_padding`, `without_computed_buffers` and `without_equal_head` for arguments and errors.
     """
     built = without_computed_buffers(without_padding(both, way, memory), memory)
     return without_equal_head(built, memory)
 
 
 def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:
-    """Leave out rows that MaxText has beyond Hugging Face's vocabulary, if they are zeros.
+    """Leave out rows of MaxText beyond Hugging Face's vocabulary, if they are zeros.
 
     Other rows become an array of their own on that side, as do arrays that MaxText alone has, and learned
     something in. Reads them.

@@ -23,7 +23,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Candidates:
-    """The arrays of A, to be looked up by what they hold.
+    """The arrays of A, indexed by content.
 
     Attributes:
         arrays: by name.
@@ -33,7 +33,7 @@ class Candidates:
     _by_shape: dict[Shape, dict[bytes, list[str]]] = field(default_factory=dict, compare=False)
 
     def like(self, array: LazyArray) -> Iterator[tuple[str, LazyArray]]:
-        """Yield those whose sample equals that of an array of the other side."""
+        """Yield arrays whose sample equals that of an array of the other side."""
         mark = sample_key(array)
         if mark is not None:
             yield from ((name, self.arrays[name]) for name in self._marks(array.shape).get(mark, ()))
@@ -55,7 +55,7 @@ def sample_key(array: LazyArray) -> bytes | None:
     if not parts:
         return None
     values = np.concatenate([part.reshape(-1) for part in parts])
-    # Some NaN make numpy complain, and so does what is beyond float32.
+    # NaN and values beyond float32 cause numpy warnings.
     with np.errstate(over="ignore", invalid="ignore"):
         if (values == values[0]).all():
             return None
@@ -66,7 +66,7 @@ def sample_key(array: LazyArray) -> bytes | None:
 
 
 def moves(origins: Mapping[str, str]) -> dict[str, Cause]:
-    """For each name of B the cause that A has its array under another name, given all of them.
+    """Return the cause for each name of B that has another name in A, given all of them.
 
     Args:
         origins: name in B -> the name under which A has the array.
@@ -132,7 +132,7 @@ def indices(name: str) -> tuple[tuple[str, int], ...]:
 def _parts(name: str) -> list[tuple[str, int | None]]:
     """Return keys and separators in turn: the number of a key is split from its word.
 
-    The 0 in `wi_0` is no number: it tells one array from another, not one layer from the next.
+    The 0 in `wi_0` is not an index: it distinguishes arrays, not layers.
     """
     parts: list[tuple[str, int | None]] = []
     for is_joint, run in groupby(name, "/.".__contains__):
@@ -146,7 +146,7 @@ def _parts(name: str) -> list[tuple[str, int | None]]:
 
 
 def _word(parts: list[tuple[str, int | None]], location: int) -> str:
-    """What the number at a place counts: the word in its own key, or the key before it."""
+    """Return what an index counts: the word in its own key, or the key before it."""
     words = [word for word, _ in parts[: location + 1] if word.strip("/.")]
     return words[-1].rstrip("_") if words else "arrays"
 

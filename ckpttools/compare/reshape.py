@@ -10,7 +10,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import relayout
 from ckpttools.core.region import Shape
 
-# Axes of which all orders are tried.
+# Number of axes for which all orders are tried.
 _MOST_AXES = 4
 
 

@@ -17,7 +17,7 @@ from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.mapping.values import Cast
 from ckpttools.stores.memory import Bytes
 
-# Boxes of so many elements, long on the last axis, where neighbors in memory are.
+# Boxes with this many elements, long on the last axis, where neighbors are contiguous in memory.
 _BOX, _LAST, _SIDE = 2048, 128, 8
 _BOXES = 4
 # If a sample reads more than this, hypotheses are tried on a copy in memory.
@@ -79,9 +79,9 @@ def same_in(region: Region, left: LazyArray, right: LazyArray, ulps: int) -> boo
 def close(
     a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], ulps: int, scratch: Scratch | None = None
 ) -> bool:
-    """Return whether elements, carriers of the dtypes, are at most so many units in the last place apart.
+    """Return whether elements, carriers of the dtypes, differ by at most `ulps` units in the last place.
 
-    `scratch` is that of `ckpttools.compare.measure.deviation`.
+    `scratch`: see `ckpttools.compare.measure.deviation`.
     """
     for block in split_evenly(Region.whole(a.shape), block_elements(dtypes)):
         index = block.slices if a.ndim else ()
@@ -93,7 +93,7 @@ def close(
 
 
 def in_one_dtype(a: LazyArray, b: LazyArray) -> tuple[LazyArray, LazyArray]:
-    """Return both in the coarser dtype, if they are floating-point numbers of different dtypes."""
+    """Return both in the coarser dtype, if they have different floating-point dtypes."""
     if a.dtype == b.dtype or not (a.dtype.is_float and b.dtype.is_float):
         return a, b
     dtype = coarser(a.dtype, b.dtype)

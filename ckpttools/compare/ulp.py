@@ -1,7 +1,7 @@
 """Deviations of floating-point numbers of up to 32 bits, through float32: several times as fast as float64.
 
-float32 rounds. So close decisions are recalculated in float64: which elements are farthest apart, and which
-lie within the tolerances.
+float32 rounds. So close decisions are recalculated in float64: the largest deviations, and which elements
+are within the tolerances.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ IN_FLOAT32 = ("float16", "bfloat16", "float32")
 _HAIR = 2.0**-20
 # ... or, among subnormal numbers, by less than this.
 _LEAST = 2.0**-140
-# More elements that lie so near go the usual way.
+# If more elements are this close, use the general method.
 _MOST = 1 << 15
 _FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 
 Sides = tuple[np.ndarray, np.ndarray]
 Dtypes = tuple[DType, DType]
-"""Those of the one side and of the other."""
+"""Elements of both sides."""
 
 
 def deviation_in_float32(
@@ -40,7 +40,7 @@ def deviation_in_float32(
     Args:
         sides: carriers of both, 1-d, at least one.
         dtypes: of both, among `IN_FLOAT32`.
-        tolerances: what `beyond` leaves out.
+        tolerances: deviations that `beyond` ignores.
         scratch: has 32 bytes for every element.
     """
     size = sides[0].size
@@ -148,7 +148,7 @@ def _beyond(
     tolerances: Tolerances,
     scratch: Scratch,
 ) -> int | None:
-    """How many elements are beyond the tolerances; None if float32 leaves too many in doubt.
+    """Return how many elements exceed the tolerances; None if float32 leaves too many in doubt.
 
     Args:
         mask: gets those that are.

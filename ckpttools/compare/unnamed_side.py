@@ -1,4 +1,4 @@
-"""One side of a comparison whose names are not those of the other: by the rows of a family."""
+"""One side of a comparison with other names than the other side: mapped with the rows of a family."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class UnnamedSide:
         naming = [f"names are mapped to MaxText's by the rows of family {family.name}"]
         if self.files.config is None:
             naming.append(
-                "there is no config.json: names tell the family, and RoPE is taken to be in halves; "
-                f"{option('like')}, {option('family')} and {option('rope_layout')} say otherwise"
+                "without a config.json, names identify the family and RoPE is assumed to be in halves; "
+                f"{option('like')}, {option('family')} and {option('rope_layout')} override this"
             )
         # Arrays without a MaxText counterpart, or without any row.
         unplaced = (*mapped.unused, *mapped.dropped)
@@ -89,7 +89,7 @@ class UnnamedSide:
         arrays, config = self.arrays, self.files.config
         spelling = family.spelling_of(arrays)
         head = tying.right_head(family, spelling)
-        # An output head that is there is compared, whatever the configuration says of it.
+        # An existing output head is compared, whatever the configuration declares.
         tied = tying.tied_flags("keep", head.head if head else None, arrays)
         flags = {**rope_flags(family, model), **tied}
         there = family.towers_in(name.replace("/", ".") for name in self.beside)
@@ -119,7 +119,7 @@ def with_slashes(key: str) -> str:
 
 
 def with_joints_of(arrays: Arrays, names: Arrays) -> dict[str, LazyArray]:
-    """`arrays` renamed to those of `names` that differ only in the separator of keys."""
+    """Rename `arrays` to those of `names` that differ only in the separator of keys."""
     known = {name.replace("/", "."): name for name in names}
     built = {name if name in names else known.get(name.replace("/", "."), name): name for name in arrays}
     if len(built) != len(arrays):

@@ -54,7 +54,7 @@ def compare(
 def side_by_side(
     mine: Mapping[str, LazyArray], expected: Mapping[str, LazyArray]
 ) -> list[tuple[WholeArray, LazyArray]]:
-    """Compare all arrays of `mine` with those of `expected`; stacks as one if that is cheaper to read.
+    """Pair all arrays of `mine` with those of `expected`; as stacks if that is cheaper to read.
 
     Args:
         mine: arrays by name.
@@ -129,13 +129,13 @@ def _found(whole: WholeArray, region: Region, here: np.ndarray, there: np.ndarra
 
 
 def _unequal(here: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Where two arrays, C-ordered, differ in any bit."""
+    """Return where two C-ordered arrays differ in any bit."""
     mine, other = (item.reshape(-1).view(np.uint8).reshape(-1, item.itemsize) for item in (here, there))
     return np.asarray(np.any(mine != other, axis=-1)).reshape(here.shape)
 
 
 def _position(shape: Shape, region: Region, location: int) -> int:
-    """Where in the C order of `shape` the element is that is at `location` in that of a region of it."""
+    """Return the position in the C order of `shape` of the element at `location` in a region's C order."""
     position = 0
     for length, start, inside in zip(shape, region.start, coordinates(region.shape, location), strict=True):
         position = position * length + start + inside

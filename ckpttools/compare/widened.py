@@ -1,4 +1,4 @@
-"""What was stored so that nothing is lost: in float32 where 16 bits would round."""
+"""Arrays stored losslessly in float32 where 16 bits would round."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ def as_wide_as(
     built: Mapping[str, LazyArray],
     exactly: Callable[[], Mapping[str, LazyArray]],
 ) -> Mapping[str, LazyArray]:
-    """What a conversion makes, exact where some arrays, not all, are stored with 32 bits in place of 16.
+    """Return the arrays of a conversion, without rounding those that are stored with 32 bits instead of 16.
 
     All of them are where the conversion was to cast them, which rounds first.
 
     Args:
-        there: what is stored.
-        built: what a conversion makes that may round, by the same names.
-        exactly: what one makes that does not.
+        there: the stored arrays.
+        built: arrays of a conversion that may round, by the same names.
+        exactly: arrays of a conversion without rounding.
     """
     short = [name for name, array in built.items() if _has_bits(array, 16)]
     wide = {name for name in short if name in there and _has_bits(there[name], 32)}

@@ -104,7 +104,7 @@ def compare_content(part: FileGroup, location: Location, status: CopyComparison)
 def _by_size(part: FileGroup, there: Mapping[str, Status]) -> str | None:
     extra = sorted(there.keys() - part.files.keys() - set(part.commits))
     if extra:
-        return f"{extra[0]} is there, and not in what is copied"
+        return f"{extra[0]} exists, but not in the source"
     for name, result in part.files.items():
         if name not in there:
             return f"{name} is missing"

@@ -1,4 +1,4 @@
-"""Copying one part, or going on where an earlier run stopped: it becomes visible when all of it is there."""
+"""Copy one part, or resume an interrupted copy; the part becomes visible when it is complete."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ckpttools.stores.registry import parse
 
 
 def room_of(part: FileGroup, location: Location, memory: int, jobs: int) -> CopyRoom:
-    """What copying a part to a place may take; arguments and errors as of `room_for`."""
+    """Return the memory and workers for copying a part; arguments and errors as for `room_for`."""
     held = sum(part.files[name].size for name in part.last)
     return room_for(list(part.files), 2 * held, part.source.store, location.store, memory, jobs)
 
@@ -39,7 +39,7 @@ def room_of(part: FileGroup, location: Location, memory: int, jobs: int) -> Copy
 def check_part(
     part: FileGroup, location: Location, overwrite: bool, check_replaced: Callable[[], None]
 ) -> None:
-    """Raise what stops `copy_part` before it writes anything; arguments as there."""
+    """Raise the errors that stop `copy_part` before it writes anything; see there for the arguments."""
     _checked(part, location, staging_of(location, overwrite, check_replaced))
 
 
@@ -79,13 +79,13 @@ def copy_part(
     """Copy a part.
 
     Args:
-        part: what.
-        location: final name; it appears only when everything is there.
-        room: what copying may take.
-        overwrite, check_replaced: as of `ckpttools.stores.publishing.SupportsPublishing.staging`.
+        part: the part.
+        location: final name, which appears when everything is complete.
+        room: memory and workers.
+        overwrite, check_replaced: see `ckpttools.stores.publishing.SupportsPublishing.staging`.
         verify: whether all that was written is read again.
         add_commits: whether the commit files are written that are missing.
-        command: the command line, for whoever finds the work unfinished; "" where there is none.
+        command: command line, for messages about unfinished work; may be "".
         observe: called with numbers of bytes that are done.
 
     Raises:
@@ -112,7 +112,7 @@ def copy_part(
                 check_files(part, _sizes(staged), work.content)
                 stamps = done.stamps if streams is None else _object_stamps(part, work.content, staged)
             _publish(work, part, location)
-        # What a store has listed before is not what is there now: `work` tells it so when it ends.
+        # The store's cached listings are stale; `work` tells the store when it ends.
         work.finalize()
         if isinstance(work, SupportsPublished):
             done = replace(done, published=work.published)
@@ -132,8 +132,8 @@ def _check_published(
 
     Args:
         part, location: the source and the copy.
-        done: what was copied.
-        stamps: those of the files as they were written; None if the store cannot tell.
+        done: the transferred files.
+        stamps: stamps of the files as written; None if the store has none.
         was_complete: whether an earlier run published the copy.
         verify: whether the content of all files must be compared.
 
@@ -202,7 +202,7 @@ def verified(part: FileGroup, location: Location, names: Sequence[str]) -> int:
     """
     differing = find_differing_file(part, location, names)
     if differing is not None:
-        raise WrittenWrongError(f"{location}/{differing} does not hold what was written to it")
+        raise WrittenWrongError(f"{location}/{differing} differs from what was written")
     return sum(part.files[name].size for name in names)
 
 
@@ -229,7 +229,7 @@ def _made(
                 (work.content / name).write_bytes(COMMIT_TEXT)
         check_source(part, pieces, verify=verify)
     except (SourceChangedError, WrittenWrongError):
-        # What was copied is of two states, or is not what was read.
+        # The source changed during the copy, or the copy differs from the source.
         work.discard()
         raise
     return replace(done, pieces=(), stamps=stamps)

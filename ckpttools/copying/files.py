@@ -1,4 +1,4 @@
-"""All files of a directory, whatever they are: what cannot be copied is refused, nothing is left out."""
+"""All files of a directory; files that cannot be copied raise an error, and nothing is left out."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def _refused(location: Location, got: str) -> FormatError:
         location=location,
         got=got,
         expected="files, links to files, and directories",
-        hint=f"remove it, or put what it leads to in its place; then {retry_term()}",
+        hint=f"remove it, or replace it with its target; then {retry_term()}",
     )

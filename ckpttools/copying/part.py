@@ -1,4 +1,4 @@
-"""What becomes visible in one step: a step of a run, an item, a model."""
+"""The units of a copy that become visible atomically: a step of a run, an item or a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.outside_links import find_outside_links
 from ckpttools.stores.samples import sample_files
 
-# By these a reader finds that a checkpoint is there, and what is in it. The last ones come last.
+# Files by which readers find a checkpoint and its contents, the most significant last.
 _TELLING = (
     "*.safetensors.index.json",
     CONFIG,
@@ -39,13 +39,13 @@ _MOST_TELLING = 32 << 20
 
 @dataclass(frozen=True)
 class FileGroup:
-    """Files that are there together, or not at all.
+    """Files that appear together or not at all.
 
     Attributes:
         source: the directory, or the file.
         name: below the destination; "" for the destination itself.
         step: of a run; None where it is none.
-        commits: names of the files that say on `gs://` that item and step are complete, in this order.
+        commits: names of the files that mark item and step as complete on `gs://`, in this order.
         left_out: names of files in the directory that do not belong to the group.
     """
 
@@ -61,7 +61,7 @@ class FileGroup:
         return self.current_files()
 
     def current_files(self) -> Mapping[str, Status]:
-        """List its files as they are now; errors as `files_below`."""
+        """List the current files; errors as `files_below`."""
         result = files_below(self.source)
         return (
             {name: result[name] for name in result if name not in self.left_out} if self.left_out else result
@@ -85,12 +85,12 @@ class FileGroup:
 
     @property
     def missing_commits(self) -> tuple[str, ...]:
-        """Those that are not there."""
+        """Names of the missing commit files."""
         return tuple(name for name in self.commits if name not in self.files)
 
     @cached_property
     def last(self) -> Sequence[str]:
-        """Names of files that are written when all others are there, in that order; small ones."""
+        """Names of small files that are written after all others, in order."""
         order = {name: number for number, name in enumerate(self._telling)}
         chosen: list[str] = []
         room = _MOST_TELLING
@@ -103,7 +103,7 @@ class FileGroup:
 
     @property
     def _telling(self) -> list[str]:
-        """Names of files that tell, in order: those of the outermost directory after those in it."""
+        """Names of files that identify a checkpoint, in order: the outermost directory's come last."""
         ranked = [
             (-name.count("/"), rank, name)
             for name in self.files

@@ -1,4 +1,4 @@
-"""The pieces in which files are copied, and the digest of one."""
+"""The pieces in which files are copied, and their digests."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PieceDigester:
 
 
 def digest_of(piece: FileRange, read_into: Callable[[int, memoryview], None], buffer: memoryview) -> str:
-    """Return the digest of a piece as it is read again.
+    """Return the digest of a piece, reading it again.
 
     Args:
         piece: which.

@@ -1,4 +1,4 @@
-"""A copy that is decided, and carrying it out: one part after the other, each visible when it is complete."""
+"""A planned copy and its execution: one part after the other, each visible once it is complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ckpttools.stores.registry import count_traffic
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What copying may take.
+    """Limits of a copy.
 
     Attributes:
         memory: bytes resident at most.
@@ -49,17 +49,17 @@ class Effort:
 
 @dataclass(frozen=True, repr=False)
 class PreparedCopy:
-    """A copy decided: what is copied is known and fits; nothing is written yet.
+    """A planned copy: its source is known and fits into memory; nothing is written yet.
 
     Attributes:
-        source: what is copied, as it was named.
+        source: the source as the user passed it.
         target: where to.
-        selection: what is copied.
-        there: what of that is there already, by its name.
-        effort: what copying may take.
+        selection: the selected content.
+        there: comparison with existing content, by name.
+        effort: limits of the copy.
         verify: whether all that was written is read again.
-        observe: called with the bytes copied so far and those to copy in all; None for nobody.
-        command: what the user typed, for whoever finds the work unfinished.
+        observe: called with the bytes copied so far and the total; may be None.
+        command: command line, for messages about unfinished work.
         unchecked: what was not searched for missing chunks, and why.
     """
 
@@ -82,13 +82,13 @@ class PreparedCopy:
 
     @property
     def report(self) -> CopyReport:
-        """What would be done."""
+        """Report of a dry run."""
         parts = tuple(self._there(part) or self._copied(part, "to be copied") for part in self._parts)
         return self._report(parts, 0.0)
 
     @property
     def todo(self) -> tuple[FileGroup, ...]:
-        """The parts that are not there yet."""
+        """The parts that do not exist yet."""
         return tuple(part for part in self._parts if part.name not in self.there)
 
     @property
@@ -97,18 +97,18 @@ class PreparedCopy:
 
     @property
     def _adds_commits(self) -> bool:
-        # Where there is no rename, Orbax goes by these files.
+        # Orbax requires these files in stores without renames.
         return self.destination.store.streams is not None
 
     def run(self, observe: Observe | None = None) -> CopyReport:
         """Copy.
 
         Args:
-            observe: called with the bytes copied so far and those to copy in all, in place of `self.observe`;
+            observe: called with the bytes copied so far and the total, instead of `self.observe`;
                 the first call has 0.
 
         Raises:
-            CheckpointError: reading or writing fails. Parts that are complete stay; the same call goes on.
+            CheckpointError: reading or writing fails. Complete parts remain; the same call resumes.
         """
         with use_concurrency(self.effort.requests), count_traffic() as traffic:
             report = self._run(observe or self.observe)
@@ -143,7 +143,7 @@ class PreparedCopy:
         return replace(self._report(tuple(done), time.monotonic() - started), published=published)
 
     def check(self) -> None:
-        """Raise what would stop `run` before it writes anything."""
+        """Raise the errors that would stop `run` before it writes anything."""
         for part in self.todo:
             self._room(part)
             check_replaced = partial(self.target.check_replaced, part)
@@ -154,7 +154,7 @@ class PreparedCopy:
         return room_of(part, location, self.effort.memory, self.effort.jobs_between(part.source, location))
 
     def _copy_small(self) -> None:
-        """Files beside the steps: each has its name once it is complete."""
+        """Copy files next to the steps, each atomically."""
         for name, source in self.selection.small.items():
             with source.open() as file:
                 content, location = file.read(0, file.size), self.destination / name
@@ -206,7 +206,7 @@ class PreparedCopy:
         unsure = [part.source for part in self._parts if not _lists_all(part.source)]
         if unsure:
             yield (
-                f"the server does not list what is in {unsure[0]}: only files that the index names, and "
+                f"the server does not list {unsure[0]}: only files in the index, and "
                 "files with the usual names of a model, are copied"
             )
 
@@ -227,7 +227,7 @@ class PreparedCopy:
 
 @dataclass
 class _CopyTally:
-    """Adds up what is copied."""
+    """Sums up what is copied."""
 
     total: int
     observe: Observe | None

@@ -1,4 +1,4 @@
-"""What a copy did, or would do."""
+"""Reports of copies and dry runs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Outcome = Literal["copied", "there already", "to be copied"]
 
 @dataclass(frozen=True, slots=True)
 class CopiedPart:
-    """What became of a step, an item, a model, or of what lies beside the steps of a run.
+    """The result for a step, an item, a model, or the files next to a run's steps.
 
     Attributes:
         name: below the destination; "" where it is the destination.
-        step: its number, where it is one.
+        step: number of the step, if it is one.
         outcome: whether it was copied, is to be copied, or was there already.
         files, bytes: of it.
         bytes_resumed: copied by an earlier run.
         bytes_by_store: copied by the store itself, from one place in it to another.
-        bytes_verified: read again where they were written, or compared with what was there already.
+        bytes_verified: bytes read again after writing, or compared with existing content.
         files_compared: number of existing copies whose content was compared.
         files_unchanged: number of existing copies that were not read: source and copy have the inode, size
             and times, or the generation or ETag, that they had when they were last copied or compared.
@@ -49,20 +49,20 @@ class CopiedPart:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CopyReport:
-    """What a copy did, or would do.
+    """The result of a copy or a dry run.
 
     Attributes:
-        source: where it lies, wherever the process is; of a repository on the hub with its commit.
+        source: absolute location of the source; for a Hub repository, with its commit.
         destination: as it was named.
         parts: in the order in which they become visible.
-        left_out: what lies in the source and is not copied, with the reason.
-        remarks: what the user should know.
-        files, bytes: that were copied, those of earlier runs as well.
+        left_out: content of the source that is not copied, with reasons.
+        remarks: remarks for the user.
+        files, bytes: number of files and bytes copied, including those of earlier runs.
         seconds: wall time.
-        peak_bytes: resident memory at its highest, or None where the system does not tell.
+        peak_bytes: peak resident memory, or None if the system does not report it.
         traffic: requests to stores behind a network, and the bytes that came, by address; of the copying, not
             of looking for what to copy.
-        published: what it has become in a repository of the hub; None elsewhere, or if nothing was copied.
+        published: the commit in a Hub repository; None elsewhere, or if nothing was copied.
     """
 
     source: str

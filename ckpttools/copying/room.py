@@ -1,4 +1,4 @@
-"""How many workers copy, and in which memory."""
+"""The number of workers of a copy, and their memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.base import Store
 
-# What a file takes beside its name in listings, statuses and pieces, and what a character of it takes.
+# Memory of a file besides its name in listings, statuses and pieces; and of a character of the name.
 _BYTES_PER_FILE, _BYTES_PER_CHARACTER = 2048, 6
 # A worker with less waits more for requests; more gains nothing (16 requests of 4 MiB at once).
 _LARGEST_BUFFER, _GOOD_BUFFER = 32 << 20, 4 << 20
@@ -15,7 +15,7 @@ _LARGEST_BUFFER, _GOOD_BUFFER = 32 << 20, 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class CopyRoom:
-    """What copying takes.
+    """Memory and workers for a copy.
 
     Attributes:
         jobs: workers.
@@ -29,17 +29,17 @@ class CopyRoom:
 def room_for(
     names: list[str], held: int, source: Store, destination: Store, memory: int, jobs: int
 ) -> CopyRoom:
-    """How many workers fit into the memory.
+    """Return how many workers fit into the memory.
 
     Args:
         names: of the files.
-        held: bytes of files that are in memory until all others are there.
+        held: bytes of files that stay in memory until all others are complete.
         source, destination: stores.
         memory: bytes that may be resident.
         jobs: workers at most.
 
     Raises:
-        MemoryBudgetError: there is no room for one.
+        MemoryBudgetError: it does not suffice for one worker.
     """
     listed = len(names) * _BYTES_PER_FILE + sum(map(len, names)) * _BYTES_PER_CHARACTER
     base = baseline_bytes() + source.costs.memory + listed + held

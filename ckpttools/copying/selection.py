@@ -1,4 +1,4 @@
-"""What of a source is copied: the finished steps of a run, a step, an item, a model in another format."""
+"""Select the content to copy: finished steps of a run, a step, an item, a model in another format."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import find_unfinished
 
-# Beside steps lie descriptions of the run. What is larger is copied by itself.
+# Files next to steps describe the run. Larger files must be copied separately.
 _LARGEST_BESIDE = 16 << 20
 
 
 @dataclass(frozen=True)
 class CopySelection:
-    """What is copied.
+    """The content to copy.
 
     Attributes:
         parts: in this order.
-        small: single files beside the steps, by the names that they get.
-        left_out: what lies there and is not copied, with the reason.
-        steps_at: below the destination, where steps come to lie that are added to a run; None for no run.
+        small: single files next to the steps, by their names at the destination.
+        left_out: content that is not copied, with reasons.
+        steps_at: directory below the destination for steps that are added to a run; None otherwise.
     """
 
     parts: Sequence[FileGroup]
@@ -46,7 +46,7 @@ class CopySelection:
 
 
 def selected(source: Location, steps: Sequence[int] = (), latest: int | None = None) -> CopySelection:
-    """What of a source is copied.
+    """Select the content to copy.
 
     Args:
         source: a run, a step, an item or a directory with a checkpoint of another format.
@@ -54,9 +54,9 @@ def selected(source: Location, steps: Sequence[int] = (), latest: int | None = N
         latest: of a run, how many of the latest finished ones are expected; None for all.
 
     Raises:
-        UsageError: a step is not there, or there are no steps to choose from.
-        FormatError: it is no checkpoint, or not a finished one.
-        StorageError: nothing is there, or the store cannot answer.
+        UsageError: a step does not exist, or the source has no steps.
+        FormatError: it is not a checkpoint, or not a finished one.
+        StorageError: the source does not exist, or the store does not respond.
     """
     detected = detect(source)
     if detected.unfinished is not None:
@@ -114,13 +114,13 @@ def _chosen_states(
     chosen = sorted({*steps}) or [state for state in sorted(states) if state_fault(states[state]) is None]
     chosen = chosen if latest is None else chosen[-latest:]
     if not chosen:
-        raise _unfinished(source, f"step {format_ranges(sorted(states))}, none of which can be read")
+        raise _unfinished(source, f"step {format_ranges(sorted(states))}, all unreadable")
     left_out = frozenset(states[number].name for number in states if number not in chosen)
     return CopySelection([FileGroup(source, left_out=left_out)])
 
 
 def _part_of(step: Step, name: str) -> FileGroup:
-    """Return a step as it is copied to a name."""
+    """Return a step with its name at the destination."""
     below = {item.directory.relative_to(step.path) for item in step.items}
     handlers = step.declared.handlers
     if isinstance(handlers, dict):
@@ -168,7 +168,7 @@ class _RunRoot:
             raise FormatError(
                 "no step is finished",
                 location=self.path,
-                got=f"step {format_ranges(reasons)}, none of them whole",
+                got=f"step {format_ranges(reasons)}, all damaged",
                 hint=next_step(left) if left else f"`ckpt doctor {quote(str(self.path))}` shows details",
             )
         chosen = [self._part(number) for number in expected]
@@ -195,7 +195,7 @@ class _RunRoot:
             return self.legacy.mismatch_reason(number)
         step = self.orbax_steps[number]
         name = step.path.name
-        # What is asked of a conversion is several requests: only where its name tells that there may be one.
+        # Checking for a conversion takes several requests, so it is done only if the name suggests one.
         is_asked = any(item != name and item.startswith(name) for item in self._names)
         return unfinished_reason(step, is_asked=is_asked)
 
@@ -204,7 +204,7 @@ class _RunRoot:
         return [entry.name for entry in self.path.entries()]
 
     def _check(self, steps: Sequence[int], reasons: Mapping[int, str | None]) -> None:
-        """Raise where a step that is expected is not there or not whole, or any has lost something."""
+        """Raise an error if a requested step is missing or incomplete, or any step is damaged."""
         for number in steps or reasons:
             if number not in reasons:
                 got = f"step {format_ranges(reasons)}"
@@ -218,7 +218,7 @@ class _RunRoot:
                 whole = sorted(item for item, why in reasons.items() if why is None)
                 others = " ".join(option("steps", item) for item in whole[-3:])
                 raise FormatError(
-                    f"step {number} was saved completely, but is no longer whole",
+                    f"step {number} was saved completely, but is damaged now",
                     location=step.path,
                     got=reason,
                     hint=f"`ckpt doctor {quote(str(step.path))}` shows details; "
@@ -238,7 +238,7 @@ class _RunRoot:
         return location.relative_to(self.source)
 
     def _beside(self) -> Iterator[tuple[Location, str | None]]:
-        """What lies beside the steps, and why it is left out; None where it belongs to the run."""
+        """Yield what is next to the steps, with the reason for leaving it out; None for files of the run."""
         if self.path != self.source:
             inner = self.path.name
             for entry in self.source.entries():

@@ -1,4 +1,4 @@
-"""What is at the destination of a copy already, and whether it may be replaced."""
+"""Compare the destination of a copy with its source, and decide whether it may be replaced."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from ckpttools.stores.sharing import is_of_repository
 
 @dataclass(frozen=True)
 class CopyTarget:
-    """Where a copy comes to lie.
+    """The destination of a copy.
 
     Attributes:
         location: the destination.
-        overwrite: whether what is there and differs may be replaced.
+        overwrite: whether existing content that differs may be replaced.
         optimizer_in: the name of the optimizer whose state a checkpoint has; None for none.
     """
 
@@ -40,11 +40,11 @@ class CopyTarget:
     optimizer_in: Callable[[Location], str | None]
 
     def of(self, part: FileGroup) -> Location:
-        """Where a part comes to lie."""
+        """Return the location of a part."""
         return self.location / part.name if part.name else self.location
 
     def check_replaced(self, part: FileGroup) -> None:
-        """Refuse to replace what holds something that would be lost.
+        """Raise an error if replacing the existing content would lose something.
 
         Raises:
             DestinationExistsError: it is a checkpoint of another kind, such as a run; or there is a file that
@@ -59,19 +59,19 @@ class CopyTarget:
         if old and not self.optimizer_in(source):
             raise DestinationExistsError(
                 f"{location} is not replaced: it holds the state of an optimizer ({old})",
-                expected="no optimizer state where what replaces it has none",
-                hint="choose another destination, or move away what is there",
+                expected="no optimizer state, because the replacement has none",
+                hint="choose another destination, or move the existing content away",
             )
 
     def result(self, selection: CopySelection, *, verify: bool) -> Mapping[str, CopyComparison]:
-        """What of a copy is there already, by its name.
+        """Compare existing content with the source, by name.
 
         Args:
-            selection: what is copied.
+            selection: the content to copy.
             verify: whether all bytes of it are compared.
 
         Raises:
-            DestinationExistsError: something else is there, and may not be replaced.
+            DestinationExistsError: something else exists and may not be replaced.
             UsageError: the destination takes no single files, and there are some.
         """
         self._check_small(selection.small)
@@ -79,7 +79,7 @@ class CopyTarget:
 
         def look(part: FileGroup) -> CopyComparison | None:
             location = self.of(part)
-            # What was begun is gone on with, or refused by who looks into its journal.
+            # An unfinished copy is resumed, or rejected by the reader of its journal.
             return None if find_unfinished(location) else compare_status(part, location, verify=verify)
 
         result: dict[str, CopyComparison] = {}
@@ -92,16 +92,17 @@ class CopyTarget:
                 result[part.name] = comparison
             elif comparison is not None and comparison.difference is not None and not self.overwrite:
                 _refuse_begun(self.of(part))
-                # What no option replaces is refused for that: nobody is sent from one refusal to the next.
+                # Content that no option replaces is rejected first, so that one hint does not lead to
+                # another error.
                 self.check_replaced(part)
                 raise _other_content(self.of(part), comparison.difference)
         return result
 
     def _check_small(self, small: Mapping[str, Location]) -> None:
-        """The same of single files beside the steps of a run."""
+        """Check the single files next to the steps of a run."""
         if small and not isinstance(self.location.store, SupportsPut):
             raise UsageError(
-                f"what lies beside the steps of a run cannot be copied to {self.location}",
+                f"files next to the steps of a run cannot be copied to {self.location}",
                 got=sample_names(list(small)),
                 expected="a directory or a bucket as destination",
                 hint="copy a step by its own path",
@@ -151,7 +152,7 @@ def _refuse_begun(location: Location) -> None:
 
 def _other_content(location: Location, difference: str) -> DestinationExistsError:
     return DestinationExistsError(
-        f"{location} already exists, and differs from what would be copied",
+        f"{location} already exists and differs from the source",
         got=difference,
         expected="a new name, or the same content",
         hint=f"choose another destination, or allow its replacement with {option('overwrite', True)}",
@@ -170,9 +171,9 @@ def _check_files(part: FileGroup, location: Location) -> bool:
         head, slash, _ = name.partition("/")
         if not is_own_file(name) or (part.step is not None and slash and head not in items):
             raise DestinationExistsError(
-                f"{location} is not replaced: it holds {name}, which is not in what is copied",
+                f"{location} is not replaced: it contains {name}, which the source does not",
                 expected="a checkpoint with the same items, and nothing else",
-                hint="choose another destination, or move away what is there",
+                hint="choose another destination, or move the existing content away",
             )
     return bool(there)
 
@@ -190,5 +191,5 @@ def _check_kinds(source: Location, location: Location, lost: Sequence[str]) -> N
             got=find_fault(there)
             or (None if others else f"files that the source lacks: {sample_names(lost)}"),
             expected=f"{new} with no other files",
-            hint="choose another destination, or move away what is there",
+            hint="choose another destination, or move the existing content away",
         )

@@ -1,4 +1,4 @@
-"""Copying the files of a part to where it grows: a few threads, each with a buffer of its own."""
+"""Copy the files of a part to a staging area with a few threads, each with its own buffer."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _Act: TypeAlias = Callable[[FileRange, np.ndarray], None]
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """What was copied.
+    """The result of a transfer.
 
     Attributes:
-        bytes_resumed: what an earlier run had copied.
-        bytes_by_store: what the store copied itself.
-        bytes_verified: what was read again where it was written, and is the same.
-        published: what it has become in a repository; None elsewhere.
+        bytes_resumed: bytes copied by an earlier run.
+        bytes_by_store: bytes copied within the store.
+        bytes_verified: bytes read again after writing, and found equal.
+        published: the commit in a Hub repository; None elsewhere.
         pieces: each piece that was read, and its digest.
         stamps: the stamps of written files by name, taken when their last byte was written; see
             `ckpttools.stores.evidence`. Objects have none here.
@@ -76,16 +76,16 @@ def transfer(
     """Copy all files of a part but those that come last.
 
     Args:
-        part: what.
+        part: the part.
         work: the destination.
         destination: its store.
-        room: what copying may take.
-        verify: whether what was written is read again.
-        observe: called with numbers of bytes that are done, from several threads but never at once.
+        room: memory and workers.
+        verify: whether to read written data again.
+        observe: called with numbers of bytes that are done, from several threads but one at a time.
 
     Raises:
-        SourceChangedError: a file is not what it was at first.
-        CheckpointError: reading or writing fails, or what was written is not what was read.
+        SourceChangedError: a file changed since the copy was planned.
+        CheckpointError: reading or writing fails, or the copy differs from the source.
     """
     last = set(part.last)
     sizes = {name: result.size for name, result in part.files.items() if name not in last}
@@ -117,7 +117,7 @@ class _TransferState:
     run: str = field(default_factory=new_run_id)
 
     def done(self, pieces: Sequence[FileRange], verify: bool) -> Transferred:
-        """Copy what earlier runs did not, and reads all of it back if that is asked for."""
+        """Copy what earlier runs did not; read everything back if requested."""
         self._keep_recorded(pieces)
         resumed = sum(piece.stop - piece.start for piece in pieces if piece.number in self.digests)
         self.observe(resumed)
@@ -203,7 +203,7 @@ class _TransferState:
     # -- one piece
 
     def _trials(self) -> LinkTrials | None:
-        """What finds out what the store copies itself; None where that would not be a copy."""
+        """Return the test for copies within the store; None if it cannot copy."""
         store = self.destination
         return (
             store.link_trials(self.work.content.key)
@@ -273,7 +273,7 @@ class _TransferState:
         return True
 
     def _report_progress(self, piece: FileRange, stop: int) -> None:
-        """Report that a piece is copied up to an offset; nothing is told twice of what is sent twice."""
+        """Report the progress of a piece; retransmitted bytes are not counted twice."""
         with self.threads.lock:
             before = self.told.get(piece.number, piece.start)
             if stop > before:
@@ -302,18 +302,18 @@ class _TransferState:
         with location.open() as written:
             if digest_of(piece, written.read_into, view) != digest:
                 raise WrittenWrongError(
-                    f"{location} does not hold what was written to it",
+                    f"{location} differs from what was written",
                     got=f"other bytes between byte {piece.start} and byte {piece.stop}",
                     hint=f"the disk, the network or the store has changed them: {retry_term()}",
                 )
 
 
 class WrittenWrongError(StorageError):
-    """What is read where it was written is not what was written."""
+    """A file that is read back differs from what was written."""
 
 
 def check_files(part: FileGroup, sizes: Mapping[str, int], location: Location) -> None:
-    """Compare the names and sizes of the files at a place with what was copied there.
+    """Compare the names and sizes of the files at a location with the copied files.
 
     Raises:
         WrittenWrongError: a file is missing, has another size, or was not written by this command.

@@ -86,14 +86,14 @@ def _check_index(item: Location) -> None:
     # What is read of an index is refused where it names a file above its directory.
     fault = next(iter(entries_of(item).faults.values()), None)
     if fault is not None:
-        raise FormatError("not all that the index names is there", location=item, got=fault, hint=fault.hint)
+        raise FormatError("files that the index names are missing", location=item, got=fault, hint=fault.hint)
 
 
 def _check_chunks(item: Location) -> Iterator[str]:
     try:
         tree = open_tree(item)
     except FormatError as error:
-        yield f"nobody looked for missing chunks in {item}: {error.message}{_of(error)}"
+        yield f"{item} was not searched for missing chunks: {error.message}{_of(error)}"
         return
     refuse_incomplete(tree.arrays.values(), str(item))
 

@@ -119,7 +119,7 @@ def check_resident(location: object) -> None:
 def memory_error(message: str, memory: int, needed: int, location: object = None) -> MemoryBudgetError:
     """Return the error of a limit that is too small; the command succeeds with `needed` bytes."""
     least = f"{-(-needed >> 20)}MiB"
-    # A number without its unit; 1000000 is one with it, 1MB.
+    # A number without a unit; 1000000 is 1MB.
     is_bare = memory << 20 >= needed and memory < 1 << 16
     meant = f"; did you mean {option('memory', f'{memory}MiB')}" if is_bare else ""
     return MemoryBudgetError(

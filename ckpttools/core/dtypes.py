@@ -23,7 +23,8 @@ class Float(NamedTuple):
     Attributes:
         mantissa: bits behind the exponent.
         infinity, nan, zero, sign: whether it has them.
-        in_order: whether magnitudes are in the order of their patterns, those of no finite number last.
+        in_order: whether magnitudes are in the order of their bit patterns, with those that are not finite
+            last.
     """
 
     mantissa: int
@@ -44,7 +45,7 @@ class DType:
         kind: "float", "int", "uint", "bool" or "complex".
         safetensors: code in a safetensors header, or None where the format lacks the type.
         zarr3: `data_type` in zarr.json as tensorstore writes it, or None where it lacks the type.
-        layout: of a floating-point type; of a complex one that of its parts; None for others.
+        layout: layout of a floating-point type, or of a complex type's parts; None for others.
         value_bits: bits that encode the value; None for `bits`.
     """
 
@@ -242,7 +243,7 @@ def parse_dtype(text: str | DType) -> DType:
     One that is a dtype already is itself.
 
     Raises:
-        UnknownNameError: no such name; says which is near, else which are known.
+        UnknownNameError: the dtype does not exist; suggests a similar one, or lists all.
     """
     if isinstance(text, DType):
         return text
@@ -268,7 +269,7 @@ def dtype_like(value: object) -> DType | None:
         return DTYPES.get(str(value).removeprefix("torch."))
     import numpy as np
 
-    # `float` would be float64, which few who say it mean; numpy calls its own float64 equal to that.
+    # `float` would be float64, which is rarely intended; numpy treats its own float64 as equal.
     is_of_python = isinstance(value, type) and value in (bool, int, float, complex)
     if is_of_python or not isinstance(value, type | np.dtype):
         return None

@@ -37,8 +37,8 @@ class CheckpointError(Exception):
     Args:
         message: one sentence, the finished text.
         location: file, array or row where it happened.
-        got: what was found there.
-        expected: what should have been there.
+        got: what was found.
+        expected: what was expected.
         hint: the next step for the user.
     """
 
@@ -260,7 +260,7 @@ _SUPPRESSED: ContextVar[tuple[type[StepWarning], ...]] = ContextVar("unwanted", 
 def suppress_step_warnings(kind: type[StepWarning] = StepWarning) -> Iterator[None]:
     """Suppress warnings of a kind inside the `with`, in this thread only.
 
-    `warnings.catch_warnings` is about all threads: where two leave it in another order than they came, what
+    `warnings.catch_warnings` affects all threads: if two leave it in another order than they entered it, what
     they ignored is ignored from then on.
     """
     token = _SUPPRESSED.set((*_SUPPRESSED.get(), kind))

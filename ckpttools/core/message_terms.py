@@ -81,7 +81,7 @@ def option(name: str, value: object = None) -> str:
 
     Args:
         name: of the argument, such as "scan_axis".
-        value: what it gets; None for the option as such.
+        value: value of the option; None for the option itself.
 
     Returns:
         `scan_axis`, scan=False, scan_axis=0, tied="drop"; as flags --scan-axis, --no-scan, --scan-axis 0,

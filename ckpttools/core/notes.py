@@ -11,7 +11,7 @@ class Note:
     """A fact that the user should know before the conversion.
 
     Attributes:
-        subject: what it is about, such as a row.
+        subject: the subject, such as a row.
         text: what happens to it.
         arrays: how many the subject counts; None where it names something.
     """
@@ -34,7 +34,7 @@ class Notes:
         inexact: values that will not come back bit by bit, with the reason.
         values: values that are changed and come back exactly.
         dropped: source arrays left out on purpose.
-        remarks: what else the user should know, a sentence each.
+        remarks: further remarks for the user, one sentence each.
     """
 
     inexact: tuple[Note, ...] = ()

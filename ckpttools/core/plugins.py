@@ -20,7 +20,7 @@ _METADATA = (".dist-info", ".egg-info")
 def entry_points_of(group: str) -> list[EntryPoint]:
     """Entry points that installed packages announce, not loaded.
 
-    Asking importlib.metadata takes 50 ms, so it is asked only where some package has such a group: to look
+    importlib.metadata takes 50 ms, so it is used only if some package has such a group: to look
     for its name takes 1 ms with 60 packages.
     """
     if not any(text is None or group.encode() in text for text in _read_announcements()):
@@ -65,7 +65,7 @@ def load_group(group: str, kind: type[T] | None = None) -> dict[str, T]:
             _warn(point, f"cannot be loaded: {error!r}")
             continue
         if kind is not None and not isinstance(loaded, kind):
-            _warn(point, f"is no {kind.__name__}")
+            _warn(point, f"is not a {kind.__name__}")
             continue
         result[point.name] = loaded
     return result

@@ -9,7 +9,7 @@ _SYSTEM = Path("/proc/meminfo")
 
 
 def current_bytes() -> int | None:
-    """Resident size now (`VmRSS`), or None where there is no /proc, as for all here."""
+    """Return the resident size (`VmRSS`), or None without /proc, as all functions here do."""
     return _read_bytes(_STATUS, "VmRSS:")
 
 

@@ -105,7 +105,7 @@ def ceil_div(a: int, b: int) -> int:
 
 def grid_shape(shape: Sequence[int], chunk: Sequence[int]) -> Shape:
     """Number of cells of size `chunk` along each axis; the last cell of an axis may be cut short."""
-    # A list is made in half the time of a generator's items, and plans of 100,000 arrays ask several times.
+    # A list takes half the time of a generator here, and plans of 100,000 arrays call this several times.
     return tuple([-(-n // c) for n, c in zip(shape, chunk, strict=True)])
 
 
@@ -171,7 +171,7 @@ def contiguous_runs(shape: Sequence[int], region: Region) -> Iterator[tuple[int,
 
 
 def count_runs(shape: Sequence[int], region: Region) -> int:
-    """How many runs `contiguous_runs` yields, without making them."""
+    """Return how many runs `contiguous_runs` yields, without creating them."""
     lengths = region.shape
     if 0 in lengths:
         return 0
@@ -179,7 +179,7 @@ def count_runs(shape: Sequence[int], region: Region) -> int:
 
 
 def _count_cut_axes(shape: Sequence[int], region: Region) -> int:
-    """How many axes there are up to the last one that the region does not span whole."""
+    """Return the number of axes up to the last one that the region does not span."""
     count = len(shape)
     while count > 0 and region.start[count - 1] == 0 and region.stop[count - 1] == shape[count - 1]:
         count -= 1

@@ -1,1 +1,1 @@
-"""Diagnosis of checkpoints: defects and fixes. Changes something only when asked to."""
+"""Diagnosis of checkpoints: findings and fixes. Changes files only on request."""

@@ -41,7 +41,7 @@ def array_findings(item: ListedItem) -> Iterator[Finding]:
 
 
 def _files(database: Entries, item: ListedItem) -> Iterator[Finding]:
-    """Data files that are missing or shorter than the index says."""
+    """Report data files that are missing or shorter than the index requires."""
     ends: dict[str, list[int]] = defaultdict(list)
     for entry in database.all.values():
         if isinstance(entry, Extent):
@@ -51,7 +51,7 @@ def _files(database: Entries, item: ListedItem) -> Iterator[Finding]:
         try:
             size = path.stat().size
         except StorageError as error:
-            what = f"a data file with {len(result)} entries of the index: {error.got or 'not there'}"
+            what = f"a data file with {len(result)} entries of the index: {error.got or 'missing'}"
             yield Finding(ERROR, str(path), what, _UNREAD, _FETCH)
             continue
         if not path.may_read():
@@ -60,7 +60,7 @@ def _files(database: Entries, item: ListedItem) -> Iterator[Finding]:
         beyond = [end for end in result if end > size]
         if beyond:
             what = f"{len(beyond)} of {len(result)} entries end beyond its {size} bytes, at {max(beyond)}"
-            yield Finding(ERROR, str(path), what, "it was cut short: those chunks cannot be read", _COPY)
+            yield Finding(ERROR, str(path), what, "it was truncated: those chunks cannot be read", _COPY)
 
 
 def _chunks(item: ListedItem, database: Entries, table: ChunkTable) -> Iterator[Finding]:
@@ -70,7 +70,7 @@ def _chunks(item: ListedItem, database: Entries, table: ChunkTable) -> Iterator[
         grid = f"{list(array.grid)} of chunks {list(array.chunk)} for shape {list(array.shape)}"
         count = plural_with_verb(len(table.strays), "chunk")
         what = f"outside the grid {grid} {count}, such as {table.strays[0]}"
-        yield Finding(ERROR, location, what, "the metadata is of another array than the chunks", _COPY)
+        yield Finding(ERROR, location, what, "the metadata is another array's", _COPY)
     faults: dict[str, list[Shape]] = defaultdict(list)
     for bad in bad_chunks(table, database):
         faults[bad.fault].append(bad.index)
@@ -90,7 +90,7 @@ def _missing(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding
     what = f"{lost:,} of {all_of_them:,} chunks are missing, such as {first}; of {names}"
     location = str(item.path)
     if item.is_part_of_a_host:
-        why = "this is what one host kept for itself: the others have the rest"
+        why = "this is one host's share: the others have the rest"
         yield Finding(WARNING, location, what, why, where_chunks_may_be(item.path, may_be_old=False))
     elif item.processes and not item.leaves_out:
         why = "they were lost, or other processes of the save kept them elsewhere; some tools read zeros"
@@ -99,12 +99,12 @@ def _missing(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding
         yield Finding(ERROR, location, what, "they were lost, and some tools read zeros for them", _FETCH)
     else:
         yield Finding(
-            INFO, location, what, "they hold only the fill value and were left out", "nothing need be done"
+            INFO, location, what, "they contain only the fill value and were left out", "no action is needed"
         )
 
 
 def _names(item: ListedItem) -> Iterator[Finding]:
-    """Yield arrays that the tree names and that are missing; another version of zarr than it says."""
+    """Report missing arrays of the tree, and another version of zarr than declared."""
     if isinstance(item.metadata, CheckpointError) or item.tables is None:
         return
     try:
@@ -117,9 +117,9 @@ def _names(item: ListedItem) -> Iterator[Finding]:
         yield _lost(item, lost, everything=len(lost) == len(expected))
     extra = sorted(item.tables.tables.keys() - set(expected))
     if extra:
-        what = f"arrays that the tree does not name ({len(extra)}): {sample_names(extra)}"
+        what = f"arrays that the tree does not contain ({len(extra)}): {sample_names(extra)}"
         yield Finding(
-            INFO, str(item.path), what, "no loader reads them; they take up space", "nothing need be done"
+            INFO, str(item.path), what, "no loader reads them; they take up space", "no action is needed"
         )
     yield from _flavour(item, [name for name in expected if name in item.tables.documents])
 
@@ -135,7 +135,7 @@ def _lost(item: ListedItem, names: Sequence[str], *, everything: bool) -> Findin
     if not item.is_merged and not item.processes:
         chunks = {name for name in names if is_directory(item.path / name)}
         if chunks:
-            why += "; their chunks are there"
+            why += "; their chunks exist"
             do = "copy the checkpoint again with the files whose names start with a dot: cp -a SRC DST"
     elif everything:
         why += ": the index is of another checkpoint"
@@ -150,7 +150,7 @@ def _flavour(item: ListedItem, names: Sequence[str]) -> Iterator[Finding]:
     if other:
         right, wrong = str(not says).lower(), str(says).lower()
         bare = f"there {plural_with_verb(len(other), 'array')} without {document}: {sample_names(other)}"
-        what = f"_METADATA says use_zarr3 {wrong}, but {bare}"
+        what = f"_METADATA has use_zarr3 {wrong}, but {bare}"
         why = "Orbax opens them with the wrong driver and fails"
         do = _edited(item, "use_zarr3", wrong, right)
         yield Finding(ERROR, str(item.path), what, why, do, command=do)
@@ -159,7 +159,7 @@ def _flavour(item: ListedItem, names: Sequence[str]) -> Iterator[Finding]:
     if isinstance(says, bool) and says != has and names:
         right, wrong = str(has).lower(), str(says).lower()
         what = (
-            f"_METADATA says use_ocdbt {wrong}, but the arrays are {'in' if has else 'not in'} an OCDBT index"
+            f"_METADATA has use_ocdbt {wrong}, but the arrays are {'in' if has else 'not in'} an OCDBT index"
         )
         do = _edited(item, "use_ocdbt", wrong, right)
         yield Finding(ERROR, str(item.path), what, "Orbax looks for them elsewhere", do, command=do)

@@ -25,9 +25,9 @@ class Finding:
         level: "error": something cannot be read, or would be read wrongly; "warning": some tool will not find
             or accept it, or space is wasted; "info": worth knowing.
         location: file or directory.
-        what: what is there.
+        what: the finding.
         why: why that matters.
-        do: the next step, with the exact command where there is one.
+        do: next step, with the exact command if there is one.
         command: that command, as it stands in `do`, or None.
         fix: name of the fix that would do it, or None.
         check: name of the check; filled in by the caller of the check.
@@ -48,10 +48,11 @@ class Fix:
     """A change that loses nothing: it creates files, or renames a directory.
 
     Attributes:
-        name: what users call it.
-        summary: what it does, in a line.
-        apply: applies it to one place, which is read within these limits, and says what was done; a
-            CheckpointError says why it was not.
+        name: name for users.
+        summary: summary in one line.
+        apply: applies the fix to one location within these limits and returns what was done; a
+            CheckpointError
+            explains why it was not.
         needs_health: whether it is refused if there is an error at or below the place.
     """
 
@@ -66,10 +67,10 @@ class Check:
     """One thing to look for.
 
     Attributes:
-        name: what users call it.
-        summary: what it looks for, in a line.
-        look: yields what it finds.
-        fix: repairs what it finds; None if nothing safe can.
+        name: name for users.
+        summary: what it looks for, in one line.
+        look: yields the findings.
+        fix: repairs the findings; None if there is no safe fix.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Check:
 
 
 def mending(inventory: Inventory, fix: str) -> str:
-    """Return the command that repairs what was found."""
+    """Return the command that repairs the findings."""
     return f"ckpt doctor {pasted(inventory.path)} --fix {fix}"
 
 

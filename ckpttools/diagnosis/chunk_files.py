@@ -32,7 +32,7 @@ class BadChunk:
 
     Attributes:
         index: in the grid.
-        fault: what is wrong, as the end of a sentence about several chunks.
+        fault: the fault, as the end of a sentence about several chunks.
     """
 
     index: Shape

@@ -40,7 +40,7 @@ class Refusal:
 
     Attributes:
         location: the file or directory.
-        what: the reason why the fix was not safe or not possible.
+        what: why the fix was not safe or not possible.
         do: the next step.
         exit_code: the exit code of the error.
     """
@@ -122,8 +122,8 @@ def examine(
 
     Args:
         where: the path.
-        read: how to open what is there.
-        reading: as of `Inventory`: None reads no arrays.
+        read: limits for opening.
+        reading: see `Inventory`; None reads no arrays.
 
     Raises:
         StorageError: there is nothing, or it cannot be listed.
@@ -146,7 +146,7 @@ def examine(
         raise foreign_error(path) or FormatError(
             f"{path} is not a checkpoint",
             expected="a step, item or run of Orbax, weights, or a zarr v3 hierarchy, whole or damaged",
-            hint="`ckpt formats` lists what can be read",
+            hint="`ckpt formats` lists the supported formats",
         )
     result = dict.fromkeys(finding for check in checks() for finding in _looked(check, inventory))
     ordered = sorted(_told_once(result), key=_rank)
@@ -160,10 +160,10 @@ def _rank(finding: Finding) -> tuple[int, bytes, str]:
 
 
 def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
-    """Yield the findings of a check. Its failure is one, too: a report must not depend on any single check.
+    """Yield the findings of a check. A failing check is a finding, too, so that others are still reported.
 
     Raises:
-        StorageError: behind a network nobody has told what is there, which says nothing of the files.
+        StorageError: a network store did not respond, which says nothing about the files.
     """
     try:
         for finding in check.look(inventory):
@@ -172,7 +172,7 @@ def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
         if is_store_failure(error, inventory.path):
             raise
         what = f"the check {check.name!r} stopped: {type(error).__name__}: {error}"
-        why = "the files are damaged in a way that it did not expect; what it looks for was not looked for"
+        why = "the files are damaged in an unexpected way; this check is incomplete"
         yield Finding(ERROR, str(inventory.path), what, why, "fetch the checkpoint again", check=check.name)
 
 
@@ -197,7 +197,7 @@ def _counted(inventory: Inventory) -> Iterator[str]:
 
 
 def _told_once(result: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield the findings, without those that only say that something cannot be opened if others say why."""
+    """Yield the findings, without errors of opening that another finding explains."""
     locations = [item.location for item in result if item.level == ERROR and item.check != LAST_RESORT]
     for item in result:
         if item.check != LAST_RESORT or not any(_is_told(item, location) for location in locations):
@@ -224,8 +224,8 @@ def mend(
     Args:
         where: the path.
         names: of the fixes.
-        read: how to open what is there.
-        reading: as of `examine`, when all is examined again.
+        read: limits for opening.
+        reading: see `examine`, for the second examination.
 
     Raises:
         UsageError: no fix has this name.
@@ -235,7 +235,7 @@ def mend(
     known, read = fixes(), read or ReadOptions()
     for name in names:
         if name not in known:
-            what = f"there is no fix {name!r}"
+            what = f"the fix {name!r} does not exist"
             raise UsageError(what, expected=" or ".join(known), hint="ckpt doctor --list")
     done: list[str] = []
     refused: dict[str, CheckpointError] = {}

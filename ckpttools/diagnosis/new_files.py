@@ -21,7 +21,7 @@ def write_new(path: Location, content: bytes) -> None:
 def refuse_existing(path: Location) -> None:
     """Raise FormatError if anything has this name, even a broken link."""
     if path.lexists():
-        raise FormatError(f"{path} is there already", hint="give it another name, then run the command again")
+        raise FormatError(f"{path} already exists", hint="rename it, then run the command again")
 
 
 def holds(path: Location, content: bytes) -> bool:

@@ -53,7 +53,7 @@ class BlockHasher:
 
     A part that is contiguous in C order is hashed at once, except for blocks that it only partly covers:
     those wait for the rest. If other parts arrive, such as columns, the array is kept until it is whole. If
-    there is no room for what has to wait, the array is given up and must be passed again.
+    the memory does not suffice for pending parts, the array is dropped and must be passed again.
 
     Attributes:
         nbytes: of the array.
@@ -112,7 +112,7 @@ class BlockHasher:
         return Digest.of(self._algorithm, self._dtype.name, self._shape, bytes(self._digests))
 
     def restart(self) -> None:
-        """Forget what has arrived: all parts will be passed again."""
+        """Forget all parts, which will be passed again."""
         self._drop()
         self._begin()
 
@@ -138,11 +138,11 @@ class BlockHasher:
                 self._give_up()
 
     def _add_run(self, region: Region, values: np.ndarray) -> bool:
-        """Take a part that is contiguous in C order; whether there was room for what has to wait."""
+        """Add a part that is contiguous in C order; return whether there was memory for pending parts."""
         data = values.reshape(-1).view(np.uint8).data
         start = next(contiguous_runs(self._shape, region))[0] * self._dtype.itemsize
         stop = start + len(data)
-        # Blocks from `first` up to `last` lie in the stretch whole, the last one of the array being shorter.
+        # Blocks from `first` up to `last` are complete in this stretch; the array's last block is shorter.
         first = ceil_div(start, BLOCK_BYTES)
         last = stop // BLOCK_BYTES if stop < self.nbytes else block_count(stop)
         if last < first:
@@ -239,7 +239,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _contiguous(region: Region, values: np.ndarray) -> Iterator[tuple[Region, np.ndarray]]:
-    """Yield the part in contiguous pieces; what is not contiguous is copied, a block at a time."""
+    """Yield the part in contiguous pieces; other data is copied, one block at a time."""
     if values.flags.c_contiguous:
         yield region, values
         return

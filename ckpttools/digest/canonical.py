@@ -40,10 +40,10 @@ def parameters_among(arrays: Mapping[str, Typed]) -> frozenset[str]:
 def per_layer(tree: Tree) -> dict[str, LazyArray]:
     """Return all arrays, with a decoder's layers one by one.
 
-    Optimizer state that mirrors the parameters comes one by one as well; other state stays as it is.
+    Optimizer state that mirrors the parameters is split, too; other state is unchanged.
 
     Returns:
-        Keys joined by "/" -> arrays; those of parameters without the flavour's wrapping.
+        Arrays by keys joined with "/"; parameters without the flavor's wrapping.
 
     Raises:
         ShapeError, FormatError: the layers do not belong together, or two arrays would get one name.
@@ -51,7 +51,7 @@ def per_layer(tree: Tree) -> dict[str, LazyArray]:
     try:
         return as_stored(_unstacked(tree))
     except (FormatError, ShapeError) as error:
-        raise error.at(hint="ckpt hash --whole takes stacked layers as they are stored") from error
+        raise error.at(hint="ckpt hash --whole hashes stacked layers in their stored form") from error
 
 
 def without_step(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
@@ -66,7 +66,7 @@ def with_carried(tree: Tree, layers: bool) -> dict[str, LazyArray]:
 
     Args:
         tree: Any checkpoint.
-        layers: whether to take stacked layers apart, as `per_layer` does.
+        layers: whether to split stacked layers, as `per_layer` does.
     """
     from ckpttools.maxtext.model_files import carried_as_stored
 
@@ -74,7 +74,7 @@ def with_carried(tree: Tree, layers: bool) -> dict[str, LazyArray]:
 
 
 def as_stored(tree: Tree) -> dict[str, LazyArray]:
-    """Return all arrays as they are; otherwise as `per_layer`."""
+    """Return all arrays unchanged; otherwise like `per_layer`."""
     known = {home: inner for inner, home in view_of(tree).homes.items()}
     built: dict[str, LazyArray] = {}
     for path, array in tree.arrays.items():
@@ -105,13 +105,13 @@ def _unstacked_but_the_optimizer(tree: Tree, stacks: tuple[LayerStack, ...], axi
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which arrays of a tree, under which names.
+    """The arrays of a tree to use, and their names.
 
     Attributes:
         pattern: shell pattern of names.
-        layers: stacked layers one by one; else as they are stored.
+        layers: whether to split stacked layers.
         parameters: these alone, without optimizer state, step and random states.
-        naming: names the arrays; None for `per_layer` or `as_stored`, as `layers` says.
+        naming: names the arrays; None for `per_layer` or `as_stored`, depending on `layers`.
     """
 
     pattern: str = "*"
@@ -124,7 +124,7 @@ class Selection:
 
         Raises:
             UsageError: no array is selected.
-            FormatError: there is no array at all.
+            FormatError: the tree has no arrays.
             CheckpointError: as `naming`.
         """
         naming = self.naming or (per_layer if self.layers else as_stored)
@@ -135,7 +135,7 @@ class Selection:
 
         Raises:
             UsageError: no array is selected.
-            FormatError: there is no array at all.
+            FormatError: the tree has no arrays.
         """
         meant = self.names(named)
         chosen = {name: named[name] for name in sort_naturally(named) if name in meant}

@@ -19,8 +19,8 @@ from ckpttools.core.text import format_type
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# xxhash gives up the interpreter's lock for blocks of more than 100 kB. The smaller a block, the less is kept
-# where a part ends within one, and the closer a damaged place is told; 16 bytes for each are in the manifest.
+# xxhash releases the interpreter lock for blocks of more than 100 kB. Smaller blocks buffer less data at the
+# ends of parts, and locate damage more precisely. Each takes 16 bytes in the manifest.
 BLOCK_BYTES = 256 << 10
 DEFAULT_ALGORITHM = "xxh3-128"
 
@@ -44,7 +44,7 @@ def algorithm_named(name: str) -> Hash:
     """Return the function that makes a digest of bytes.
 
     Raises:
-        UnknownNameError: there is none of that name.
+        UnknownNameError: the algorithm does not exist.
     """
     if name not in ALGORITHMS:
         raise UnknownNameError(f"unknown hash algorithm {name!r}", expected=" or ".join(ALGORITHMS))

@@ -1,4 +1,4 @@
-"""The digests of many arrays from parts of stored arrays, in any order."""
+"""Compute the digests of many arrays from parts of stored arrays, in any order."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ckpttools.run.scanning import scan
 if TYPE_CHECKING:
     import numpy as np
 
-# Least room for what waits for other parts of an array.
+# Least memory for parts that wait for other parts of an array.
 ROOM_BYTES = 16 << 20
-# For what gathers an array's digest, and the digest.
+# Memory for the state of an array's digest, and for the digest.
 _BYTES_PER_NAME = 512
 
 
@@ -62,10 +62,10 @@ class Digester:
             self._hashers[name].add(inner, view)
 
     def watching(self, tree: Tree) -> Watch:
-        """What a run of a plan for `tree` should call with everything that it computes.
+        """Return the callback for a run of a plan for `tree`, to be called with everything it computes.
 
         Args:
-            tree: the plan's. The digester's arrays are those of the tree, or parts of them.
+            tree: the plan's tree. The digester's arrays are arrays of the tree, or parts of them.
         """
         by_array = {id(whole.array): whole for whole in wholes(self._arrays)}
         result = {path: by_array[id(array)] for path, array in tree.arrays.items() if id(array) in by_array}
@@ -120,7 +120,7 @@ class Digester:
         tiles = Tiles()
 
         def cut(item: Item, limit: int) -> Iterator[Region]:
-            # Pieces that are cheap to read may be columns: those of an array are kept until it is whole.
+            # Pieces that are cheap to read may be columns: pieces of an array are kept until it is complete.
             fits = largest[id(item[0])] <= self._room.nbytes
             return (tiles if fits else consecutive)(item, limit)
 

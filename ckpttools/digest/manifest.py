@@ -35,8 +35,8 @@ class Manifest:
     """The digests of a checkpoint's arrays.
 
     Attributes:
-        algorithm: what they were made with.
-        selection: of which arrays.
+        algorithm: algorithm of the digests.
+        selection: the selected arrays.
         arrays: by name, in order.
         names: one of `NAMES`.
         texts: Texts by name; None in manifests of earlier releases, which do not record them.
@@ -68,7 +68,7 @@ class Manifest:
         return tree_digest(self.algorithm, ((name, self.arrays[name].digest) for name in names))
 
     def write(self, where: LocationLike, *, overwrite: bool = False) -> None:
-        """Write the file, which appears only when it is complete; one that says the same is left as it is.
+        """Write the file atomically; leave an existing file with the same content alone.
 
         Args:
             where: of the file.
@@ -115,7 +115,7 @@ def check_manifest_name(path: Location, *, overwrite: bool = False) -> None:
 
     Raises:
         DestinationExistsError: something has the name that may not be replaced.
-        StorageError: there is no directory for it.
+        StorageError: its directory does not exist.
     """
     # A broken link counts as existing.
     if path.lexists() and overwrite and not _is_manifest(path):
@@ -153,7 +153,7 @@ def read_manifest(where: LocationLike) -> Manifest:
     try:
         document = json.loads(path.read_bytes())
     except StorageError as error:
-        raise error.at(hint=f"name what {option('manifest')} or ckpt hash wrote") from error
+        raise error.at(hint=f"pass a file that {option('manifest')} or ckpt hash wrote") from error
     except (ValueError, RecursionError) as error:
         raise FormatError("the manifest is not JSON", location=path, got=error) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -201,7 +201,7 @@ def _checked(document: Mapping[str, Any], path: Location) -> Manifest:
             _typed(document["per_layer"], bool),
             _typed(document["only_parameters"], bool),
         )
-        # Older manifests do not say it.
+        # Older manifests do not record it.
         names = _typed(document.get("names", NAMES[0]), str)
         if names not in NAMES:
             raise ValueError(f"names are {names!r}, not {' or '.join(NAMES)}")
@@ -209,7 +209,7 @@ def _checked(document: Mapping[str, Any], path: Location) -> Manifest:
         manifest = Manifest(_typed(document["algorithm"], str), selection, entries, names, texts)
         strange = next(iter(entries.keys() - set(selection.names(entries))), None)
         if strange is not None:
-            raise ValueError(f"{strange} is not among the arrays that it says it is of")
+            raise ValueError(f"{strange} is not in the declared selection")
         for key, built in (("digest", manifest.digest), ("parameters", manifest.parameters)):
             if document[key] != built:
                 raise ValueError(f"{key} {document[key]} where the arrays' digests make {built}")

@@ -1,4 +1,4 @@
-"""Which array of one checkpoint corresponds to which of another, and what is left on either side."""
+"""Pair the arrays of two checkpoints, and list the unpaired arrays of either side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIDES: tuple[Side, ...] = ("A", "B")
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What was done to match names, or what was left out; with a side if it concerns only one."""
+    """A note on how names were matched or what was left out, for one side or both."""
 
     text: str
     side: Side | None = None
@@ -37,7 +37,7 @@ class NamedArrays(Generic[K]):
 
     Attributes:
         arrays: by name, keys joined by "/" in MaxText's names.
-        remarks: What was left out, and what else a user should know.
+        remarks: left-out arrays and other notes for the user.
         naming: How the arrays got their names.
         sizes: lengths of axes such as `head_dim`, as far as a configuration defines them.
         extra: name -> rows beyond the vocabulary that were cut off the array.
@@ -95,7 +95,7 @@ class Pairing(Generic[K]):
 
     Attributes:
         a, b: arrays by name.
-        remarks: What was left out, and what else a user should know.
+        remarks: left-out arrays and other notes for the user.
         naming: How names were matched.
         sizes: as `Named.sizes`.
         maxtext: the MaxText side, if the other was a Hugging Face checkpoint and was given MaxText's names.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The cost of starting a read, in bytes of a long one.
 _READ = 4 << 10
-# Parts lie apart in a whole, so they have to be copied out of it before they can be looked at.
+# Parts are scattered in the stacked array, so they must be copied before use.
 _WORTH_SPLITTING = 1.25
 
 
@@ -29,7 +29,7 @@ class StackedPart:
     """An array within another.
 
     Attributes:
-        name: its own.
+        name: its own name.
         fixed: axis of the other -> the coordinate at which it is this one.
     """
 
@@ -42,7 +42,7 @@ class WholeArray:
     """An array and parts of it.
 
     Attributes:
-        array: what is stored.
+        array: the stored array.
         parts: a single one without `fixed` axes if the array is not divided.
     """
 
@@ -90,7 +90,7 @@ def wholes(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
 
 
 def cheapest_reads(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
-    """What to read to get all of `arrays`: a whole if that costs less than its parts one by one."""
+    """Return the cheapest reads that cover `arrays`: stacked arrays, or their parts one by one."""
     built: list[WholeArray] = []
     for whole in wholes(arrays):
         apart = sum(_cost(arrays[part.name]) for part in whole.parts)
@@ -102,7 +102,7 @@ def cheapest_reads(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
 
 
 def alone(name: str, arrays: Mapping[str, LazyArray]) -> WholeArray:
-    """Return an array that is read by itself."""
+    """Return an array that is read separately."""
     return WholeArray(arrays[name], (StackedPart(name, {}),))
 
 
@@ -127,7 +127,7 @@ def _rooted(array: LazyArray) -> tuple[LazyArray, dict[int, int]]:
 
 
 def assembled(whole: WholeArray, arrays: Mapping[str, LazyArray]) -> LazyArray:
-    """Other arrays, named as the parts of a complete whole, put together in the same way.
+    """Assemble other arrays, named like the parts of a complete stack, in the same way.
 
     Raises:
         ShapeError: they differ in shape or dtype.

@@ -1,4 +1,4 @@
-"""The manifest of what a conversion writes, made while it is in memory."""
+"""The manifest of a conversion's output, computed while the data is in memory."""
 
 from __future__ import annotations
 

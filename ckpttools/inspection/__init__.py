@@ -1,1 +1,1 @@
-"""From a tree to what is worth knowing about it: frozen dataclasses, nothing printed, no array read."""
+"""Reports on trees, as frozen dataclasses; nothing is printed, and no array is read."""

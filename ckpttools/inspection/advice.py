@@ -50,7 +50,7 @@ def _cut_so(report: ChunksReport, rule: Callable[[int, int], bool]) -> list[Arra
 
 
 def _for_mesh(loading: LoadCost | None) -> str:
-    """What writes chunks that suit a mesh; any chunks of a good size where none is asked about."""
+    """Return the advice for chunks that suit the mesh; without a mesh, chunks of a good size."""
     if loading is None:
         return _REWRITE
     mesh = str(MeshShape(loading.mesh))
@@ -62,7 +62,7 @@ def _missing(report: ChunksReport) -> Iterator[Advice]:
     result = [array for array in report.arrays if array.missing_chunks]
     text = (
         "they read as the fill value where the metadata allows that, and are an error elsewhere; "
-        "a host's part of a local checkpoint has only its own"
+        "one host's share of a local checkpoint has only its own chunks"
     )
     yield from _about("missing chunks", result, text, f"ckpt doctor {quote(report.path)}")
 
@@ -71,7 +71,7 @@ def _lost(report: ChunksReport) -> Iterator[Advice]:
     result = [file for file in report.files if file.lost]
     if result:
         first, more = result[0], f" and {len(result) - 1} more" if len(result) > 1 else ""
-        state = "is not there" if first.kind == "missing" else f"has only {first.nbytes:,} bytes"
+        state = "does not exist" if first.kind == "missing" else f"has only {first.nbytes:,} bytes"
         text = f"{first.name}{more} {state}, and the index looks for data behind that: the copy is not whole"
         yield Advice("missing data", (), text, f"ckpt doctor {quote(report.path)}")
 
@@ -85,7 +85,7 @@ def _unmerged(report: ChunksReport) -> Iterator[Advice]:
 def _giant(report: ChunksReport) -> Iterator[Advice]:
     result = _cut_so(report, has_giant_chunks)
     text = (
-        "each is one chunk, which every device fetches whole, however it is sharded: 0.5 GB/s against "
+        "each is one chunk, which every device reads completely for any sharding: 0.5 GB/s against "
         "1.5 to 1.6 from one chunk for each layer, cut by 16"
     )
     yield from _about("giant chunks", result, text, _for_mesh(report.loading))
@@ -102,7 +102,7 @@ def _over_read(report: ChunksReport) -> Iterator[Advice]:
     ]
     text = (
         f"with this sharding {loading.over_read:.1f} bytes are fetched for each one that is needed: "
-        "shards are smaller than chunks, or lie across them"
+        "shards are smaller than chunks, or cross chunk boundaries"
     )
     yield from _about("over-read", result, text, _for_mesh(loading))
 
@@ -115,7 +115,7 @@ def _uneven(report: ChunksReport) -> Iterator[Advice]:
 
 def _uncut(report: ChunksReport) -> Iterator[Advice]:
     if report.loading and report.loading.cuts_nothing:
-        text = f"{report.loading.spec} cuts none of these arrays: every device gets all of each"
+        text = f"{report.loading.spec} does not partition these arrays: every device gets full copies"
         yield Advice("replicated", (), text, None)
 
 
@@ -157,7 +157,7 @@ def _transposed(report: ChunksReport) -> Iterator[Advice]:
     result = [array for array in report.arrays if array.transposed]
     if sum(item.stored_nbytes for item in result) < _LARGE:
         return
-    text = "whoever loads these must transpose them: 0.4 GB/s against 1.4 from plain C order"
+    text = "loading these transposes them: 0.4 GB/s, against 1.4 GB/s from plain C order"
     yield from _about("transposed chunks", result, text, _REWRITE)
 
 
@@ -174,7 +174,7 @@ def _dead(report: ChunksReport) -> Iterator[Advice]:
     dead, total = sum(file.dead for file in own), sum(file.nbytes for file in own)
     if dead >= _LARGE and dead >= _DEAD_SHARE * total:
         share = f"{100 * dead / total:.0f} %"
-        text = f"{share} of the data files is in no array: gaps, or what later writes superseded"
+        text = f"{share} of the data files belongs to no array: gaps, or data that was overwritten"
         yield Advice("dead bytes", (), text, _REWRITE)
 
 

@@ -1,4 +1,4 @@
-"""A tree compared with another tree or with a family's rows: names, shapes and dtypes."""
+"""Compare a tree with another tree or with a family's rows: names, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def against_tree(tree: Tree, other: Tree, pattern: str = "*") -> Comparison:
 
     Args:
         tree: any checkpoint.
-        other: what it should be like.
+        other: the reference.
         pattern: shell pattern of the paths to compare.
 
     Raises:
@@ -67,20 +67,20 @@ def against_family(
 ) -> Comparison:
     """Return whether a tree has the parameters of a model of a family.
 
-    MaxText's names are expected of a tree that is one of MaxText's, else Hugging Face's. Optimizer state and
+    MaxText names are expected of a MaxText tree, otherwise Hugging Face names. Optimizer state and
     anything else that is not a parameter is ignored.
 
     Args:
         tree: any checkpoint.
-        family: its rows say what should be there.
+        family: family whose rows describe the expected arrays.
         config: the model's configuration; without one sizes and flags follow from the tree's own shapes and
             names, as far as possible.
         location: location of the configuration.
-        pattern: shell pattern of the paths to compare, as they are or would be in the tree.
+        pattern: shell pattern of the paths to compare, as they are or should be in the tree.
 
     Raises:
         ConfigError: the configuration is not one.
-        UsageError: no path matches, or only names can be compared, of which some stand for many.
+        UsageError: no path matches, or only names can be compared and some stand for several arrays.
     """
     check = _FamilyComparison(tree, family, config, location)
     result = check.with_configuration() if config is not None else check.without()
@@ -92,7 +92,7 @@ def against_family(
 
 @dataclass(frozen=True)
 class _FamilyComparison:
-    """A tree, and what it should be; attributes as the arguments of `against_family`."""
+    """A tree and its expected arrays; attributes are the arguments of `against_family`."""
 
     tree: Tree
     family: Family
@@ -108,10 +108,10 @@ class _FamilyComparison:
         return self.view.named
 
     def narrowed(self, result: Comparison, pattern: str) -> Comparison:
-        """What was found, of the names that match a pattern."""
+        """Restrict a comparison to names that match a pattern."""
         if not result.shapes_compared:
             raise UsageError(
-                "only names could be compared, and some stand for all layers: no pattern chooses among them",
+                "only names can be compared, and a name may stand for all layers: a pattern cannot select",
                 got=pattern,
                 hint="compare with the model's config.json, or leave the pattern out",
             )
@@ -149,7 +149,7 @@ class _FamilyComparison:
             self._map()
         except NotCoveredError as error:
             lists = error.coverage
-            # Layers that the rows have, but in numbers that only a configuration tells, are not too much.
+            # Layers of the rows whose number only a configuration determines are not unexpected.
             known = replace(lists, extra=tuple(key for key in lists.extra if key in others))
             if known.missing or known.misshapen or known.extra == lists.extra:
                 return self._listed(declared, known)
@@ -169,12 +169,12 @@ class _FamilyComparison:
         )
 
     def unknown_layers(self) -> tuple[str, ...]:
-        """That there may be more layers than those that were found."""
+        """Return a note that there may be more layers than those in the tree."""
         counts = {layer.path: layer.length for layer in self.view.layers}
         for before, numbers in _layers(self.arrays).items() if not counts else ():
             counts[before.rstrip("._")] = len(numbers)
         result = " and ".join(f"{number:,} in {location}" for location, number in counts.items())
-        text = f"Layers found: {result}. Only the model's config.json tells whether more belong there."
+        text = f"Layers found: {result}. Only the model's config.json shows whether there should be more."
         return (text,) if counts else ()
 
     def _listed(self, declared: str, coverage: Coverage) -> Comparison:
@@ -227,7 +227,7 @@ def _gaps(names: Collection[str], keys: FamilyKeys) -> Iterator[str]:
 
 
 def _without_names(rows: Sequence[Row]) -> dict[str, Flag]:
-    """Return the flags that change values but no names: whatever they are, the same arrays are there."""
+    """Return the flags that change values but not names, so that any setting has the same arrays."""
     names = {name for row in rows for name in row.flags}
     return {
         name: Flag(False, "")

@@ -1,4 +1,4 @@
-"""What the files of a checkpoint hold, how arrays are chunked and encoded, and what loading would read."""
+"""The files of a checkpoint, the chunks and codecs of arrays, and the reads of loading."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ckpttools.sharding.mesh import MeshShape
 
 @dataclass(frozen=True, slots=True)
 class FileChunks:
-    """One file; fields as those of `ckpttools.array.storage.StoredFile`."""
+    """One file; see `ckpttools.array.storage.StoredFile` for the fields."""
 
     name: str
     kind: str
@@ -51,7 +51,7 @@ class ArrayChunks:
         codecs: how these parts are encoded; empty for plain C order.
         compressed, transposed: whether a codec compresses the data, or changes the order of axes.
         num_chunks, missing_chunks: cells of the grid, and those that are not stored.
-        reads: what devices must read; None without a mesh.
+        reads: reads by devices; None without a mesh.
     """
 
     path: str
@@ -73,7 +73,7 @@ class ArrayChunks:
 
 @dataclass(frozen=True, slots=True)
 class LoadCost:
-    """What one device and all of them read, over all arrays of the report.
+    """The reads of one device and of all devices, over all arrays of the report.
 
     Attributes:
         mesh: axis name -> devices.
@@ -101,8 +101,8 @@ class Advice:
     Attributes:
         subject: a word or two.
         paths: the arrays in question; empty if it is about all.
-        text: what it costs.
-        command: what would change it; None if nothing need be done.
+        text: the problem and its cost.
+        command: command that fixes it; None if no action is needed.
     """
 
     subject: str
@@ -116,16 +116,16 @@ class ChunksReport:
     """A checkpoint on disk.
 
     Attributes:
-        path: what was opened, down to the item.
+        path: location of the opened item.
         format: name of the format.
         indexes: OCDBT manifests in use; several if the processes of a save were not merged.
         num_arrays, num_chunks, missing_chunks, nbytes, stored_nbytes: of `arrays`.
         dead_nbytes: of all files.
         loading: for the mesh that was given.
-        processes: the same for processes that load together with `ckpttools.load`, where that was asked for.
+        processes: the same for processes that load together with `ckpttools.load`, if requested.
         arrays: those that match the pattern.
         files: all of them.
-        advice: what could be better, the costliest first.
+        advice: possible improvements, most expensive problem first.
     """
 
     path: str
@@ -144,7 +144,7 @@ class ChunksReport:
     processes: ProcessLoading | None = None
 
     def __repr__(self) -> str:
-        """Sizes and numbers, and what could be better."""
+        """Format sizes, counts and advice."""
         held = f"{self.num_arrays:,} arrays, {self.num_chunks:,} chunks, {len(self.files):,} files"
         lines = [item.subject for item in self.advice]
         return f"<ChunksReport of {self.path}: {held}, {self.stored_nbytes:,} bytes{listing(lines)}>"
@@ -248,7 +248,7 @@ def _loading(arrays: Sequence[ArrayChunks], mesh: MeshShape | None, spec: Specs 
 
 # What devices must read to load their shards: predicted from the chunk grid, nothing is read for it.
 #
-# A piece, the smallest part encoded by itself (a chunk, or an inner chunk of a zarr shard), is fetched whole,
+# A piece, the smallest separately encoded unit (a chunk, or an inner chunk of a zarr shard), is read whole,
 # as tensorstore and Orbax do: a device shard that needs a tenth of a chunk fetches and decodes all of it.
 # Inner chunks also need the index of each zarr shard. Plain ranges, such as tensors of safetensors, are read
 # by contiguous runs.
@@ -256,14 +256,14 @@ def _loading(arrays: Sequence[ArrayChunks], mesh: MeshShape | None, spec: Specs 
 
 @dataclass(frozen=True, slots=True)
 class PredictedReads:
-    """Of one array, or of several together.
+    """Predicted reads of one array, or of several together.
 
     Attributes:
         cut: devices along each axis of the array; all 1 if every device needs all of it.
-        uneven: an axis does not divide into so many equal shards, as JAX requires, and was left whole.
+        uneven: an axis is not divisible into equal shards, as JAX requires, and is not partitioned.
         reads: of the device that has most.
         needed: bytes in memory of one device's shard.
-        fetched: bytes out of files for the device that has most.
+        fetched: bytes read from files by the device that reads most.
         total_needed, total_fetched: for all devices together, in bytes in memory, so that their quotient is
             the over-read.
     """
@@ -285,12 +285,12 @@ class PredictedReads:
 def predict(
     array: StoredArray, mesh: MeshShape, spec: PartitionSpec, layer_axis: int | None
 ) -> PredictedReads:
-    """What loading one array takes.
+    """Predict the reads of loading one array.
 
     Args:
         array: on disk.
         mesh, spec: how its readers share it.
-        layer_axis: on which its layers are stacked; None if they are not.
+        layer_axis: axis on which its layers are stacked; None if they are not.
     """
     expected = spec.pieces(len(array.shape), layer_axis, mesh)
     cut = tuple(k if n % k == 0 else 1 for n, k in zip(array.shape, expected, strict=True))
@@ -329,7 +329,7 @@ def _by_pieces(
 
 
 def _cells(start: int, stop: int, size: int) -> int:
-    """How many cells of a size a range of an axis overlaps."""
+    """Return how many cells of a size a range of an axis overlaps."""
     return ceil_div(stop, size) - start // size
 
 
@@ -342,7 +342,7 @@ def _index_reads(array: StoredArray, piece: Shape, shard: Shape, cut: Shape) -> 
 
 
 def together(parts: Sequence[PredictedReads]) -> PredictedReads:
-    """Return the same for several arrays; `cut` is empty, since each has its own."""
+    """Return the total of several arrays; `cut` is empty, since each has its own."""
     return PredictedReads(
         (),
         any(part.uneven for part in parts),

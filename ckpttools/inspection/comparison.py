@@ -1,4 +1,4 @@
-"""A tree compared with what it should be: arrays that are missing, unexpected or different."""
+"""The comparison of a tree with its expected arrays: missing, unexpected and different arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class Different:
-    """An array that is not as it should be; `why` says what requires it, if known."""
+    """An array that differs from its expected state; `why` says what requires it, if known."""
 
     path: str
     got: ArraySpec
@@ -33,15 +33,15 @@ class Different:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a tree lacks, what it has in addition, and what differs.
+    """Missing, unexpected and different arrays of a tree.
 
     Attributes:
-        against: what it was compared with.
+        against: description of the reference.
         num_compared: arrays of the tree that were compared.
         missing: arrays that should be there.
         extra: arrays that should not.
         different: arrays of another shape or dtype.
-        reasons: sentences on why some of them are expected or not, and on what is unknown.
+        reasons: sentences on why some of them are expected or not, and on unknowns.
         shapes_compared: False if only names could be.
     """
 
@@ -58,7 +58,7 @@ class Comparison:
         return not (self.missing or self.extra or self.different)
 
     def of(self, names: Collection[str]) -> Comparison:
-        """What it says of these names; `num_compared` and `reasons` are left as they are."""
+        """Return the part about these names; `num_compared` and `reasons` are unchanged."""
         return replace(
             self,
             missing=tuple(item for item in self.missing if item.path in names),

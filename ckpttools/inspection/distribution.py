@@ -1,4 +1,4 @@
-"""How the elements of an array are spread over magnitudes, from counts of their bit patterns.
+"""The distribution of an array's elements over magnitudes, from counts of their bit patterns.
 
 Dtypes of up to 16 bits are counted pattern by pattern, so everything follows exactly. Of wider ones the first
 16 bits are counted: powers of two are exact, quantiles as fine as those bits (7 of the mantissa in float32, 4
@@ -45,14 +45,15 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Where the finite elements of an array are.
+    """The distribution of an array's finite elements.
 
     Attributes:
         zeros: how many are below 2**`least`; statistics count how many of these are zero.
-        least: the exponent from which magnitudes are distinguished from zero: that of the dtype's smallest
-            magnitude; for float32 -133, for what counts as float64 -1026.
+        least: smallest exponent that is distinguished from zero: that of the dtype's smallest magnitude;
+            -133 for
+            float32, -1026 for dtypes converted to float64.
         bins: the others, smallest magnitudes first; empty bins are left out.
-        quantiles: share of the elements -> the least element that so many do not exceed.
+        quantiles: fraction of the elements -> smallest element that this fraction does not exceed.
         exact: whether the quantiles are elements, or midpoints of patterns with the same first bits.
     """
 
@@ -98,7 +99,7 @@ def count_patterns(values: np.ndarray, dtype: DType, scratch: Scratch) -> Counts
 
 
 def _patterns(block: np.ndarray, dtype: DType, out: np.ndarray, scratch: Scratch) -> None:
-    """The first 16 bits of every element, or all it has."""
+    """Return the first 16 bits of every element, or all bits of smaller dtypes."""
     if dtype.bits <= 16:
         out[...] = block
     elif dtype.is_float:
@@ -127,9 +128,9 @@ def summed(counts: Iterable[Counts]) -> Counts | None:
 
 
 def distribution(counts: Counts, result: Moments, dtype: DType) -> Distribution | None:
-    """What the counts of an array with these moments say.
+    """Return the distribution of an array from the counts and its moments.
 
-    None where nothing is finite, or a magnitude is larger than float64 can hold: none of its patterns are.
+    None if nothing is finite, or a magnitude exceeds float64, whose patterns are then unknown.
     """
     if result.min is None or result.max is None or not isfinite(result.max):
         return None
@@ -143,7 +144,7 @@ def distribution(counts: Counts, result: Moments, dtype: DType) -> Distribution 
 
 @cache
 def _values(dtype: DType) -> np.ndarray:
-    """For every pattern the number it stands for; of those that begin alike the middle, or zero."""
+    """Return the number of every pattern; the middle of those with the same first bits, or zero."""
     if dtype.bits <= 16:
         with np.errstate(invalid="ignore"):
             return table(dtype).astype(np.float64)
@@ -159,7 +160,7 @@ def _values(dtype: DType) -> np.ndarray:
 
 @cache
 def _least(dtype: DType) -> int:
-    """Return the exponent of the smallest magnitude that patterns tell from zero."""
+    """Return the exponent of the smallest magnitude whose pattern differs from zero."""
     values = _values(dtype)
     magnitudes = abs(values[np.isfinite(values) & (values != 0)])
     return int(np.frexp(magnitudes.min())[1]) - 1

@@ -1,7 +1,7 @@
-"""A short view of many arrays: siblings that are alike but for one number in their names become one.
+"""A short view of many arrays: siblings that differ only in one number in their names become one line.
 
 `layers_0 … layers_31` with equal contents are shown as `layers_{0..31}`; experts inside them fold, too.
-Every second layer alike gives `layers_{0..30 by 2}`.
+Every second layer gives `layers_{0..30 by 2}`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ckpttools.core.text import natural_key
 from ckpttools.inspection.tree import ArrayReport
 
 _NUMBER = re.compile(r"[0-9]+")
-# Deeper names are not a tree made by anyone; what is beyond stays one key.
+# Deeper names are not from a real tree; the remainder stays one key.
 _DEEPEST = 64
 # So many numbers at even distances become one range.
 _LEAST_STRIDE = 4
@@ -30,11 +30,11 @@ class Branch:
     Attributes:
         name: key, or pattern such as `layers_{0..31}`; keys on a way without a fork are joined.
         array: the array at this place, the first of those folded; None where there is none.
-        times: places folded into this line, including those of folded parents.
-        count: arrays here and below, with all repetitions, including those of folded parents.
+        times: number of subtrees in this line, including those of folded parents.
+        count: number of arrays here and below, with all repetitions, including those of folded parents.
         num_elements, nbytes: of those.
         share: part of all bytes that those are, from 0 to 1.
-        children: what is below one of the siblings.
+        children: children of one of the siblings.
     """
 
     name: str
@@ -55,7 +55,7 @@ def fold(
     Args:
         arrays: with different paths.
         largest_first: siblings by their bytes; otherwise in natural order of their names.
-        depth: levels to keep, at least 1; None for all. Totals are those of all levels.
+        depth: levels to keep, at least 1; None for all. Totals include all levels.
     """
     listed = list(arrays)
     # Formats without a tree have flat names, whose dots are meant as one.
@@ -158,7 +158,7 @@ def _folded(children: Mapping[str, _Node]) -> list[tuple[str, list[str]]]:
     return sorted(lines, key=lambda line: natural_key(line[1][0]))
 
 
-# Text before and after the number, its width if it is padded with zeros, and what is below.
+# Text before and after the number, its width if it is zero-padded, and the subtree.
 _Alike = tuple[str, str, int, int]
 
 
@@ -175,7 +175,7 @@ def _alike(children: Mapping[str, _Node]) -> dict[_Alike, dict[str, str]]:
 
 
 def _padded_widths(names: Iterable[str]) -> dict[tuple[str, str], set[int]]:
-    """Return widths in which numbers with leading zeros occur: there 10 beside 09 is padded, too."""
+    """Return the widths of numbers with leading zeros, so that 10 next to 09 counts as padded, too."""
     widths: dict[tuple[str, str], set[int]] = defaultdict(set)
     for name in names:
         for match in _NUMBER.finditer(name):
@@ -202,9 +202,9 @@ def _ranges(numbers: Sequence[str]) -> str:
 
 
 def _run(values: Sequence[int], start: int) -> tuple[int, int]:
-    """How many numbers from `start` on go up by the same step, and the step."""
+    """Return the length of the arithmetic sequence from `start`, and its step."""
     following = range(start + 1, len(values))
     step = values[start + 1] - values[start] if following else 1
     stop = next((k for k in following if values[k] - values[k - 1] != step), len(values))
-    # Three numbers with gaps are shorter as they are.
+    # Three numbers with gaps are shorter without folding.
     return (stop - start, step) if step == 1 or stop - start >= _LEAST_STRIDE else (1, 1)

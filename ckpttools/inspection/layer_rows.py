@@ -1,4 +1,4 @@
-"""Which layers an array belongs to: stacked in it, or one that its path names."""
+"""The layers of an array: stacked in it, or a single one in its path."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def layer_rows(tree: Tree) -> dict[Path, LayerRow]:
     try:
         stacks = {stack.key: stack for stack in view.stacks}
     except CheckpointError:
-        # A layout that contradicts itself; `ckpt inspect tree` says so.
+        # The layout contradicts itself; `ckpt inspect tree` reports that.
         stacks = {}
     result = {path: _row(path, array.shape, stacks, axis) for path, array in tree.arrays.items()}
     return {path: row for path, row in result.items() if row is not None}

@@ -1,7 +1,7 @@
 """Meshes and partition specs as text: how a reader's devices share an array.
 
-mesh   8                     one axis, called 0
-       4x2                   two axes, called 0 and 1
+mesh   8                     one axis, named 0
+       4x2                   two axes, named 0 and 1
        data=4,fsdp=2         two axes with names
 spec   axis0                 the array's first axis over the whole mesh; axis-1 is the last
        axis0=0,axis1=1       the first axis over the mesh axis 0, the second over 1
@@ -26,12 +26,12 @@ _SPEC = "axis0, axis-1, layer, replicated, axis0=0,axis1=1 or P('fsdp', None)"
 
 @dataclass(frozen=True, slots=True)
 class PartitionSpec:
-    """Which mesh axes partition which axis of an array.
+    """The mesh axes that partition each axis of an array.
 
     Attributes:
         text: as the user wrote it.
-        parts: (array axis, mesh axes); an array axis below zero counts from the end, None is that of layers.
-        most_axes: arrays of fewer axes are not partitioned: a spec of this length cannot be theirs.
+        parts: (array axis, mesh axes); negative array axes count from the end, None is the axis of layers.
+        most_axes: arrays with fewer axes are not partitioned, because the spec has this length.
     """
 
     text: str
@@ -44,11 +44,11 @@ class PartitionSpec:
         return bool(self.parts)
 
     def of(self, path: str) -> PartitionSpec:
-        """That of one array: the same for all."""
+        """Return the spec of one array: the same for all."""
         return self
 
     def entries(self, rank: int, layer_axis: int | None) -> Spec:
-        """Return the same for an array of so many axes as JAX has it."""
+        """Return the spec as JAX has it, for an array of this rank."""
         result: list[tuple[str, ...]] = [()] * rank
         if rank >= self.most_axes:
             for axis, names in self.parts:
@@ -67,7 +67,7 @@ class PathSpecs:
     """A partition spec for each array, as rules give them.
 
     Attributes:
-        text: what users call the rules.
+        text: the rules as the user wrote them.
         specs: path of an array -> its spec.
     """
 
@@ -80,7 +80,7 @@ class PathSpecs:
         return any(map(any, self.specs.values()))
 
     def of(self, path: str) -> PartitionSpec:
-        """That of one array."""
+        """Return the spec of one array."""
         spec = self.specs.get(path, ())
         parts = tuple((axis, names) for axis, names in enumerate(spec) if names)
         return PartitionSpec(spec_text(spec), parts, len(spec))

@@ -1,4 +1,4 @@
-"""An SVG image as PNG, by resvg (`pip install 'ckpttools[plot]'`)."""
+"""Render an SVG image as PNG, with resvg (`pip install 'ckpttools[plot]'`)."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def png_of(svg: str, fonts: str) -> bytes:
 
     Raises:
         UsageError: the package is not installed.
-        StorageError: there is no font, without which words would be left out in silence.
+        StorageError: there is no font, without which text would be left out silently.
     """
     require_png()
     import resvg_py
 
     if resvg_py.svg_to_bytes(_WORD.format(fonts, "x")) == resvg_py.svg_to_bytes(_WORD.format(fonts, "")):
         raise StorageError(
-            "there is no font for the words of the image",
+            "no font was found for the text of the image",
             expected=f"one of {fonts}",
             hint="install one, such as fonts-dejavu-core; or choose a name that ends in .svg",
         )

@@ -59,8 +59,8 @@ class ArrayStats:
         path, shape, dtype, role: as in `ckpttools.inspection.tree.ArrayReport`; `nbytes` is in memory.
         statistics: of all elements.
         first_bad: index of the first NaN or infinite element in C order.
-        layers: layer -> its statistics, for arrays of stacked layers, if asked for.
-        distribution: if asked for; also None if no element is finite, or float64 cannot hold one.
+        layers: statistics by layer, for arrays of stacked layers, if requested.
+        distribution: None if not requested, if no element is finite, or if float64 cannot hold one.
     """
 
     path: str
@@ -83,7 +83,7 @@ class StatsReport:
         num_arrays, nbytes: of `arrays`.
         nan, inf: how many such elements in all of them.
         arrays: in the checkpoint's order.
-        remarks: of quantized weights, whether these are their numbers or what is stored.
+        remarks: for quantized weights, whether the statistics are of dequantized or stored values.
     """
 
     path: str
@@ -98,11 +98,11 @@ class StatsReport:
 
     @property
     def finite(self) -> bool:
-        """Whether every element is."""
+        """Whether all elements are finite."""
         return not (self.nan or self.inf)
 
     def __repr__(self) -> str:
-        """What was read, and the arrays with elements that are not finite."""
+        """Format what was read, and the arrays with elements that are not finite."""
         held = f"{self.num_arrays:,} arrays, {self.nbytes:,} bytes, {self.nan:,} NaN, {self.inf:,} infinite"
         lines = [array.path for array in self.arrays if array.statistics.nan or array.statistics.inf]
         return f"<StatsReport of {self.path}: {held}{listing(lines)}>"
@@ -125,7 +125,7 @@ def inspect_stats(
         tree: any checkpoint.
         pattern: shell pattern of the paths to read.
         memory: bytes that may be resident at most.
-        jobs: parallel workers; fewer if the memory is too small for so many.
+        jobs: maximum parallel workers; fewer if they do not fit into the memory.
         per_layer: also for every layer stacked in an array.
         histograms: also how the elements are distributed.
         most_histograms: of how many arrays at most, the largest ones; None for all.
@@ -173,7 +173,7 @@ def inspect_stats(
 
 
 def _largest(arrays: Iterable[LazyArray], limit: int | None) -> frozenset[int]:
-    """Return the indices of so many arrays at most, those of the most bytes."""
+    """Return the indices of the largest arrays, at most `limit`."""
     sizes = [array.nbytes for array in arrays]
     return frozenset(sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)[:limit])
 
@@ -189,7 +189,7 @@ def matching(tree: Tree, pattern: str) -> dict[Path, LazyArray]:
 
 @dataclass(frozen=True, slots=True)
 class _PieceSummary:
-    """The results of a piece: moments by layer (all under None if layers are not kept apart), and counts."""
+    """The results of a piece: moments by layer (all under None unless layers are separate), and counts."""
 
     layers: Mapping[int | None, Moments]
     counts: Counts | None
@@ -206,7 +206,7 @@ class _ArraySummary:
 # Numbers, too, must find room in the cache: bfloat16 at 9.1 GB/s (two cores), 8.5 in pieces of 8 MiB; layers
 # that are stacked in an array at 8.4 instead of 5.6.
 _PIECE_BYTES = 4 << 20
-# What is said of an array: 100,000 small ones took 2.0 KiB each in all.
+# Text about an array: 100,000 small ones took 2.0 KiB each in all.
 _BYTES_PER_ARRAY = 768
 _SCRATCH_BYTES = max(moments.SCRATCH_BYTES, distributions.SCRATCH_BYTES)
 
@@ -217,8 +217,8 @@ class _Look:
 
     Attributes:
         arrays: by index.
-        rows: index -> layers of an array that are kept apart.
-        counted: of which arrays patterns are counted.
+        rows: for each array whose layers are separate, its layers.
+        counted: arrays whose bit patterns are counted.
     """
 
     arrays: tuple[LazyArray, ...]
@@ -249,7 +249,7 @@ class _Look:
                 if piece.counts is not None:
                     yield piece.counts
 
-        # Pieces pass once, and what they counted is added up as they come.
+        # Each piece passes once, and its counts are added immediately.
         total = summed(counts())
         result = sum(layers.values(), Moments())
         dtype = self.arrays[index].dtype
@@ -297,6 +297,6 @@ def statistics_of(result: Moments) -> Statistics:
 
 
 def _held(number: float | None) -> float | None:
-    """Return the number, unless float64 could not hold what led to it."""
+    """Return the number, unless float64 could not represent an intermediate result."""
     # -0 is a zero: adding one takes its sign.
     return number + 0 if number is not None and isfinite(number) else None

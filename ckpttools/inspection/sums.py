@@ -18,15 +18,15 @@ from ckpttools.array.scratch import ALIGNMENT, Scratch
 Numbers = Sequence[np.ndarray]
 """1-d arrays of one dtype, float32 or float64, whose elements count together."""
 Spread = tuple[int, float, float]
-"""How many numbers, their mean, and the root of the sum of their squared distances from it."""
+"""Count and mean of numbers, and the root of the sum of their squared deviations."""
 
 _ROW = 1024
-# Where the dtype is too narrow, so many numbers at a time become float64.
+# Number of elements converted to float64 at a time, if the dtype is too narrow.
 _PART = 1 << 17
 # Numbers in float64, and their distances from the mean.
 SCRATCH_BYTES = 2 * 8 * _PART + 2 * ALIGNMENT
-"""What `spread` takes, besides as many bytes as the numbers have."""
-# A mean square so many times that of the mean loses no digits when this is taken off.
+"""Scratch bytes of `spread`, in addition to the size of the numbers."""
+# A mean square this many times the squared mean loses no digits when the latter is subtracted.
 _SMALL_MEAN = 64
 # Between these magnitudes squares that the dtype loses are too small to be seen in the sum, and it has room
 # for those of a row of distances.
@@ -37,7 +37,7 @@ _SQUARED = {
 
 
 def spread(xs: Numbers, ends: tuple[float, float], scratch: Scratch) -> Spread:
-    """What finite numbers are like, of which there is at least one.
+    """Return count, mean and spread of finite numbers, of which there must be at least one.
 
     Args:
         xs: the numbers.
@@ -64,7 +64,7 @@ def spread(xs: Numbers, ends: tuple[float, float], scratch: Scratch) -> Spread:
 
 
 def combined(a: Spread, b: Spread) -> Spread:
-    """That of all numbers of both, as Chan, Golub and LeVeque join them (1979)."""
+    """Combine two spreads, as in Chan, Golub and LeVeque (1979)."""
     if not a[0] or not b[0]:
         return a if a[0] else b
     size, apart = a[0] + b[0], b[1] - a[1]
@@ -89,7 +89,7 @@ def _spread(xs: Numbers, scratch: Scratch) -> Spread:
 
 
 def _sums(xs: Numbers) -> tuple[float, float]:
-    """Return the sum, and that of the squares."""
+    """Return the sum and the sum of squares."""
     total, squares, ones = 0.0, 0.0, _ones(xs[0].dtype)
     for x in xs:
         whole = x.size // _ROW * _ROW

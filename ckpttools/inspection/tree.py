@@ -1,4 +1,4 @@
-"""What a checkpoint holds: its kind, every array with shape, dtype and role, and warnings."""
+"""The contents of a checkpoint: kind, arrays with shape, dtype and role, and warnings."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class ArrayReport:
     """One array.
 
     Attributes:
-        path: keys joined by "/"; in formats without a tree, such as safetensors, the name as it is.
+        path: keys joined by "/"; in formats without a tree, such as safetensors, the unchanged name.
         role: "parameter", "optimizer" or "other".
-        sharding: how it was laid out on devices when saved; None if not stored or not asked for.
-        quantized: how a quantized weight is stored, such as `fp8 128x128`; its shape and dtype are those of
-            the numbers that it stands for, its bytes those of its codes. None for plain arrays.
+        sharding: sharding when saved; None if not stored or not requested.
+        quantized: storage of a quantized weight, such as `fp8 128x128`; shape and dtype are those of the
+            dequantized weight, the bytes those of its quantized values. None for plain arrays.
     """
 
     path: str
@@ -72,7 +72,7 @@ class ItemReport:
     """One of the items that a tree was made of.
 
     Attributes:
-        num_arrays, nbytes: of all its arrays, whatever the pattern.
+        num_arrays, nbytes: totals of all its arrays, regardless of the pattern.
         num_strings: of the leaves that are strings.
     """
 
@@ -86,23 +86,24 @@ class TreeReport:
     """A checkpoint without its numbers.
 
     Attributes:
-        path: what was opened, down to the item.
+        path: location of the opened item.
         format: name of the format.
         kind, flavour, scan_axis: as in `ckpttools.maxtext.view.MaxTextView`; None for a checkpoint that is
             not MaxText's.
         step: training step, or None.
         num_arrays, num_parameters, nbytes: of `arrays`; `num_parameters` counts elements of parameters.
-        custom_metadata: what the user stored beside the arrays.
-        arrays: in the checkpoint's order; a quantized weight is one, whose scales are in `scales` alone.
+        custom_metadata: the user's metadata in the checkpoint.
+        arrays: in the checkpoint's order; a quantized weight is one array, and its scales are only in
+            `scales`.
         layers, optimizer, random_states: as in `ckpttools.maxtext.view.MaxTextView`.
         families: the model families that fit best, of those that were given.
         maxtext: the versions of MaxText that store such a model so, newest first; () where all do, or none.
         roles: role -> total of the arrays of that role; roles without arrays are left out.
         parameter_dtypes: dtype -> total of the parameters of that dtype, most bytes first.
-        warnings: what to know before loading; of all arrays, whatever the pattern.
+        warnings: what to know before loading; about all arrays, regardless of the pattern.
         sidecars: files and arrays of the model beside the weights or carried along, such as its
             configuration and tokenizer; relative to the directory.
-        quantization: how weights are quantized; None if they are not.
+        quantization: quantization of the weights; None if they are not quantized.
         scales: scales and whatever else belongs to quantized weights, as far as those are among `arrays`;
             None where there is none.
         comparison: with what it should be; None if it was not compared.
@@ -331,14 +332,14 @@ def _missing_chunks(tree: Tree) -> Iterator[TreeWarning]:
 
 def _other_steps(tree: Tree, name: str, what: str, steps: Mapping[str, str]) -> Iterator[TreeWarning]:
     for directory, reason in steps.items():
-        yield TreeWarning(name, f"{directory}, beside step {tree.metadata.step}, {what}: {reason}")
+        yield TreeWarning(name, f"{directory}, next to step {tree.metadata.step}, {what}: {reason}")
 
 
 def _no_scan_layers(tree: Tree) -> Iterator[TreeWarning]:
     view = view_of(tree)
     if view.is_maxtext and tree.metadata.format == "orbax" and SCAN_LAYERS not in tree.metadata.custom:
         value = "true" if view.is_stacked else "false"
-        text = f"the metadata has no {SCAN_LAYERS}: MaxText must be told {SCAN_LAYERS}={value}"
+        text = f"the metadata has no {SCAN_LAYERS}: pass {SCAN_LAYERS}={value} to MaxText"
         yield TreeWarning("no-scan-layers", text)
 
 
@@ -388,16 +389,14 @@ def _unclear_state(tree: Tree) -> Iterator[TreeWarning]:
 
 
 def _unmerged(tree: Tree) -> Iterator[TreeWarning]:
-    """A model as PEFT trains it: modules are wrapped, with factors beside their weights."""
+    """Warn about a model in training with PEFT: modules are wrapped, with factors next to their weights."""
     if wrapped := unmerged_weights(tree):
-        text = (
-            f"adapters lie beside {plural(len(wrapped), 'array')} of the model, and are not merged into them"
-        )
+        text = f"{plural(len(wrapped), 'array')} of the model have adapters that are not merged into them"
         yield TreeWarning("unmerged", text, tuple(wrapped))
 
 
 def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
-    """Yield parameters of several float dtypes; the arrays named are those of all but the commonest.
+    """Yield parameters of several float dtypes, naming all arrays except those of the most common dtype.
 
     Codes of quantized weights and their scales are of other dtypes than the rest in any such model.
     """
@@ -423,9 +422,9 @@ def _unreadable(tree: Tree) -> Iterator[TreeWarning]:
         return
     more = f", and {len(result.faults) - 1} more" if len(result.faults) > 1 else ""
     why = (
-        "conversions refuse this scheme, and what is counted here is codes"
+        "conversions do not support this scheme, and the quantized values are counted here"
         if result.is_whole
         else f"{result.faults[0]}{more}"
     )
-    text = f"the quantized weights cannot be dequantized: {why}; `ckpt doctor` says what to do"
+    text = f"the quantized weights cannot be dequantized: {why}; `ckpt doctor` suggests what to do"
     yield TreeWarning("quantized", text)

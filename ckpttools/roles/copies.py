@@ -1,4 +1,4 @@
-"""Where the parameters of a tree are, and what has their paths and shapes once more."""
+"""Find the parameters of a tree, and copies with the same paths and shapes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LOCATIONS = 4
 
 @dataclass(frozen=True)
 class Copies:
-    """What has the paths and shapes of the parameters.
+    """Arrays with the paths and shapes of the parameters.
 
     Attributes:
         parameters: the head that they are below; None where that is unknown.
-        others: heads of what is state or a copy.
+        others: heads of state and copies.
     """
 
     parameters: Path | None
@@ -58,7 +58,7 @@ def _counted(mirrors: Mirrors) -> set[Path]:
 
 
 def _main(counts: Mapping[Path, int], moments: set[Path], counted: set[Path]) -> Path | None:
-    """Of several heads the one with most parameters; of equal ones that with their name, or the first."""
+    """Return the head with most parameters; of equal ones the one named like parameters, or the first."""
     order = {head: k for k, head in enumerate(counts)}
     candidates = counts.keys() - moments
 
@@ -70,7 +70,7 @@ def _main(counts: Mapping[Path, int], moments: set[Path], counted: set[Path]) ->
 
 
 class _TailMatch(NamedTuple):
-    """Where a path comes to be that of a parameter, and whether a moment's name stands around it."""
+    """Position where a path equals that of a parameter, and whether a moment's name surrounds it."""
 
     head: Path
     tail: Path
@@ -84,7 +84,7 @@ class _CopySearch:
     state: list[Path]
 
     def location(self, path: Path, expected: Mapping[Path, Shape]) -> _TailMatch | None:
-        """Where a path ends as one of `expected` of the same shape, or as one of them and a moment's name."""
+        """Return where a path ends like one of `expected` with its shape, with or without a moment's name."""
         last = path[-1] if path and path[-1] in MOMENTS else ""
         for k in range(len(path)):
             tail = path[k:]
@@ -114,7 +114,8 @@ class _CopySearch:
         if first is None:
             return {}
         mine = [path for path in self.kept if path[: len(first)] == first and len(path) > len(first)]
-        # A copy has most of it: fewer arrays beside it are none, and their names need not be looked at.
+        # A copy has most of the parameters: fewer arrays cannot be copies, so their names need not be
+        # checked.
         if not mostly(len(self.kept) - len(mine), len(mine)):
             return {}
         return {_bare(path[len(first) :]): self.mirrors.arrays[path].shape for path in mine}
@@ -127,7 +128,8 @@ class _CopySearch:
         return [path[: k + 1] for path, k in outer if all(map(wraps, path[common:k]))]
 
     def _numbered(self) -> list[Path]:
-        """Place in a tuple; more numbers than a tuple of states has places are those of layers."""
+        """Return heads that are a tuple index; if there are more numbers than a tuple of states has, they
+        are layers."""
         numbered = (path[:1] for path in self.kept if len(path) > 1 and str(path[0]).isdecimal())
         locations = list(dict.fromkeys(numbered))
         return locations if len(locations) <= _LOCATIONS else []

@@ -1,4 +1,4 @@
-"""Which arrays have the whole path and the shape of a parameter: an optimizer's moments, or copies."""
+"""Arrays with the full path and shape of a parameter: moments of an optimizer, or copies."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Mirrors:
-    """Arrays, of which some have the whole path of another one, below whatever wraps that."""
+    """Arrays, some of which have the full path of another one, below its wrappers."""
 
     arrays: Mapping[Path, ArrayFacts]
 
@@ -71,7 +71,7 @@ class Mirrors:
 
     @cached_property
     def _named(self) -> _PathIndex:
-        """Paths below the first key that not all have, whatever its name -> the arrays that have them."""
+        """Arrays by path, without the first key that not all of them share."""
         return self._indexed(self._inner)
 
     def _indexed(self, ends: Callable[[Path], Iterable[Path]]) -> _PathIndex:
@@ -102,7 +102,7 @@ class Mirrors:
         return self.arrays[path].shape == () and path[-1:] != () and path[-1] in STEPS
 
     def is_count(self, path: Path) -> bool:
-        """Return whether it counts anything, or says yes or no."""
+        """Return whether it is a counter or a boolean."""
         array = self.arrays[path]
         return array.shape == () and (array.is_whole_number or self.is_step(path))
 
@@ -142,7 +142,7 @@ class Mirrors:
                 yield result
 
     def _candidates(self, path: Path, start: int, index: _PathIndex) -> Iterator[Moment]:
-        """What is named as a moment, with a parameter's whole path below the name or above it."""
+        """Yield arrays named like moments, with a parameter's full path below or above the name."""
         for k in range(start, len(path)):
             if path[k] in MOMENTS:
                 for tail in unwrapped(path, k + 1):
@@ -158,7 +158,7 @@ class Mirrors:
             yield Moment(head, name, of, of[: len(of) - len(tail)])
 
     def _outside(self, path: Path, head: Path, tail: Path, start: int, index: _PathIndex) -> Iterator[Path]:
-        """Yield the arrays with a whole path that lie in another subtree, and in another module."""
+        """Yield the arrays with a full path in another subtree and another module."""
         for of in index.get(tail, ()):
             within = bool(start) and of[:start] == path[:start]
             if of != path and not within and not _same_module(of, head, len(of) - len(tail)):

@@ -1,4 +1,4 @@
-"""State of an optimizer below a name that optimizers have, and the weights that lie in it."""
+"""Optimizer state below the names of optimizers, and weights inside of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ckpttools.roles.subtrees import Heads, inside, lifted, mostly, outside, siz
 
 
 def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Heads:
-    """What names identify: an optimizer's state, weights within it, and what is unclear."""
+    """Return what names identify: an optimizer's state, weights in it, and unclear keys."""
     around = _around_enclosed(mirrors.arrays) | _around_keras(mirrors.arrays)
     containers = _containers(mirrors, empty, around)
     models = _Models(mirrors, frozenset(containers))
@@ -108,7 +108,7 @@ def _containers(
 
 @dataclass(frozen=True)
 class _Models:
-    """The arrays outside of what is named as an optimizer's state.
+    """The arrays that are not named like an optimizer's state.
 
     Attributes:
         containers: heads of such states.
@@ -124,7 +124,7 @@ class _Models:
 
     @cached_property
     def shapes(self) -> dict[Path, Shape]:
-        """Whole paths of arrays, below what may be around a model -> shape."""
+        """Shapes of arrays by full path, below the wrappers of a model."""
         result: dict[Path, Shape] = {}
         for path in outside(self.mirrors.arrays, self.containers):
             for tail in (*unwrapped(path), *unwrapped(path, self.mirrors.common + 1)):
@@ -146,7 +146,7 @@ class _Container:
         if is_sure:
             return Heads(state=here) | self._kept()
         if not is_container(self.head):
-            # A module of a model may be called so.
+            # A module of a model may have such a name.
             if self._is_whole_state():
                 return Heads(state=here) | self._unknown(frozenset())
             return Heads(unclear=here) if self._is_half_told() else Heads()
@@ -155,7 +155,7 @@ class _Container:
         return Heads(unclear=here) if self.inner and not self._is_model() else Heads()
 
     def _is_model(self) -> bool:
-        """Return whether nothing is left but weights, as of T5X's optimizer/target without its state."""
+        """Return whether only weights are left, as in T5X's optimizer/target without its state."""
         start = len(self.head)
         return len(self.inner) == len(self.mirrors.arrays) and all(
             path[start] in WEIGHTS for path in self.inner if len(path) > start
@@ -165,7 +165,7 @@ class _Container:
         return [path for path in self.inner if self.mirrors.arrays[path].shape]
 
     def _has_state(self) -> bool:
-        """Return whether anything below an optimizer's name is what an optimizer has."""
+        """Return whether anything below an optimizer's name is optimizer state."""
         start, large = len(self.head), self._large()
         return (
             not large
@@ -225,7 +225,7 @@ class _Container:
 
     @cached_property
     def _labels(self) -> dict[Path, bool]:
-        """Keys as weights have, where somebody may have called a part of a chain so -> whether that is sure.
+        """Keys named like weights that may be labels in a chain, and whether that is certain.
 
         All below is named as parts of a state are, and as parameters outside; sure where it has their shapes.
         """
@@ -240,7 +240,7 @@ class _Container:
         }
 
     def _unknown(self, weights: frozenset[Path]) -> Heads:
-        """What no name identifies as state, and may be another copy of the model, or a part of one."""
+        """Return keys that no name identifies as state, and that may be another copy of the model."""
         within = outside(self._large(), weights)
         if not (strange := [path for path in within if not self._is_known(path)]):
             return Heads()
@@ -262,7 +262,7 @@ class _Container:
                 yield tail, self.mirrors.arrays[path].shape
 
     def _is_known(self, path: Path) -> bool:
-        """Return whether names say that an array is state, with nothing but wrappers of states around it."""
+        """Return whether names identify an array as state, with only wrappers of states around it."""
         if self._is_keras_moment(path):
             return True
         start = len(self.head)
@@ -285,7 +285,7 @@ class _Container:
 
     @cached_property
     def _telling(self) -> set[Path]:
-        """Paths down to the keys that identify others beside them."""
+        """Paths down to the keys that identify their siblings."""
         named = (path for path in self.inner if not TELLING_BESIDE.isdisjoint(path))
         return {path[: k + 1] for path in named for k, key in enumerate(path) if key in TELLING_BESIDE}
 

@@ -1,4 +1,4 @@
-"""Names by which frameworks call what a training state holds, and a path's keys without those around it."""
+"""Names that frameworks use in training states, and a path's keys without wrappers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _KERAS_MOMENTS = (
 )
 # Keras' schedule-free optimizers keep the iterate as momentum: weights for inference are computed from it.
 _KERAS_ITERATE, _KERAS_SCHEDULE_FREE = "_momentum", "schedule_free"
-# The state of another optimizer, beside that of the one around it, as optax nests them.
+# State of another optimizer, next to that of the surrounding one, as optax nests them.
 ENCLOSED = frozenset(("base_optimizer_state", "inner_opt_state"))
 PER_PARAMETER = "param_states"
 # Names that modules of a model may have as well.
 _WEAK_CONTAINERS = frozenset(("opt", "optim"))
 _STRONG_CONTAINERS = _CONTAINERS - {"optimizer", "optimizers"}
-# Keys of what optimizers keep of each parameter.
+# Keys of per-parameter optimizer state.
 MOMENTS = frozenset(
     (
         *("mu", "nu", "m", "v", "trace", "momentum", "v_row", "v_col", "acc_grads", "nu_max", "exp_avg"),
@@ -43,9 +43,9 @@ MOMENTS = frozenset(
 )
 # L-BFGS's: as many of a parameter as it remembers.
 REMEMBERED = frozenset(("diff_params_memory", "diff_updates_memory"))
-# Moments that modules of a model are called as, too.
+# Moments whose names modules of a model have, too.
 SHARED = frozenset(("mu", "nu", "m", "v"))
-# What else of an optimizer has a name that is no module's ...
+# Other optimizer state whose names modules do not have ...
 _TELLING = REMEMBERED | frozenset(
     (
         *("v_row", "v_col", "exp_avg", "exp_avg_sq", "weights_memory", "ns_coeffs", "hyperparams"),
@@ -54,7 +54,7 @@ _TELLING = REMEMBERED | frozenset(
         *("Qs_preconditioners", "Ls_lipschitz"),
     )
 )
-# ... and what identifies a state only where nothing but wrappers of states is above it, or a parameter's path
+# ... and names that identify a state only with just wrappers of states above, or with a parameter's path
 # below it: averages, sums and starting points, preconditioners and their roots, moments in eight bits.
 _PARTS = frozenset(("g", "n", "r", "s", "t", "L", "R", "Q", "GG", "QL", "QR", "Qs", "projector")) | {
     *("grad", "grads", "gradients", "updates", "stats", "grad_avg", "grad_sum_of_squares", "sum", "ax"),
@@ -62,7 +62,7 @@ _PARTS = frozenset(("g", "n", "r", "s", "t", "L", "R", "Q", "GG", "QL", "QR", "Q
     *("state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2"),
 }
 _ALL_PARTS = MOMENTS | _TELLING | _PARTS
-# Those that a name beside them identifies.
+# Names that a sibling identifies.
 _TOLD_BESIDE: dict[str | int, str] = {
     "scale": "subgradients",
     "reward": "subgradients",
@@ -78,7 +78,7 @@ _LABELED = "inner_states"
 SUMMED = frozenset(("v_row", "v_col"))
 # ... and those that a parameter does not need have the shape (1,).
 FACTORED = SUMMED | {"v", "m"}
-# Keys with weights below them, also where they lie in an optimizer, as in T5X's optimizer/target.
+# Keys with weights below them, even inside of an optimizer, as in T5X's optimizer/target.
 WEIGHTS = frozenset(("params", "model", "target", "mdl_vars", "model_params", "base", "weights")) | {
     "master_params",
     "master_weights",
@@ -98,14 +98,14 @@ _SCHEDULES = frozenset(("lr_scheduler", "lr_schedulers"))
 _GENERATORS = frozenset(("rng", "prng", "dropout_rng", "training_key"))
 _LOSS_SCALES = frozenset(("loss_scale", "dynamic_scale"))
 _BOOKKEEPING = _COUNTERS | _SCHEDULES | _GENERATORS | _LOSS_SCALES | {RANDOM}
-# Scalars that optax keeps beside moments, of any dtype, by the keys above them or by their own.
+# Scalars that optax stores next to moments, of any dtype, by the keys above them or by their own.
 _HYPERPARAMETERS = frozenset(("hyperparams", "hyperparams_states"))
-# Where a random state is that has no counter beside it, and one that has.
+# Paths of random states without a counter next to them, and with one.
 LONE_KEY = "rng_key"
 KEYS = frozenset(("key", LONE_KEY))
 # The iterate of schedule-free optimizers, which the weights for inference are worked out from.
 _ITERATE, _BESIDE_ITERATE = "z", ("weight_sum", "max_lr")
-# Keys that some state has, beside containers and moments.
+# Keys of some states, besides containers and moments.
 _SIGNS = ENCLOSED | {*_BESIDE_ITERATE} | KERAS_STEPS
 # An optimizer's number of steps; a model has counters too, but calls them cache_index, num_batches_tracked.
 STEPS = frozenset(("step", "count"))
@@ -115,7 +115,8 @@ _VALUE = "value"
 def keys_of(path: Path) -> Path:
     """Return a path's keys; of names that were joined, those that were joined.
 
-    Also below a key, as torchtitan's optimizer is one dictionary of names: optimizer/state.norm.exp_avg.
+    This also applies below a key, as torchtitan's optimizer is a flat dictionary:
+    optimizer/state.norm.exp_avg.
     """
     # Asked for several times of each of 100,000 paths: of all keys at once.
     try:
@@ -130,7 +131,7 @@ def keys_of(path: Path) -> Path:
 
 
 def first_keys(path: Path, count: int) -> Path:
-    """Return the first of `keys_of(path)`, so many at most."""
+    """Return the first `count` of `keys_of(path)`."""
     if len(path) == 1 and isinstance(path[0], str):
         return tuple(path[0].split("/" if "/" in path[0] else ".", count)[:count])
     return keys_of(path[:count])[:count]
@@ -186,14 +187,14 @@ def keras_parameter(key: str | int) -> str | None:
 
 
 def is_keras_iterate(path: Path) -> bool:
-    """Return whether names say that it is the iterate of one of Keras' schedule-free optimizers."""
+    """Return whether names identify the iterate of a schedule-free Keras optimizer."""
     return str(path[-1]).endswith(_KERAS_ITERATE) and any(
         str(key).startswith(_KERAS_SCHEDULE_FREE) for key in path[:-1]
     )
 
 
 def may_tell(key: str | int) -> bool:
-    """Return whether a key is one that some state has; those of random states are in `KEYS`."""
+    """Return whether a key occurs in states; those of random states are in `KEYS`."""
     return key in MOMENTS or key in _SIGNS or container(key) is not None
 
 
@@ -208,7 +209,7 @@ def wraps_states(path: Path, k: int) -> bool:
 
 
 def is_telling(key: str | int) -> bool:
-    """Return whether what is below a key, or is called so, is state wherever in an optimizer it lies."""
+    """Return whether everything below this key, or named like it, is state anywhere in an optimizer."""
     return key in _TELLING
 
 
@@ -218,7 +219,7 @@ def is_part(key: str | int) -> bool:
 
 
 def told_beside(key: str | int) -> str | None:
-    """Return the name that stands beside a key if that is a part of a state."""
+    """Return the sibling's name that identifies a key as a part of a state, if any."""
     return _TOLD_BESIDE.get(key)
 
 
@@ -233,24 +234,24 @@ def is_outer(head: Path) -> bool:
 
 
 def is_container(head: Path) -> bool:
-    """Return whether a container's name is no module's, for what it is or for where it lies."""
+    """Return whether a container's name is not that of a module, by its kind or position."""
     return is_strong(head[-1]) or (is_outer(head) and container(head[-1]) not in _WEAK_CONTAINERS)
 
 
 @lru_cache(maxsize=4096)
 def is_average(key: str | int) -> bool:
-    """Return whether a key is that of an average of parameters."""
+    """Return whether a key names an average of parameters."""
     words = str(key).lower().split("_")
     return key not in MOMENTS and not _AVERAGES.isdisjoint(words)
 
 
 def is_hyperparameter(path: Path) -> bool:
-    """Return whether a key says that it is a number which the user chose for the optimizer."""
+    """Return whether a key names a hyperparameter that the user chose for the optimizer."""
     return not _HYPERPARAMETERS.isdisjoint(path)
 
 
 def iterates(paths: Collection[Path]) -> set[Path]:
-    """Where schedule-free optimizers keep their iterate: beside its weights and the largest rate."""
+    """Return the paths of iterates of schedule-free optimizers: next to its weights and the largest rate."""
     first, second = ({path[:-1] for path in paths if path[-1:] == (name,)} for name in _BESIDE_ITERATE)
     may_be = {(*around, _ITERATE) for around in first & second}
     lengths = {len(head) for head in may_be}
@@ -258,7 +259,7 @@ def iterates(paths: Collection[Path]) -> set[Path]:
 
 
 def is_random(path: Path) -> bool:
-    """Return whether a key says that it is a state of a random number generator."""
+    """Return whether a key names the state of a random number generator."""
     first, *below = _named_as(path)
     return RANDOM in path or (first in _GENERATORS and not below)
 
@@ -277,12 +278,12 @@ def is_bookkeeping(keys: Path) -> bool:
 
 
 def may_be_bookkeeping(keys: Collection[str | int]) -> bool:
-    """Return whether any of a tree's keys is one that bookkeeping has."""
+    """Return whether a tree has a key of bookkeeping."""
     return not _BOOKKEEPING.isdisjoint(keys)
 
 
 def _named_as(keys: Path) -> Path:
-    """Return the first keys that are not those of a state around it, as many as are looked at; never none."""
+    """Return the first keys that are not wrappers of states, up to the limit; at least one."""
     core = keys[:-1] if keys[-1:] == (_VALUE,) else keys
     outer = next((k for k, key in enumerate(core) if not _is_state(key)), len(core))
     return core[outer : outer + 3] or ("",)

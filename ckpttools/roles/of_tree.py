@@ -1,17 +1,17 @@
-"""What each array of a tree is: a parameter, state of an optimizer, or something else, by structure.
+"""Classify the arrays of a tree as parameters, optimizer state or something else, by structure.
 
     opt_state/0/mu/params/decoder/norm/scale     mirrors  params/params/decoder/norm/scale
     1/opt_state/0/{count, mu/…, nu/…}            mirrors  0/…                  an NNX (model, optimizer) tuple
     state/param_states/decoder/norm/scale/v_row  mirrors  target/decoder/norm/scale             T5X
-    1/0/{count, mu/…, nu/…}                      mirrors  0/…                  no name tells, the counter does
-    inner/decoder/norm/scale/{v_row, v_col}      mirrors  net/decoder/norm/scale          nor one here
+    1/0/{count, mu/…, nu/…}                      mirrors  0/…                  by its counter
+    inner/decoder/norm/scale/{v_row, v_col}      mirrors  net/decoder/norm/scale          likewise
 
-State of an optimizer lies below a name that optimizers have, or it is named as moments are, has the whole
-paths and the shapes of parameters, and a number of steps beside it. Whatever is neither that nor a random
-state nor a counter is a parameter: a learned number is never taken for bookkeeping, whatever its name.
-Random states are whole numbers, counters are single ones, and a single fraction scales the loss only where an
-optimizer is. What mirrors parameters and lacks one of these signs, such as an average of them, is a
-parameter, too, but among those unclear.
+Optimizer state is below an optimizer's name, or is named like moments, with the full paths and the shapes of
+parameters and a step count next to it. Other arrays, except random states and counters, are parameters: a
+learned number never counts as bookkeeping, whatever its name.
+Random states are integers, counters are single ones, and a single fraction scales the loss only where an
+optimizer is. Arrays that mirror parameters but lack one of these signs, such as averages, are unclear
+parameters.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _may_be_random(arrays: Mapping[Path, Typed], keys: Collection[str | int]) ->
 
 
 def _may_be_twice(arrays: Mapping[Path, Typed]) -> bool:
-    """Return whether so much lies beside the largest key that it may be what up to three copies are of."""
+    """Return whether the rest is so large that up to three copies of the largest key may be in it."""
     heads = Counter([_head(path) for path, item in arrays.items() if item.shape])
     for start in range(2):
         counts: Counter[Path] = Counter()
@@ -270,7 +270,7 @@ def _random_states(known: Mapping[Path, ArrayFacts]) -> Iterator[Path]:
     """Return keys of random number generators with counters next to them, as NNX and optax store them.
 
     A key has words along its last axis and a counter for each of its other elements, so that a table of
-    codes with a number of uses is not taken for one.
+    a codebook with usage counts does not count as one.
     """
     for path, array in known.items():
         if path[-1] not in KEYS or is_random(path):

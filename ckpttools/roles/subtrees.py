@@ -11,7 +11,7 @@ from ckpttools.core.dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Heads of subtrees, by what they are.
+    """Heads of subtrees, by role.
 
     Attributes:
         state: an optimizer's.
@@ -49,7 +49,7 @@ def sizes(paths: Iterable[Path], heads: Collection[Path]) -> Counter[Path]:
 
 
 def lifted(heads: Collection[Path], others: Iterable[Path]) -> frozenset[Path]:
-    """For each head the highest key with none of the others below it, short of the whole tree."""
+    """Return the highest key above each head that has none of the others below it, except the root."""
     blocked = {path[:length] for path in others for length in range(len(path))} if heads else set()
     return frozenset(
         next((head[:n] for n in range(1, len(head)) if head[:n] not in blocked), head) for head in heads

@@ -12,7 +12,7 @@ from ckpttools.roles.mirrors import Mirrors, Moment, below_moments
 from ckpttools.roles.names import MOMENTS, SHARED, STEPS, is_hyperparameter, is_wrapper, wraps
 from ckpttools.roles.subtrees import Heads, branch, inside, lifted, mostly, outside, sizes
 
-# A module may be called as a moment is, and have the paths of one or two parameters of another module.
+# A module may be named like a moment, and have the paths of one or two parameters of another module.
 _FEW = 2
 # Number of keys: a moment's, and one around it.
 _BELOW_A_NAME = 2
@@ -48,7 +48,7 @@ def _of_few(mirrors: Mirrors, rest: list[Path]) -> Heads:
     head = next(iter(heads))
     if inside(model, [head[:-1]]):
         return Heads()
-    # Modules are called so as well, and have the paths of others; they lie right below a name of their own.
+    # Modules have such names, too, and the paths of others; they are directly below a name of their own.
     counted = any((*head[:-1], step) in mirrors.arrays for step in STEPS)
     if len(head) < _BELOW_A_NAME or (head[-1] in SHARED and not (counted and head[-1] != "v")):
         return Heads()
@@ -71,7 +71,7 @@ def _is_state_alone(mirrors: Mirrors, rest: list[Path]) -> bool:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What mirrors parameters, by how sure it is.
+    """Arrays that mirror parameters, by certainty.
 
     Attributes:
         rest: the arrays that no name identifies.
@@ -102,7 +102,7 @@ class _Evidence:
         return known | in_branches(self.mirrors, self.rest, known, branches - self._above_models())
 
     def _above_models(self) -> set[Path]:
-        """Return keys that parameters lie below, too."""
+        """Return keys that also have parameters below them."""
         of = {moment.parameter for moment in (*self.moments.values(), *self.below_names.values())}
         return {path[:length] for path in of for length in range(len(path))}
 
@@ -122,7 +122,7 @@ class _Evidence:
         return sizes(self._others, {key for item in known for key in (item.head, item.root)})
 
     def _is_state(self, group: _BranchMoments) -> bool:
-        # Below a key of its own, one moment with a counter beside it may be a module's as well.
+        # One moment with a counter below its own key may also be a module.
         sign = len(group.names) > 1 or all(all(map(wraps, head)) for head in group.heads)
         alone = not any(self._sizes[head] for head in group.heads)
         many = self._is_of_known_names(group) or len(group.parameters) > _FEW
@@ -139,7 +139,7 @@ class _Evidence:
         return group.moments.keys() <= self.moments.keys()
 
     def _is_complete(self, group: _BranchMoments) -> bool:
-        """Return whether it mirrors most of the model, and that is most of what lies outside."""
+        """Return whether it mirrors most of the model, and most of the outside arrays are mirrored."""
         model = max(self._sizes[root] for root in group.roots)
         if not mostly(len(group.parameters), model):
             return False
@@ -177,7 +177,7 @@ class _BranchMoments:
         return {moment.parameter for moment in self.moments.values()}
 
     def locations(self) -> Iterator[Path]:
-        """Where the number of steps may be."""
+        """Yield the possible paths of the step count."""
         yield from self.heads
         yield from (path[:-1] for path, moment in self.moments.items() if path[-1] == moment.name)
 

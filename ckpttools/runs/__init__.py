@@ -1,1 +1,1 @@
-"""What a run holds, which of its steps are kept, and how others are removed."""
+"""The contents of a run, the steps to keep, and the removal of others."""

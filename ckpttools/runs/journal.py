@@ -1,9 +1,9 @@
-"""What a prune is about to do, written down before it does anything: so it can be finished, or undone.
+"""The journal of a prune, written before it changes anything, so that it can be finished or undone.
 
 RUN/.ckpttools-prune/plan.json        the plan; gone last
 RUN/.ckpttools-prune/stripped/STEP    a step without its optimizer, before it has the step's name
 RUN/.ckpttools-prune/removed/STEP     whole, and can be put back
-RUN/.ckpttools-prune/deleting/STEP    no longer whole; in a bucket a file that says that of RUN/STEP
+RUN/.ckpttools-prune/deleting/STEP    incomplete; in a bucket a file that marks RUN/STEP as incomplete
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class PruneJournal:
     """A prune that has begun.
 
     Attributes:
-        delete, strip: names of the steps -> what tells each from any other that may get its name.
-        stripped: the same of what takes the place of those in `strip`.
+        delete, strip: names of the steps -> fingerprint that distinguishes each from later steps of that
+            name.
+        stripped: the same for the replacements of those in `strip`.
         keep: names of steps without which nothing may be deleted.
-        commits: names of the steps that had a commit file -> what was in it.
-        token: what tells it from any other.
+        commits: content of the commit file of each step that had one.
+        token: unique ID of the prune.
         version: of this file.
     """
 
@@ -101,15 +102,15 @@ def at_work(run: Location, *names: str) -> Location:
 
 
 def plan_of(run: Location) -> Location:
-    """Where the journal of a run is, if there is one."""
+    """Return the location of a run's journal."""
     return at_work(run, "plan.json")
 
 
 def begun(run: Location) -> PruneJournal | None:
-    """Return the prune that was begun; None where none was, or none of it was done.
+    """Return the prune that was started; None if there is none, or it has changed nothing.
 
     Raises:
-        FormatError: what is there is not such a journal, and something was done.
+        FormatError: the journal is invalid, and something was changed.
     """
     location = plan_of(run)
     if not location.is_file():
@@ -132,12 +133,11 @@ def begun(run: Location) -> PruneJournal | None:
 
 
 def interrupted(run: Location) -> UsageError:
-    """Return the error of a run in which a prune was begun, and nobody is at it."""
+    """Return the error for a run with an interrupted prune."""
     return UsageError(
         "a prune of this run was interrupted",
         location=at_work(run),
-        hint=f"finish it with {option('finish', True)}, or put back what is still whole with "
-        f"{option('undo', True)}",
+        hint=f"finish it with {option('finish', True)}, or restore intact steps with {option('undo', True)}",
     )
 
 

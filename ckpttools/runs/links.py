@@ -1,4 +1,4 @@
-"""Symbolic links that lead into steps of a run: what has them would lose what it links to.
+"""Symbolic links into steps of a run: deleting a step would break them.
 
 Hard links need nothing: a file stays as long as it has a name.
 """
@@ -12,14 +12,14 @@ from itertools import chain
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.location import Location
 
-# Below the directories beside the run: RUN/../other/checkpoints/STEP/ITEM.
+# Depth in directories next to the run: RUN/../other/checkpoints/STEP/ITEM.
 _DEEPEST = 4
 MOST_BESIDE = 20_000
-"""Directories beside a run that are looked into, the nearest first: more are not those of runs."""
+"""Number of sibling directories to search, nearest first; more are not those of runs."""
 
 
 def find_links_into(run: Location) -> Mapping[str, tuple[str, ...]]:
-    """Name of a step -> links that lead into it, from anywhere in the run and from directories beside it.
+    """Return the links into each step, from anywhere in the run and from sibling directories.
 
     Raises:
         StorageError: the run may not be listed.
@@ -62,7 +62,7 @@ def _beside(run: Location) -> Iterator[Location]:
         try:
             entries = directory.entries()
         except StorageError:
-            continue  # somebody else's
+            continue  # another user's
         for entry in entries:
             location = directory / entry.name
             if entry.is_link:

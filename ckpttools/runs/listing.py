@@ -1,4 +1,4 @@
-"""The steps of a run: what is in each, whether it is finished, what it takes of the disk."""
+"""The steps of a run: the contents of each, whether it is finished, and its disk usage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 _T = TypeVar("_T")
-# So often at most a run is looked at anew that changes meanwhile.
+# Number of times that a changing run is listed again.
 _LOOKS = 10
 # Kinds of trees that are laid out as MaxText does.
 _MAXTEXT = ("stacked", "unstacked")
@@ -52,12 +52,12 @@ class ItemListing:
     Attributes:
         name: of its directory; "" where the step is the item itself.
         kind: of a tree "stacked-training" and so on, as `ckpttools.inspect` calls it, or "training",
-            "parameters", "optimizer" or "other", where it is none of MaxText's; "adapter" for LoRA factors;
+            "parameters", "optimizer" or "other", if it is not MaxText's; "adapter" for LoRA factors;
             "metrics"; "files" for anything else; "unreadable" for a tree that cannot be opened.
         arrays: of a tree.
         nbytes: of all its arrays.
-        missing_chunks: of them that are not there: of emergency checkpoints each host keeps a part.
-        is_state: whether a training goes on from it: it has an optimizer's state, also one without numbers.
+        missing_chunks: number of missing chunks; each host stores a part of an emergency checkpoint.
+        is_state: whether training resumes from it: it has an optimizer's state, even one without arrays.
     """
 
     name: str
@@ -77,10 +77,10 @@ class StepListing:
         name: of its directory.
         items: in it.
         nbytes: of its files, each counted once.
-        own_bytes: of files without a name elsewhere: what deleting the step would free.
-        saved: when it was finished, or else changed last, in seconds since 1970; None where nothing tells.
-        unfinished: why it is no finished save; None if it is one.
-        metrics: stored beside its trees; None where there are none.
+        own_bytes: bytes of files without a link elsewhere, which deleting the step would free.
+        saved: time when it was finished or last changed, in seconds since 1970; None if unknown.
+        unfinished: why it is not a finished save; None if it is.
+        metrics: metrics stored next to its trees; None without any.
         deleting: name of the item that is being deleted there; None if none is.
         is_damaged: whether it was saved to the end, and has lost something since: see `unfinished`.
     """
@@ -98,17 +98,17 @@ class StepListing:
 
     @property
     def shared_bytes(self) -> int:
-        """Of files that have a name outside of the step, too, such as in a checkpoint made by reference."""
+        """Bytes of files with a link outside of the step, such as in a checkpoint with references."""
         return self.nbytes - self.own_bytes
 
     @property
     def missing_chunks(self) -> int:
-        """Of all its trees."""
+        """Number of missing chunks of all its trees."""
         return sum(item.missing_chunks for item in self.items)
 
     @property
     def kind(self) -> str:
-        """Those of its trees."""
+        """Kinds of its trees."""
         kinds = dict.fromkeys(item.kind for item in self.items if item.kind not in ("files", "metrics"))
         return ", ".join(kinds)
 
@@ -122,10 +122,10 @@ class RunListing:
         steps: in order.
         latest: the step that Orbax lists here as the latest, or `tracker` names; None where there is none.
         resumes: the same, where a run that is started again goes on with it; None where none does.
-        resume_item: the tree in `latest` that MaxText loads; None where there is none of that name.
+        resume_item: the tree in `latest` that MaxText loads; None if no tree has that name.
         hindered: why no run goes on with `latest`; "" where it does, or where there is none.
         passed_over: name of what looks like a later step -> why Orbax does not list it.
-        beside: names of what else is there.
+        beside: names of other files and directories.
         tracker: name of the file in which a trainer of PyTorch says what `latest` is, "" where there is none;
             None in runs of Orbax.
     """
@@ -210,7 +210,7 @@ def no_run_error(detected: Detected, path: Location) -> FormatError:
     return FormatError(
         f"{path} is not a run with steps",
         expected="a directory with steps of Orbax or of a trainer in it, or in its directory checkpoints",
-        hint=f"`ckpt {quote(str(path))}` says what it is",
+        hint=f"`ckpt {quote(str(path))}` identifies it",
     )
 
 
@@ -226,7 +226,7 @@ def _find_legacy_run(path: Location) -> LegacyRun | None:
 
 
 def looked_at(run: OrbaxRun, look: Callable[[OrbaxRun], _T]) -> _T:
-    """What is found out of a run; anew where a job has begun, finished or deleted steps meanwhile.
+    """Inspect a run, and repeat if a job starts, finishes or deletes steps in the meantime.
 
     Raises:
         StorageError: the store cannot answer, or the run is never at rest.
@@ -247,7 +247,7 @@ def _names(run: OrbaxRun) -> set[str]:
 
 
 def listed(run: OrbaxRun) -> RunListing:
-    """What there is of a run. Reads indexes and metadata, no array.
+    """List the contents of a run. Reads indexes and metadata, no arrays.
 
     Raises:
         StorageError: the store cannot answer.
@@ -333,14 +333,14 @@ def _resumed_item(step: Step) -> str | None:
 
 
 def _resume_obstacle(latest: Step, item: str | None, steps: Sequence[StepListing]) -> str:
-    """Why a run does not go on with a step; "" where it does."""
+    """Return why a run does not resume from a step; "" if it does."""
     listed = next((step for step in steps if step.name == latest.path.name), None)
     if listed is None or listed.unfinished is not None:
-        return "which Orbax takes for finished and is not: loading it fails"
+        return "which Orbax considers finished although it is not: loading it fails"
     if listed.missing_chunks:
         is_part = any(is_part_of_a_host(entry.directory) for entry in latest.items)
-        others = ": this is one host's part, and `ckpt assemble` puts those of all together"
-        return f"of which {plural(listed.missing_chunks, 'chunk')} are not here{others if is_part else ''}"
+        others = ": this is one host's part, and `ckpt assemble` assembles those of all hosts"
+        return f"which lacks {plural(listed.missing_chunks, 'chunk')} here{others if is_part else ''}"
     states = [entry.name for entry in listed.items if entry.is_state]
     if states and item not in (None, *states):
         return f"whose optimizer state is in {sample_names(states)}: MaxText restores {item} alone"
@@ -352,7 +352,7 @@ def _resume_obstacle(latest: Step, item: str | None, steps: Sequence[StepListing
 
 
 def list_step(step: Step) -> StepListing:
-    """One step; errors as of `listed`."""
+    """List one step; errors as for `listed`."""
     usage = measure_usage(step.path)
     committed = step.declared.fields.get("commit_timestamp_nsecs")
     saved = committed if isinstance(committed, int) else usage.modified
@@ -378,7 +378,7 @@ def _read_metrics(step: Step) -> Mapping[str, float] | None:
     except StorageError:
         raise
     except CheckpointError:
-        return None  # doctor says more; a step is none the worse for it
+        return None  # doctor reports it; the step is usable
 
 
 def _list_items(step: Step) -> Iterator[ItemListing]:

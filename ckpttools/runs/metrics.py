@@ -1,4 +1,4 @@
-"""The metrics that Orbax keeps beside a step's trees, as numbers by name."""
+"""The metrics that Orbax stores next to a step's trees, as numbers by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def load_step_metrics(step: Location) -> Mapping[str, float] | None:
     """Name -> number, names of nested ones joined by "/"; None where none are stored.
 
     Raises:
-        FormatError, StorageError: the file is no JSON object, or cannot be read.
+        FormatError, StorageError: the file is not a JSON object, or cannot be read.
     """
     location = step / METRICS / METRICS
     return dict(_numbers(read_json(location), "")) if location.is_file() else None

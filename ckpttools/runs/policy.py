@@ -1,4 +1,4 @@
-"""Which steps of a run are kept whole: what Orbax's preservation policies keep, any of them.
+"""Select the steps of a run to keep, as any of Orbax's preservation policies would.
 
 LatestN(n)              the last n
 EveryNSteps(m)          those whose number is a multiple of m
@@ -16,7 +16,7 @@ from ckpttools.core.message_terms import option
 
 Metrics = Mapping[str, float]
 
-# What a metric is called whose best value nobody doubts.
+# Metrics whose best value is unambiguous.
 _LOWEST = ("loss", "perplexity", "ppl", "error", "wer", "mse", "mae")
 _HIGHEST = ("accuracy", "acc", "reward", "score", "bleu", "f1", "mfu")
 
@@ -37,10 +37,10 @@ class Best:
 
     @classmethod
     def of(cls, text: str) -> Best:
-        """What `METRIC:K`, `METRIC:K:min` and `METRIC:K:max` mean.
+        """Parse `METRIC:K`, `METRIC:K:min` or `METRIC:K:max`.
 
         Raises:
-            UsageError: it is none of these, or the name does not tell which value is the best.
+            UsageError: it has another form, or the name does not show which value is best.
         """
         name, _, rest = text.partition(":")
         count, _, mode = rest.partition(":")
@@ -53,8 +53,8 @@ class Best:
         low, high = not parts.isdisjoint(_LOWEST), not parts.isdisjoint(_HIGHEST)
         if not mode and low == high:
             raise UsageError(
-                f"the name {name!r} does not tell whether its lowest or its highest value is the best",
-                hint=f"say {option('keep_best', f'{name}:{count}:min')} or "
+                f"the name {name!r} does not show whether lower or higher is better",
+                hint=f"pass {option('keep_best', f'{name}:{count}:min')} or "
                 f"{option('keep_best', f'{name}:{count}:max')}",
             )
         return cls(name, int(count), mode == "min" if mode else low)
@@ -62,11 +62,11 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What is kept.
+    """The rules for steps to keep.
 
     Attributes:
         last: how many of the latest steps; None for no such rule.
-        every: the number that those of other steps are multiples of.
+        every: keep steps whose number is a multiple of this.
         best: by a metric.
     """
 
@@ -84,7 +84,7 @@ class Keep:
         return self.last is None and self.every is None and self.best is None
 
     def reasons(self, steps: Mapping[int, Metrics | None]) -> Mapping[int, tuple[str, ...]]:
-        """Why each step is kept, by number; steps that no rule keeps have no reasons.
+        """Return why each step is kept, by number; other steps have no reasons.
 
         Args:
             steps: the finished ones, by number, with their metrics.
@@ -126,7 +126,7 @@ def _best(rule: Best, steps: Mapping[int, Metrics | None]) -> dict[int, str]:
     if all(map(math.isnan, known.values())):
         raise UsageError(f"no step is the best by {rule.metric!r}", got="NaN at every step that has it")
     sign = -1 if rule.lowest else 1
-    # What is no number is never the best; of equal ones the later is kept, as Orbax's sort leaves them.
+    # NaN is never the best; of equal values the later one is kept, as in Orbax's sort.
     ranked = sorted(
         known, key=lambda n: (not math.isnan(known[n]), sign * known[n] if known[n] == known[n] else 0, n)
     )

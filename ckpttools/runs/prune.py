@@ -1,4 +1,4 @@
-"""What becomes of each step of a run: kept, stripped of its optimizer, deleted, or left alone.
+"""Decide the fate of each step of a run: kept, stripped of its optimizer, deleted, or left alone.
 
 What is not understood is left alone: a step is deleted only if it is a finished save whose every file is
 accounted for, and no rule, link or work in progress speaks against it.
@@ -32,7 +32,7 @@ _OF_A_STEP = frozenset((CHECKPOINT_FILE, COMMIT_FILE, RECORD, V1_FILE))
 
 @dataclass(frozen=True, slots=True)
 class StepFate:
-    """What becomes of one step.
+    """The fate of one step.
 
     Attributes:
         step: its number.
@@ -53,11 +53,11 @@ class StepFate:
 
 @dataclass(frozen=True)
 class PruneDecision:
-    """What is decided about a run.
+    """The decision about a run.
 
     Attributes:
         run: with all of its steps.
-        listing: what is there.
+        listing: the run's contents.
         fates: of all steps, in order.
         fingerprints: name of each step -> what tells it from another that gets its name, as of when it was
             looked at.
@@ -76,11 +76,11 @@ class PruneDecision:
 
 
 def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
-    """What becomes of the steps of a run. Reads indexes and metadata.
+    """Decide the fate of a run's steps. Reads indexes and metadata.
 
     Args:
         run: with its steps.
-        keep: which of the finished ones are kept.
+        keep: rules for finished steps to keep.
         strip_older: whether those that are kept, and are not among the latest by `keep.last`, lose their
             optimizer.
 
@@ -89,7 +89,7 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
         UsageError: no step has the metric that decides.
         StorageError: the store cannot answer.
     """
-    # Before all else: what is written again from now on is another step.
+    # Do this first: a step that is written again from now on is another step.
     names = [step.path.name for step in run.steps.values()]
     prints = map_concurrently(run.path.store, lambda name: fingerprint(run.path / name), names)
     listing = listed(run)
@@ -100,7 +100,7 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
     latest = sorted(whole)[-keep.last :] if keep.last else [max(whole)]
     last = {max(whole): "the last finished step"}
     if listing.latest is not None:
-        last.setdefault(listing.latest, "the step that Orbax takes for the latest")
+        last.setdefault(listing.latest, "the step that Orbax considers the latest")
     links = find_links_into(run.path)
 
     def fate(each: StepListing) -> StepFate:
@@ -149,14 +149,14 @@ def _make_fate(each: StepListing, fate: Fate, why: str, frees: int = 0) -> StepF
 
 
 def _incomplete_reason(each: StepListing) -> str | None:
-    """Why a step is no finished save with a whole tree; None if it is one."""
+    """Return why a step is not a finished save with a complete tree; None if it is."""
     if each.unfinished is not None:
         return each.unfinished
     if each.deleting is not None:
         return f"Orbax is deleting its item {each.deleting}, or was interrupted: retry that there"
     trees = [item for item in each.items if item.arrays or item.kind == "unreadable"]
     if not trees:
-        return "there is no tree in it"
+        return "it has no tree"
     broken = [item.name for item in trees if item.kind == "unreadable" or item.missing_chunks]
     return f"{', '.join(broken) or 'its tree'} cannot be read, or lacks chunks" if broken else None
 
@@ -165,11 +165,11 @@ def _strip_refusal(each: StepListing) -> str | None:
     trees = [item for item in each.items if item.arrays]
     if len(trees) != 1 or not trees[0].name:
         return "it is not stripped: only a step with one named tree is"
-    return None if trees[0].kind.endswith("training") else "there is no optimizer to strip"
+    return None if trees[0].kind.endswith("training") else "it has no optimizer to strip"
 
 
 def _find_obstacles(step: Step, links: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """What speaks against touching a step."""
+    """Yield the reasons against changing a step."""
     if step.path.is_link():
         yield f"it is a link to {step.path.readlink()}"
     if step.path.name in links:
@@ -182,11 +182,11 @@ def _find_obstacles(step: Step, links: Mapping[str, tuple[str, ...]]) -> Iterato
         yield error.message
         return
     if unowned_files:
-        yield f"it holds what is no part of a checkpoint: {sample_names(unowned_files)}"
+        yield f"it contains files that are not part of a checkpoint: {sample_names(unowned_files)}"
 
 
 def _find_unowned(step: Step) -> Iterator[str]:
-    """What lies in a step that nobody accounts for."""
+    """Yield files in a step that belong to no format."""
     handlers = step.declared.handlers
     known = set(handlers) if isinstance(handlers, dict) else set()
     items = {item.directory: item for item in step.items}
@@ -214,7 +214,7 @@ def _find_unowned_in_item(item: OrbaxItem) -> list[str]:
 
 
 def commit_texts(run: Location, names: list[str]) -> dict[str, str]:
-    """Name of a step -> what its commit file says, where it has one."""
+    """Return the content of each step's commit file, by name, for steps that have one."""
     files = {name: run / name / COMMIT_FILE for name in names}
     return {
         name: file.read_bytes().decode(errors="replace") for name, file in files.items() if file.is_file()

@@ -1,4 +1,4 @@
-"""Deleting and replacing steps so that a crash at any moment leaves whatever is needed.
+"""Delete and replace steps so that a crash at any moment leaves everything that is needed.
 
 On a disk a step gets another name first, in one step, and only then is anything of it deleted: what Orbax
 lists is always whole. In a bucket nothing can be renamed: there the commit files go first, so that Orbax
@@ -30,21 +30,21 @@ class Removal:
 
     Attributes:
         run: the directory above the steps.
-        journal: what was decided.
+        journal: the decision.
     """
 
     run: Location
     journal: PruneJournal
 
     def carry_out(self) -> tuple[str, ...]:
-        """Does what is left to do.
+        """Do the remaining work.
 
         Returns:
             What was left alone, and why.
 
         Raises:
-            FormatError: what was to be kept is not there any more; nothing more is deleted.
-            StorageError: the store reports an error; the same call goes on.
+            FormatError: a step to keep is missing; nothing more is deleted.
+            StorageError: the store reports an error; the same call resumes.
         """
         self.check_kept()
         left = tuple(self._rename_steps() if self._renames else self._remove_commit_files())
@@ -55,13 +55,13 @@ class Removal:
         return left
 
     def undo(self) -> tuple[str, ...]:
-        """Put back what is still whole, and deletes what is not.
+        """Restore what is intact, and delete what is not.
 
         Returns:
             What cannot be put back, and why.
 
         Raises:
-            StorageError: the store reports an error; the same call goes on.
+            StorageError: the store reports an error; the same call resumes.
         """
         if self._renames:
             self._put_back()
@@ -78,7 +78,7 @@ class Removal:
         self._clean_up()
         return lost
 
-    # -- what is there
+    # -- current state
 
     @property
     def _renames(self) -> bool:
@@ -100,7 +100,7 @@ class Removal:
         return has_new_files(location, marker)
 
     def _deletable_steps(self) -> list[str]:
-        """Return names of steps of which nothing is deleted yet, and may be now."""
+        """Return the names of untouched steps that may be deleted now."""
         if self._renames:
             return self._names(_REMOVED)
         return [name for name in self.journal.delete if self._is_planned(name)]
@@ -115,7 +115,7 @@ class Removal:
         return location.is_dir() and fingerprint(location) == self.journal.delete.get(name)
 
     def _replaced_by_stripped(self) -> list[str]:
-        """Return names of steps in the place of which is what has no optimizer."""
+        """Return the names of steps that were replaced by stripped ones."""
         journal = self.journal.stripped
         return [
             name
@@ -124,18 +124,18 @@ class Removal:
         ]
 
     def check_kept(self) -> None:
-        """Raise FormatError where what was to be kept is not there any more, or not whole."""
+        """Raise FormatError if a step to keep is missing or damaged."""
         lost = []
         for name in self.journal.keep:
             location = self.run / name
-            why = unfinished_reason(Step(location)) if location.is_dir() else "it is not there"
+            why = unfinished_reason(Step(location)) if location.is_dir() else "it does not exist"
             if why:
                 lost.append(f"{name}: {why}")
         if lost:
             raise FormatError(
                 "steps that were to be kept are not whole any more, so no others are deleted" + listing(lost),
                 location=self.run,
-                hint="look at the run again; of a prune that was interrupted, put back what is whole with "
+                hint="look at the run again; after an interrupted prune, restore intact steps with "
                 f"{option('undo', True)}",
             )
 
@@ -144,7 +144,7 @@ class Removal:
         for name in self._names(_REMOVED):
             if name in self.journal.strip and not (self.run / name).is_dir():
                 raise FormatError(
-                    f"step {name} without its optimizer is not there any more",
+                    f"step {name} without its optimizer no longer exists",
                     location=self.run / name,
                     hint=f"put the whole one back with {option('undo', True)}",
                 )
@@ -152,7 +152,8 @@ class Removal:
     # -- on a disk
 
     def _rename_steps(self) -> Iterator[str]:
-        """Return steps the names under which they can be deleted; what has another's name now stays."""
+        """Give steps the names under which they are deleted; yield them. A name reused by another step is
+        left."""
         for name, expected in self.journal.strip.items():
             step, stripped = self.run / name, at_work(self.run, _STRIPPED, name)
             if not stripped.is_dir():
@@ -185,7 +186,7 @@ class Removal:
     # -- in a bucket
 
     def _remove_commit_files(self) -> Iterator[str]:
-        """Take the commit files of steps away, so that nobody takes them for finished."""
+        """Delete the commit files of steps, so that they do not count as finished."""
         for name in self.journal.delete:
             location = self.run / name
             if self._is_planned(name):
@@ -254,7 +255,7 @@ def tidy_all(run: Location) -> None:
 
 
 def tidy(run: Location) -> None:
-    """Remove what is left of a prune that has ended, or was killed before it began: nothing of a step."""
+    """Remove the remains of a prune that ended, or was killed before it started; not those of steps."""
     location, store = at_work(run), removing(run)
     if plan_of(run).exists():
         return

@@ -1,7 +1,7 @@
-"""Runs of trainers of PyTorch: directories called after steps, with checkpoints of any format in them.
+"""Runs of trainers of PyTorch: directories named after steps, with checkpoints of any format in them.
 
 verl saves `global_step_10/actor`, torchtitan `step-10`, the Trainer of transformers `checkpoint-10` and
-DeepSpeed `global_step10`; verl and DeepSpeed note the step to go on with in a file beside these.
+DeepSpeed `global_step10`; verl and DeepSpeed record the step to resume from in a file next to these.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def find_trainer_run(location: Location) -> RunListing | None:
 
 
 def _read_tracker(run: Location) -> tuple[str, int | None]:
-    """Return which file says which step is gone on with, and that step; "" and None where none does."""
+    """Return the name of the file that records the step to resume from, and that step; "" and None without
+    one."""
     for name in _TRACKERS:
         if (run / name).is_file():
             match = _TRACKED.fullmatch(text_in(run / name))
@@ -77,7 +78,7 @@ def _list_step(step: Location) -> StepListing:
         except CheckpointError as error:
             items.append(ItemListing(name, "unreadable"))
             wrong.append(f"{name}: {error.line}" if name else error.line)
-    unfinished = "; ".join(wrong) if result else "there is no checkpoint in it that is read"
+    unfinished = "; ".join(wrong) if result else "it has no readable checkpoint"
     return StepListing(
         int(match["number"]) if match else 0,
         step.name,

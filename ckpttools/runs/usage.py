@@ -1,4 +1,4 @@
-"""What directories take of a disk, and what of it would be free if they were deleted."""
+"""Disk usage of directories, and the part of it that deleting them would free."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Usage:
 
     Attributes:
         nbytes: of all files.
-        own: of those that have no name elsewhere: what deleting all of the directories frees.
+        own: bytes of files without a link elsewhere, which deleting the directories frees.
         files: how many there are.
-        modified: when the newest was changed, in nanoseconds since 1970; None where the store does not say.
+        modified: time of the newest change, in nanoseconds since 1970; None if the store does not report it.
     """
 
     nbytes: int
@@ -29,7 +29,7 @@ class Usage:
 
 
 def measure_usage(*directories: Location) -> Usage:
-    """That of directories together, none of which is in another; StorageError if one cannot be listed."""
+    """Measure several disjoint directories together; StorageError if one cannot be listed."""
     names: dict[object, int] = {}
     sizes: dict[object, int] = {}
     links: dict[object, int] = {}

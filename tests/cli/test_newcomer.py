@@ -320,7 +320,7 @@ class TestWhatItIs:
         (model / "config.json").unlink()
         (model / "consolidated.00.pth").write_bytes(b"x")
         told = run("hash", model / "consolidated.00.pth", code=3)
-        assert "torch: it does not begin as files of torch.save do" in told
+        assert "torch: it does not start like a torch.save file" in told
 
     def test_a_name_on_the_hub(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

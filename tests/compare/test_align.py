@@ -195,8 +195,8 @@ class TestMaxTextAgainstMaxText:
         both = align(tree, nnx)
         assert_equal(both)
         assert {
-            "A: the wrapping of parameters is left away: linen",
-            "B: the wrapping of parameters is left away: nnx",
+            "A: the wrapping of parameters is left out: linen",
+            "B: the wrapping of parameters is left out: nnx",
         } <= set(map(str, both.naming))
 
     def test_training_state_against_parameters(self):
@@ -240,7 +240,7 @@ class TestMaxTextAgainstMaxText:
         scanned[path] = lazy(np.ones((64, 3, 128), np.float32))
         both = align(Tree(scanned), Tree(scanned))
         assert_equal(both)
-        assert any("stacked layers are compared as they are stored" in str(remark) for remark in both.remarks)
+        assert any("stacked layers are compared in their stored form" in str(remark) for remark in both.remarks)
 
 
 class TestNothingIsLeftOutThatBothHave:
@@ -306,4 +306,4 @@ def test_as_maxtext():
     assert named.sizes["head_dim"] == 16
     assert any("under their own names" in item for item in named.naming)
     plain = Tree({("x",): lazy(np.ones(2, np.float32))})
-    assert as_maxtext(plain).naming == ("names are taken as they are",)
+    assert as_maxtext(plain).naming == ("names are used unchanged",)

@@ -21,7 +21,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.testing.strategies import stored
 
 CAST = "values were not compared where dtypes differ: --cast compares with SRC cast to the dtypes of DST"
-DIFF = " says by how much, and knows common causes"
+DIFF = " shows the size of the differences and known causes"
 PARAMETERS = "--parameters compares only the parameters"
 BOTH = f"it takes two options together: {PARAMETERS}, and {CAST.partition(': ')[2]}"
 

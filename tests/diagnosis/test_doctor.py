@@ -483,7 +483,7 @@ class TestSteps:
     def test_an_item_that_is_gone(self, tmp_path):
         run = copy(ORBAX / "maxtext_run", tmp_path)
         shutil.rmtree(run / "checkpoints/4/items")
-        assert "'items' is not there" in only(run, "unfinished").what
+        assert "'items' does not exist" in only(run, "unfinished").what
 
     def test_an_item_without_metadata(self, tmp_path):
         run = copy(ORBAX / "maxtext_run", tmp_path)

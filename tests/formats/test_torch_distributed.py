@@ -260,7 +260,7 @@ class TestRanks:
         (part / f"model_world_size_4_rank_{rank}.pt").unlink()
         told = run("hash", part, code=3)
         assert f"4 processes saved, and of their files that of rank {rank} is missing: " in told
-        assert " tensors cannot be put together\n" in told and "layers.0.weight" not in told
+        assert " tensors cannot be assembled\n" in told and "layers.0.weight" not in told
         (part / f"model_world_size_4_rank_{(rank + 1) % 4}.pt").unlink()
         assert "of their files those of ranks " in run("hash", part, code=3)
         assert "are missing: " in " ".join(ckpt("doctor", part).output.split())
@@ -295,11 +295,11 @@ class TestRanks:
                 try:
                     tree = open_tree(part)
                 except FormatError as error:
-                    assert "has other numbers than rank" in str(error) and "prefer_rank=0" in str(error)
+                    assert "has other values than rank" in str(error) and "prefer_rank=0" in str(error)
                     others = tuple(item for item in range(4) if item != rank)
                     tree = open_tree(part, ReadOptions(prefer_rank=others))
                     assert {path: array.read().tobytes() for path, array in tree.arrays.items()} == truth
-                    assert "was preferred: its numbers of 1 tensor" in " ".join(tree.metadata.notes.remarks)
+                    assert "was preferred: its values of 1 tensor" in " ".join(tree.metadata.notes.remarks)
                     told += 1
                 else:
                     assert {path: array.read().tobytes() for path, array in tree.arrays.items()} != truth
@@ -316,11 +316,11 @@ class TestRanks:
             location.write_bytes(
                 raw[: span.start] + bytes([rank]) * span.nbytes + raw[span.start + span.nbytes :]
             )
-        assert "--prefer-rank 0 takes its numbers" in run("hash", part, code=3)
+        assert "--prefer-rank 0 uses its values" in run("hash", part, code=3)
         told = run(
             "convert", "to-safetensors", part, tmp_path / "out", "--prefer-rank", 2, "--prefer-rank", 1
         )
-        assert "process 2 was preferred: its numbers of 1 tensor" in told and "plain" in told
+        assert "process 2 was preferred: its values of 1 tensor" in told and "plain" in told
         assert {*open_tree(tmp_path / "out")["plain"].read().tobytes()} == {2}
         assert ckpt("diff", part, tmp_path / "out", "--prefer-rank", 2).exit_code == 0
         assert "one of " in run("hash", part, "--prefer-rank", 4, code=2)
@@ -338,7 +338,7 @@ class TestRanks:
             (plain,) = (key for key, raw in storages.items() if len(raw) == WHOLE["model.plain"].nbytes)
             storages[plain] = bytes([rank]) * len(storages[plain])
             archived(location, files["data.pkl"].replace(b"plain", b"stage"), storages)
-        assert "--prefer-rank 2 takes its numbers" in run("hash", part, code=3)
+        assert "--prefer-rank 2 uses its values" in run("hash", part, code=3)
         run("convert", "to-safetensors", part, tmp_path / "out", "--prefer-rank", 2)
         assert {*open_tree(tmp_path / "out")["stage"].read().tobytes()} == {2}
 
@@ -365,7 +365,7 @@ class TestRanks:
     def test_plain_tensors_alone_belong_nowhere(self, tmp_path):
         for rank in range(2):
             save(tmp_path / f"model_world_size_2_rank_{rank}.pt", {"x": whole_tensor(np.ones(3, "f4"))})
-        assert "no tensor in these files says where" in run("hash", tmp_path, code=3)
+        assert "no tensor in these files records" in run("hash", tmp_path, code=3)
 
     def test_configuration_beside_it_goes_along(self, tmp_path):
         part = copied(RANKS, tmp_path / "c")
@@ -415,7 +415,7 @@ def test_a_tensor_by_itself_with_gaps_between_its_elements(tmp_path):
     path = save(tmp_path / "one.pt", View(np.arange(400, dtype="float32"), 0, (7, 3, 5), (50, 13, 2)))
     with parse(str(path)).open() as file:
         one = SavedTensor(file, 0, file.size, (7, 3, 5), DTYPES["float32"])
-        with pytest.raises(FormatError, match="do not lie next to each other"):
+        with pytest.raises(FormatError, match="are not contiguous"):
             Decoded((7, 3, 5), DTYPES["float32"], one).read()
 
 
@@ -459,7 +459,7 @@ def test_two_names_at_one_location(tmp_path):
     whole = (part / ".metadata").read_bytes()
     # The key that a tensor has in the saved tree: a text of pickle's protocol 4, after its length.
     (part / ".metadata").write_bytes(whole.replace(b"\x8c\x03tp2", b"\x8c\x02tp"))
-    with pytest.raises(FormatError, match=r"model\.tp and model\.tp2: both at one place"):
+    with pytest.raises(FormatError, match=r"model\.tp and model\.tp2: both have the same path"):
         open_tree(part)
 
 

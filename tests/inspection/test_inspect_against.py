@@ -172,7 +172,7 @@ class TestFamilies:
         where = "model.layers" if location == "hf" else "decoder/layers"
         (*_, declared) = against_family(tree, families()["llama"]).reasons
         assert declared == (
-            f"Layers found: 4 in {where}. Only the model's config.json tells whether more belong there."
+            f"Layers found: 4 in {where}. Only the model's config.json shows whether there should be more."
         )
         assert not against_family(tree, families()["llama"], config_of("llama3.1"), "config.json").reasons
 
@@ -199,7 +199,7 @@ class TestFamilies:
 
     def test_names_of_many_layers_are_not_chosen_from(self):
         tree = Tree(dict(open_tree(LLAMA / "hf")))
-        with pytest.raises(UsageError, match="only names could be compared"):
+        with pytest.raises(UsageError, match="only names can be compared"):
             against_family(tree, families()["llama"], pattern="*.mlp.*")
 
     def test_names_only_comparison_is_reported(self):

@@ -170,7 +170,7 @@ class TestFacts:
         ):
             facts = facts_of(ORBAX / name)
             assert facts["format"] == "orbax, step 1"
-            assert facts["warning"].startswith(f"{directory}, beside step 1, is an unfinished save:")
+            assert facts["warning"].startswith(f"{directory}, next to step 1, is an unfinished save:")
 
     def test_mixed_dtypes(self):
         facts = facts_of(ORBAX / "multihost_plain")

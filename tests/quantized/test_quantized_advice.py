@@ -137,7 +137,7 @@ def test_fp8_run_and_version_limits_are_reported(tmp_path):
 @pytest.mark.parametrize("kind", ["gptq", "awq", "nf4"])
 def test_unsupported_schemes_are_reported_at_once(kind, tmp_path):
     card = declared(write(tmp_path / "it", kind))
-    assert "conversions refuse this scheme" in card and "ckpt doctor" in card
+    assert "conversions do not support this scheme" in card and "ckpt doctor" in card
     assert "ckpt convert" not in card
     told = declared("cast", tmp_path / "it", tmp_path / "out", "--dtype", "bfloat16")
     assert ("AutoAWQConverter" if kind == "awq" else "dequantize the model to bfloat16") in told

@@ -146,7 +146,7 @@ class TestDestinationThatChanges:
 
         with monkeypatch.context() as patch:
             patch.setattr(LocalWork, moment, act)
-            with pytest.raises(StorageError, match="does not hold what was written"):
+            with pytest.raises(StorageError, match="differs from what was written"):
                 ckpttools.copy(model, out)
         with suppress(CheckpointError):
             ckpttools.copy(model, out)

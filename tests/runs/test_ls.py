@@ -76,7 +76,7 @@ def test_orbax_choice_is_told_from_finished_steps(name, latest, unfinished):
     assert listing.latest == latest
     assert {item.step for item in listing.steps if item.unfinished} == unfinished
     shown = succeed("ls", ORBAX / name).output
-    assert ("which Orbax takes for finished and is not" in shown) == (latest in unfinished)
+    assert ("which Orbax considers finished although it is not" in shown) == (latest in unfinished)
 
 
 def test_in_a_bucket_the_commit_file_decides(gcs, run):
@@ -362,7 +362,7 @@ def test_steps_of_trainers_that_cannot_be_read(verl):
     assert [item.step for item in listing.finished] == [10]
     shown = " ".join(succeed("ls", verl).output.split())
     assert "global_step_9: actor: 2 processes saved, and of their files that of rank 1 is missing" in shown
-    assert "global_step_11: there is no checkpoint in it that is read" in shown
+    assert "global_step_11: it has no readable checkpoint" in shown
     assert "latest step 9, by latest_checkpointed_iteration.txt, which cannot be read" in shown
     (verl / "latest_checkpointed_iteration.txt").write_text("12")
     assert ckpttools.ls(verl).hindered == "which is not here"

@@ -25,7 +25,7 @@ _WORDS = {"halves": "in halves", "interleaved": "interleaved"}
 
 @detector("rope-layout", Claim.AXES_MOVED)
 def rope_layout(case: Case) -> Iterator[Hypothesis]:
-    """Rotary pairs lie side by side on one side, half a head apart on the other."""
+    """Yield rotary pairs that are adjacent on one side and half a head apart on the other."""
     a, b = case.alike
     for axis, length in enumerate(a.shape):
         for dim in head_dims(case, axis):
@@ -72,7 +72,7 @@ def reshaped(case: Case) -> Iterator[Hypothesis]:
 
 @detector("padded", Claim.AXES_CHANGED, shapes="unequal")
 def padded(case: Case) -> Iterator[Hypothesis]:
-    """One side goes on where the other ends, on one axis: a vocabulary that was filled up."""
+    """Yield padding: one side is longer on one axis, as with a padded vocabulary."""
     a, b = case.alike
     axes = [k for k, (n, m) in enumerate(zip(a.shape, b.shape, strict=False)) if n != m]
     if len(a.shape) != len(b.shape) or len(axes) != 1:
@@ -83,6 +83,6 @@ def padded(case: Case) -> Iterator[Hypothesis]:
     tail = window(long, start, tuple(n - s for n, s in zip(long.shape, start, strict=True)))
     head = (window(long, (0,) * len(start), short.shape), short)
     more = f"{side} has {tail.shape[axis]} more entries on axis {axis}"
-    advice = f"{option('pad_vocab')} fills a vocabulary up, and the way back to Hugging Face cuts it again"
+    advice = f"{option('pad_vocab')} pads a vocabulary, and the conversion to Hugging Face cuts it again"
     yield Hypothesis(Cause("padded", f"{more}, all zeros", advice), (head, (tail, zeros_like(tail))))
     yield Hypothesis(Cause("padded", f"{more}, the others are equal", advice), (head,))

@@ -22,13 +22,13 @@ from ckpttools.core.region import Shape
 if TYPE_CHECKING:
     from ckpttools.compare.renames import Candidates
 
-# Fewer elements than this are no evidence.
+# Fewer elements than this are not sufficient evidence.
 ENOUGH = 8
 REMAP = "convert again with the right rows, or rearrange the axes with ckpt remap"
 
 
 class Claim(IntEnum):
-    """How much a cause assumes in order to fit: the less, the stronger its evidence."""
+    """How much a cause assumes in order to fit: fewer assumptions are stronger evidence."""
 
     ONE_SIDE_EMPTY = 0
     REST_EMPTY = 1
@@ -48,8 +48,8 @@ class Cause:
 
     Attributes:
         name: a short name that stays the same, such as "rope-layout".
-        text: what is wrong.
-        advice: what to do; may be empty.
+        text: description of the difference.
+        advice: suggested action; may be empty.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What would hold if this were the cause.
+    """A possible cause and its predictions.
 
     Attributes:
         cause: the cause.
@@ -75,7 +75,7 @@ class Hypothesis:
 
 
 class Sides(NamedTuple):
-    """An array, and that of the other checkpoint."""
+    """An array, and its counterpart in the other checkpoint."""
 
     name: str
     array: LazyArray
@@ -91,7 +91,7 @@ class Case:
         name: of both.
         a, b: the arrays.
         first: index of the first element that differs; None if shapes do.
-        sizes: lengths of the model's axes, as far as they are known.
+        sizes: known lengths of the model's axes.
         candidates: all arrays of A, to be looked up by content.
     """
 
@@ -109,7 +109,7 @@ class Case:
 
     @cached_property
     def sides(self) -> tuple[Sides, Sides]:
-        """Each side with the other: a cause may apply to either."""
+        """Both orders of the sides: a cause may apply to either."""
         return Sides("A", self.a, "B", self.b), Sides("B", self.b, "A", self.a)
 
     @property
@@ -141,7 +141,7 @@ class Detector:
 
     @property
     def rank(self) -> tuple[Claim, str]:
-        """Of several detectors whose causes fit, the one of least rank wins."""
+        """Sort key: the detector with the lowest rank wins if several causes fit."""
         return self.claim, self.name
 
     def looks_at(self, case: Case) -> bool:

@@ -37,7 +37,7 @@ def all_nan(case: Case) -> Iterator[Hypothesis]:
 
 @detector("truncated", Claim.REST_EMPTY)
 def truncated(case: Case) -> Iterator[Hypothesis]:
-    """From some element on one side is zeros, as a file is that was not written to its end."""
+    """Yield a truncation: one side is zero from some element on, as in an incompletely written file."""
     tail = list(_tail(case.a.shape, case.first)) if case.first else []
     if not case.first or sum(part.size for part in tail) < ENOUGH:
         return

@@ -1,4 +1,4 @@
-"""All elements are multiplied by one number, or have 1 added."""
+"""Causes by which all elements are multiplied by one number, or increased by 1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ckpttools.mapping.values import Add, blockwise, round_constant
 
 @detector("norm-offset", Claim.KNOWN_NUMBER)
 def norm_offset(case: Case) -> Iterator[Hypothesis]:
-    """A norm's scale is stored as it is on one side, less one on the other."""
+    """Yield the offset of a norm whose scale is stored minus one on one side."""
     if not case.are_floats or _one_is_nothing(*case.alike):
         return
     for offset, text in ((1.0, "+ 1"), (-1.0, "- 1")):
@@ -26,7 +26,7 @@ def norm_offset(case: Case) -> Iterator[Hypothesis]:
             built = as_dtype(elementwise(source, Add(offset)), array.dtype)
             less, whole = (other, one) if offset > 0 else (one, other)
             advice = (
-                f"{less} holds what is added to 1 (as Gemma's files do), {whole} the sum (as MaxText does): "
+                f"{less} stores the difference from 1 (as Gemma does), {whole} the sum (as MaxText does): "
                 "convert with the family's own rows"
             )
             cause = Cause("norm-offset", f"{one} is {other} {text}", advice)

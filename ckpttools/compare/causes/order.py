@@ -13,7 +13,7 @@ from ckpttools.core.region import Region, Shape
 
 # An axis with more entries is not searched for another order.
 _MOST_ENTRIES = 512
-# Elements of which entries are told apart.
+# Number of elements by which entries are distinguished.
 _SAMPLE = 4096
 _SHOWN = 8
 
@@ -33,7 +33,7 @@ def entry_order(case: Case) -> Iterator[Hypothesis]:
 
 
 def _order(a: LazyArray, b: LazyArray, axis: int, width: int) -> tuple[int, ...] | None:
-    """For every entry of B which of A's it is; None where that cannot be told, or where all are in place."""
+    """Return A's index of each entry of B; None if they are ambiguous or all in place."""
     room = max(1, _SAMPLE // a.shape[axis])
     stop = list(a.shape)
     for k in reversed(range(len(stop))):
@@ -52,7 +52,7 @@ def _order(a: LazyArray, b: LazyArray, axis: int, width: int) -> tuple[int, ...]
 
 
 def _in_order(array: LazyArray, axis: int, width: int, order: Sequence[int]) -> LazyArray:
-    """Return an array with the entries of an axis, so many together, taken in an order."""
+    """Return an array with groups of entries of an axis reordered."""
     split: list[Shape] = [(n,) for n in array.shape]
     split[axis] = (len(order), width)
     loose = relayout(array, split, range(len(array.shape) + 1), [1] * (len(array.shape) + 1))

@@ -1,4 +1,4 @@
-"""Another array is what should be here, or two causes come together."""
+"""Causes that involve another array, or two causes at once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ckpttools.compare.causes.factors import factor, norm_offset
 from ckpttools.compare.samples import in_one_dtype, sampled_numbers
 from ckpttools.core.message_terms import option
 
-# An embedding and a head have few arrays of their shape beside them; projections have many.
+# Few arrays have the shape of an embedding or a head; many have that of a projection.
 _MOST_ALIKE = 8
 
 
 @detector("renamed", Claim.OTHER_ARRAY, of_single_arrays=True)
 def renamed(case: Case) -> Iterator[Hypothesis]:
-    """B has under this name what A has under another: names were swapped, layers shifted."""
+    """Yield arrays of A that equal this array of B: swapped names or shifted layers."""
     if case.candidates is not None:
         for name, array in case.candidates.like(case.b):
             if name != case.name:
@@ -44,7 +44,7 @@ def moved_and_changed(case: Case) -> Iterator[Hypothesis]:
 
 
 def tied(name: str, side: str, own: Mapping[str, LazyArray]) -> Iterator[Hypothesis]:
-    """An array that only one side has is another of that side: an output head stored with its embedding."""
+    """Yield an array of the same side that a one-sided array equals: an output head and its embedding."""
     array = own[name]
     shapes = (array.shape, array.shape[::-1])
     alike = {other: item for other, item in own.items() if other != name and item.shape in shapes}
@@ -52,7 +52,7 @@ def tied(name: str, side: str, own: Mapping[str, LazyArray]) -> Iterator[Hypothe
         return
     some = sampled_numbers(array)
     if np.all(some == some[:1]):
-        # Constants, as adapters begin with, are alike without anything to do with each other.
+        # Constants, such as a new adapter's values, are equal by coincidence.
         return
     ways = " or ".join(option("tied", way) for way in ("drop", "materialize"))
     for other, same in alike.items():
@@ -60,7 +60,7 @@ def tied(name: str, side: str, own: Mapping[str, LazyArray]) -> Iterator[Hypothe
             cause = Cause(
                 "tied",
                 f"it is {side}'s {other}",
-                f"the other side ties them: a conversion with {ways} makes both alike",
+                f"the other side ties them: a conversion with {ways} makes both equal",
             )
             turned = (
                 same

@@ -1,1 +1,1 @@
-"""One file for each check: a module here with a `CHECK` is found by itself."""
+"""One file per check: modules here with a `CHECK` are found automatically."""

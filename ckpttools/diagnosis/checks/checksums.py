@@ -1,4 +1,4 @@
-"""Check data for flipped bits with the checksums in the files, if the user asks for it.
+"""Check data for flipped bits with the checksums in the files, on request.
 
 torch writes a CRC-32 with each storage and looks at none, nor do conversions, which read storages in parts.
 """
@@ -20,7 +20,7 @@ from ckpttools.stores.location import Location, require_file_error, suppress_fil
 _MOST_NAMED = 3
 _WHY = (
     "other numbers would be read than were saved, without an error; "
-    "only a program that changed the file in its place leaves such checksums as well"
+    "a program that edits the file in place leaves such checksums, too"
 )
 
 
@@ -30,7 +30,7 @@ def has_checksums(inventory: Inventory) -> bool:
 
 
 def _locations(inventory: Inventory) -> Iterator[tuple[SupportsChecksums, Location]]:
-    """Where something is of such a format, with the format."""
+    """Yield locations in formats with checksums, each with its format."""
     for name, item in formats().items():
         if isinstance(item, SupportsChecksums):
             yield from ((item, location) for location in inventory.locations(name))
@@ -48,7 +48,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _by_file(inventory: Inventory) -> list[list[ChecksummedRange]]:
-    """What has a checksum, by file."""
+    """Return the ranges with checksums, by file."""
     result: dict[str, dict[int, ChecksummedRange]] = defaultdict(dict)
     for kind, location in _locations(inventory):
         with suppress_file_errors(location):

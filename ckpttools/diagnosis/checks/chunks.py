@@ -22,7 +22,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _hierarchy(location: Location) -> Iterator[Finding]:
-    """Plain zarr leaves out chunks of the fill value; where a hierarchy is one of ours, none are missing."""
+    """Yield zarr hierarchies. Plain zarr omits chunks of the fill value; ckpttools writes all chunks."""
     root = json_or_error(location / DOCUMENT)
     leaves_out = not isinstance(root, CheckpointError) and may_leave_out(root)
     item = ListedItem(Directory(location, (), ()), location, may_leave_out=leaves_out)

@@ -39,9 +39,9 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     steps = {step.path for step in inventory.steps}
     for item in inventory.items:
         if steps.isdisjoint((item.step, *item.step.parents)):
-            why = "CheckpointManager and whoever looks for custom metadata such as scan_layers miss it"
+            why = "CheckpointManager and readers of custom metadata such as scan_layers need it"
             command = f"ckpt convert to-orbax {pasted(item.path)} DST"
-            do = f"restore it with a target, or write it anew: {command}"
+            do = f"restore it with a target, or write it again: {command}"
             what = f"no {CHECKPOINT_FILE} here or above"
             yield Finding(INFO, str(item.path), what, why, do, command=command)
 
@@ -49,7 +49,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 def _unmarked(inventory: Inventory, location: Location) -> Finding:
     command = mending(inventory, "commit-marker")
     later = _goes_on_with(location)
-    why = f"{_WHY}; a run goes on with step {later.name} instead" if later else _WHY
+    why = f"{_WHY}; a run resumes from step {later.name} instead" if later else _WHY
     do = f"{command} writes it; Orbax before 0.12.3 did not on local disks"
     return Finding(WARNING, str(location), f"no {COMMIT_FILE}", why, do, "commit-marker", command=command)
 

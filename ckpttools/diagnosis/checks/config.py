@@ -34,11 +34,11 @@ def _without(folder: Location) -> Finding:
     why = "conversions to and from MaxText, and transformers, take the family and sizes of the model from it"
     command = f"hf download REPO {CONFIG} --local-dir {on_disk(folder)}"
     do = f"fetch it: {command}; other commands do not need it"
-    return Finding(WARNING, str(folder), f"no {CONFIG} beside the weights", why, do, command=command)
+    return Finding(WARNING, str(folder), f"no {CONFIG} next to the weights", why, do, command=command)
 
 
 def _adapter(folder: Location) -> Finding:
-    what = f"{ADAPTER} and no {CONFIG}: {adapter_in(folder)}, not a whole model"
+    what = f"{ADAPTER} but no {CONFIG}: {adapter_in(folder)}, not a complete model"
     why = "ckpt convert takes whole models to MaxText and from it; for adapters there is ckpt adapter"
     return Finding(INFO, str(folder), what, why, merging(folder), command=merge_command(folder))
 
@@ -60,4 +60,4 @@ def _adapter_faults(folder: Location) -> Iterator[Finding]:
         yield Finding(WARNING, str(folder / ADAPTER), text, why, do)
 
 
-CHECK = Check("config", f"no {CONFIG} beside safetensors, or an unreadable one", _look)
+CHECK = Check("config", f"{CONFIG} missing next to safetensors, or unreadable", _look)

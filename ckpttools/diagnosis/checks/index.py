@@ -25,9 +25,9 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         elif item.database.manifests:
             yield from _unnamed(item, item.database)
         elif item.needs_index and not (item.tables and item.tables.documents):
-            what = f"no {MANIFEST}, though _METADATA says that the arrays are in OCDBT"
+            what = f"no {MANIFEST}, although _METADATA declares arrays in OCDBT"
             why = "the location of the arrays is unknown: the save did not finish, or the copy is incomplete"
-            yield Finding(ERROR, str(item.path), what, why, "copy it again, whole: cp -a SRC DST")
+            yield Finding(ERROR, str(item.path), what, why, "copy all of it again: cp -a SRC DST")
 
 
 def _unnamed(item: ListedItem, database: Entries) -> Iterator[Finding]:
@@ -56,10 +56,10 @@ def _unnamed(item: ListedItem, database: Entries) -> Iterator[Finding]:
 def _named(level: str, item: ListedItem, files: Mapping[str, int], why: str) -> Finding:
     largest = max(files, key=lambda name: files[name])
     number = "a data file" if len(files) == 1 else f"{len(files)} data files"
-    what = f"{number} that the index does not name: {sum(files.values()):,} bytes, the largest {largest}"
+    what = f"{number} that the index does not reference: {sum(files.values()):,} bytes, the largest {largest}"
     command = f"ckpt convert to-orbax {pasted(item.path)} DST"
     return Finding(
-        level, str(item.path), what, why, f"{command} writes a checkpoint without", command=command
+        level, str(item.path), what, why, f"{command} writes a checkpoint without them", command=command
     )
 
 

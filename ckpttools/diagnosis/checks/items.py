@@ -35,7 +35,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _adapter(item: ListedItem) -> Iterator[Finding]:
-    """An adapter of one of Tunix's models, which nothing but its name distinguishes from MaxText's."""
+    """Report an adapter of a Tunix model, which only its names distinguish from MaxText's."""
     try:
         document = {} if isinstance(item.metadata, CheckpointError) else item.metadata
         leaves = parse_tree(document, str(item.path))
@@ -55,7 +55,7 @@ def _adapter(item: ListedItem) -> Iterator[Finding]:
 
 
 def _apart(run: Location, apart: Mapping[tuple[str, ...], Sequence[Step]]) -> Finding:
-    """Return steps whose trees have different names: the less frequent ones are to be written anew."""
+    """Report steps whose trees have different names: the less frequent ones should be rewritten."""
     named = {names: steps for names, steps in apart.items() if names}
     kept = max(named, key=lambda names: (len(named[names]), names == ("items",)))
     odd = next(steps[0] for names, steps in apart.items() if names != kept)
@@ -69,13 +69,13 @@ def _apart(run: Location, apart: Mapping[tuple[str, ...], Sequence[Step]]) -> Fi
         str(run),
         f"the trees of the steps have different names: {'; '.join(declared)}",
         "the same call of a CheckpointManager restores some steps, and fails for the others",
-        f"write the others under one name, outside of the run, and put them in their place: {command}",
+        f"write the others with one name, outside of the run, and replace them: {command}",
         command=command,
     )
 
 
 def _copy(step: Step) -> Location:
-    """Where a step is written anew: beside the run, whose steps it is no part of yet."""
+    """Return where to rewrite a step: next to the run, because it is not part of it yet."""
     run = step.path.parent
     return run.with_name(f"{run.name}.renamed") / step.path.name
 
@@ -91,9 +91,9 @@ def _unlisted(beside: Sequence[Location], finished: Sequence[Step]) -> Iterator[
         others = [item for item in finished if item.path != location]
         is_odd = bool(others) and location not in known and not is_alike(location.name, others)
         if is_odd and IN_PROGRESS not in location.name and is_finished(Step(location)):
-            what = f"a step that no CheckpointManager lists which lists {others[-1].path.name}"
+            what = f"a step that a CheckpointManager that lists {others[-1].path.name} does not list"
             why = "it is never the latest one, never restored by its number, and never deleted"
             yield Finding(INFO, str(location), what, why, "open it by its path, or give it a number")
 
 
-CHECK = Check("items", "trees that must be named, or have other names than those of other steps", _look)
+CHECK = Check("items", "trees that must be named, or whose names differ between steps", _look)

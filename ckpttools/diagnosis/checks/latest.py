@@ -30,7 +30,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _damaged_steps(run: Location, inventory: Inventory) -> Iterator[Finding]:
-    """Report steps that were saved and are damaged now, if the run has complete steps to go on from."""
+    """Report damaged steps of a run that has complete steps to resume from."""
     steps = OrbaxRun(run).steps
     complete = [number for number, step in steps.items() if step.why_unfinished is None]
     if not complete:
@@ -45,7 +45,7 @@ def _damaged_steps(run: Location, inventory: Inventory) -> Iterator[Finding]:
         fix, command = None, None
         if isinstance(run.store, SupportsRename):
             fix, command = "set-aside", mending(inventory, "set-aside")
-            do = f"fetch that step again; or rename it, so that the run goes on from another one: {command}"
+            do = f"fetch that step again; or rename it, so that the run resumes from another one: {command}"
         why = _WHY_LATEST if is_latest else _WHY
         # The fault of the step is an error of another check.
         yield Finding(WARNING, str(step.path), what, why, do, fix, command=command)
@@ -65,6 +65,6 @@ def _later(run: Location) -> Iterator[Finding]:
 
 CHECK = Check(
     "latest",
-    "damaged steps that keep a run from being opened or copied, and what is left of later steps",
+    "damaged steps that prevent opening or copying a run, and remains of later steps",
     _look,
 )

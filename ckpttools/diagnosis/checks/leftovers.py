@@ -30,9 +30,9 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         what = f"{_kind(location)}: {size:,} bytes, last changed {since} ago"
         yield _left(location, what)
     if Step(inventory.path).is_being_deleted:
-        what = "a step that is no longer complete: a prune was interrupted while it deleted it"
+        what = "a step that is no longer complete: a prune was interrupted while deleting it"
         command = f"ckpt prune {pasted(inventory.path.parent)} --finish --yes"
-        why = "no command reads it, and nothing brings back what is deleted"
+        why = "no command reads it, and deleted files cannot be restored"
         yield Finding(ERROR, str(inventory.path), what, why, f"delete the rest: {command}", command=command)
     if IN_PROGRESS in inventory.path.name:
         why = "Orbax renames such a directory when the save is finished; this one was not, or not yet"
@@ -73,7 +73,7 @@ def _left_by_prune(location: Location) -> Finding:
 
 
 def _locations(inventory: Inventory) -> list[Location]:
-    """What is left over; of a conversion to a bucket where its journal is, not where its content grows."""
+    """Return leftovers; for a conversion to a bucket, the location of its journal."""
     beside = find_unfinished(inventory.path)
     result = [*inventory.leftovers, *([beside.location] if beside else [])]
     return [location for location in result if location.with_name(location.name + SUFFIX) not in result]
@@ -90,7 +90,7 @@ def _kind(location: Location) -> str:
 
 def _why(location: Location) -> str:
     if _is_orphaned(location):
-        return "no journal says whose it is, so no command goes on with it, and a conversion may be refused"
+        return "without a journal no command resumes it, and a conversion may be refused"
     if read_unfinished(location):
         return "it is not a checkpoint yet; its finished parts will be reused"
     return "no loader reads it, but it takes up space, and a save under the same name may fail because of it"
@@ -104,7 +104,7 @@ def _left(location: Location, what: str) -> Finding:
     elif left and left.replaced:
         do, remove = next_step(left), None
     elif remove is None:
-        do = "run the same command again: what it replaces may be gone, and what is here is the only copy"
+        do = "run the same command again: the previous checkpoint may be gone, and this is the only copy"
     elif _is_orphaned(location):
         do = f"look at it; when nothing writes to it: {remove}"
     elif left:
@@ -115,7 +115,7 @@ def _left(location: Location, what: str) -> Finding:
 
 
 def _is_orphaned(location: Location) -> bool:
-    """Return whether it is what is left of a conversion, in a bucket, without its journal."""
+    """Return whether it is the remains of a conversion in a bucket without a journal."""
     name = location.name.removesuffix(SUFFIX)
     is_alongside = name != location.name and location.store.streams is not None
     return (
@@ -126,7 +126,7 @@ def _is_orphaned(location: Location) -> bool:
 
 
 def _removal(location: Location) -> str | None:
-    """Return the command that discards it; None where that would lose what is nowhere else."""
+    """Return the command that discards it; None if that would delete the only copy of something."""
     if location.store.streams is None:
         return f"rm -r {on_disk(location)}"
     if not location.name.endswith(SUFFIX):
@@ -138,7 +138,7 @@ def _removal(location: Location) -> str | None:
 
 
 def _parts(location: Location) -> list[Location]:
-    """What is left over at a place, and what grows beside it in a bucket."""
+    """Return the leftovers of a location, and the conversion in progress next to it in a bucket."""
     destination = location.with_name(location.name.removesuffix(SUFFIX))
     is_alongside = location.store.streams is not None and destination != location
     return [location, destination] if is_alongside and read_unfinished(destination) else [location]

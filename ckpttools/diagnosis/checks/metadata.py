@@ -40,20 +40,18 @@ def _optional(item: ListedItem) -> Iterator[Finding]:
     try:
         orbax_metadata.key_impls(item.path)
     except CheckpointError as error:
-        yield finding_of(error, item.path, why="typed PRNG keys among the arrays cannot be told from numbers")
+        yield finding_of(error, item.path, why="typed PRNG keys cannot be distinguished from other arrays")
 
 
 def _tree(item: ListedItem) -> Iterator[Finding]:
     location = str(item.path / TREE_FILE)
     if isinstance(item.metadata, CheckpointError):
-        yield finding_of(
-            item.metadata, item.path, why="without it nothing tells which arrays the checkpoint has"
-        )
+        yield finding_of(item.metadata, item.path, why="without it the arrays of the checkpoint are unknown")
         return
     try:
         leaves = orbax_metadata.parse_tree(item.metadata, location)
     except CheckpointError as error:
-        yield finding_of(error, item.path, why="without it nothing tells which arrays the checkpoint has")
+        yield finding_of(error, item.path, why="without it the arrays of the checkpoint are unknown")
         return
     yield from _collisions(leaves, location)
     yield from _strings(item, leaves)
@@ -68,7 +66,7 @@ def _collisions(leaves: Sequence[SavedLeaf], location: str) -> Iterator[Finding]
         if len(paths) > 1:
             what = f"{' and '.join(paths)} are both stored as {name!r}"
             why = "Orbax joins keys with dots: one has overwritten the other when it was saved"
-            yield Finding(ERROR, location, what, why, "save it again with other keys; the first is lost here")
+            yield Finding(ERROR, location, what, why, "save it again with other keys; the first is lost")
 
 
 def _strings(item: ListedItem, leaves: Sequence[SavedLeaf]) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""The last resort: opening everything, as all other commands do. Reported if no other check says why."""
+"""Open everything, like all other commands. Failures are reported only if no other check explains them."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ def _opened(location: Location, read: ReadOptions) -> Iterator[Finding]:
         yield Finding(result.level, str(location), where + result.what, result.why, result.do)
 
 
-CHECK = Check("opens", "whatever else keeps it from being opened", _look)
+CHECK = Check("opens", "any other reason why it cannot be opened", _look)

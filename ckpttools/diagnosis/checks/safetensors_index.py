@@ -75,7 +75,7 @@ def _chosen(inventory: Inventory, weights: SafetensorsFiles, chosen: WeightsLoca
     if chosen.index is not None and chosen.named is not None:
         others = [other for other in others if other not in {*chosen.named.values()}]
     why = f"transformers and ckpttools read {name}" + (f", not {_some(others)}" if others else "")
-    do = f"nothing need be done; ckpttools leaves {WEIGHTS_FIELD} out of the {CONFIG} that it writes"
+    do = f"no action is needed; ckpttools leaves {WEIGHTS_FIELD} out of the {CONFIG} that it writes"
     yield Finding(INFO, str(weights.folder / CONFIG), f"{WEIGHTS_FIELD} is {name}", why, do)
 
 
@@ -85,7 +85,7 @@ def _unread(location: Location, result: Iterable[Finding]) -> Iterator[Finding]:
     why = f"transformers and ckpttools read {_WHOLE} and do not look at the index"
     if not wrong:
         what = f"{_WHOLE} next to {location.name}"
-        yield Finding(INFO, str(location.parent), what, why, "move away the one that is not needed")
+        yield Finding(INFO, str(location.parent), what, why, "move the unneeded one away")
         return
     command = set_aside(location)
     do = f"move the index away: {command}"
@@ -107,7 +107,7 @@ def _some(names: Iterable[str]) -> str:
 def _beside_the_model(weights: SafetensorsFiles) -> Finding:
     """Return an adapter, or the same weights under other names: some repositories have both."""
     others = [name for name in weights.files if name != _WHOLE]
-    what = f"{_some(others)} beside {_WHOLE}"
+    what = f"{_some(others)} next to {_WHOLE}"
     why = f"transformers and ckpttools take {_WHOLE} alone"
     do = f"nothing need be done; another file is opened by its name, as {pasted(weights.folder / others[0])}"
     return Finding(INFO, str(weights.folder), what, why, do)
@@ -118,19 +118,19 @@ def _without_index(inventory: Inventory, weights: SafetensorsFiles) -> Finding:
     why = "transformers does not find the weights; ckpttools takes them all"
     headers = {name: header_of(weights.folder / name) for name in weights.files}
     if is_sharded(header for header in headers.values() if isinstance(header, SafetensorsHeader)):
-        what = "what each process saved of a distributed checkpoint of PyTorch"
+        what = "files of single processes of a PyTorch distributed checkpoint"
         do = "ckpt convert to-safetensors puts it together"
         return Finding(INFO, str(weights.folder), what, "transformers does not load it", do)
     fault = _contradiction(headers)
     if fault:
-        do = "separate what does not belong together; then write an index: " + mending(inventory, "index")
+        do = "separate unrelated files, then write an index: " + mending(inventory, "index")
         return Finding(WARNING, str(weights.folder), f"{what}; {fault}", why, do)
     do = f"{mending(inventory, 'index')} writes it"
     return Finding(WARNING, str(weights.folder), what, why, do, "index")
 
 
 def _contradiction(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -> str | None:
-    """Why no index can be made of these files, None if one can."""
+    """Return why no index can be made of these files, or None."""
     damaged = [name for name, header in headers.items() if isinstance(header, CheckpointError)]
     if damaged:
         return f"damaged: {_some(damaged)}"
@@ -160,13 +160,13 @@ def _index(inventory: Inventory, weights: SafetensorsFiles, name: str) -> Iterat
     location = weights.folder / name
     document = json_or_error(location)
     if isinstance(document, CheckpointError):
-        yield finding_of(document, location, why="nothing tells which file has which tensor")
+        yield finding_of(document, location, why="it is unknown which file has which tensor")
         return
     named = document.get("weight_map")
     if not isinstance(named, dict) or not named or not all(type(file) is str for file in named.values()):
         what = "no usable weight_map"
         yield Finding(
-            ERROR, str(location), what, "nothing tells which file has which tensor", "fetch it again"
+            ERROR, str(location), what, "it is unknown which file has which tensor", "fetch it again"
         )
         return
     other = sorted({file for file in named.values() if not file.endswith(SAFETENSORS)})
@@ -207,7 +207,7 @@ def _against_files(
     held = _locations({file: header_of(weights.folder / file) for file in loose}) if absent else {}
     holders = sorted({file for tensor in absent for file in held.get(tensor, ())})
     if absent:
-        what = f"names {plural(len(absent), 'tensor')} that its files do not hold: {_some(absent)}"
+        what = f"names {plural(len(absent), 'tensor')} that its files do not contain: {_some(absent)}"
         hint = f"fetch the index again, or set it aside: {set_aside(location)}"
         why = "they cannot be loaded: of another model, or a shard was changed"
         if holders:
@@ -253,7 +253,7 @@ def _loose(
     loose: Sequence[str],
 ) -> Finding:
     """Return files that the index does not name: from another save, or a forgotten part of the model."""
-    what = f"does not name {plural(len(loose), 'file')} beside it: {_some(loose)}"
+    what = f"does not name {plural(len(loose), 'file')} next to it: {_some(loose)}"
     series = {_stem(name) for name in {file for item in files.values() for file in item}}
     of_model = [name for name in loose if NAMES.numbered.fullmatch(name) and _stem(name) in series]
     held = _locations({name: header_of(weights.folder / name) for name in of_model})

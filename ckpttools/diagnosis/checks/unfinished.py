@@ -76,7 +76,7 @@ def _unfinished(step: Directory, inventory: Inventory) -> Finding:
     if IN_PROGRESS in step.path.name:
         return Finding(ERROR, str(step.path), what, "it has no complete arrays", earlier)
     if is_passed_over(step.path):
-        # Of a run it is the rest of a save; to who asks about nothing else it is all there is.
+        # In a run it is one unfinished save of several; a request for this step finds nothing else.
         level = WARNING if others else ERROR
         why = (
             "no loader takes it, but it takes up space, and a save under the same name may fail because of it"
@@ -100,15 +100,15 @@ def _others(step: Location, inventory: Inventory) -> list[str]:
 
 def _incomplete(step: Directory, items: list[ListedItem], declared: StepMetadata) -> Iterator[Finding]:
     if not (items or declared.trees or declared.others or declared.fault):
-        yield _lost(step.path, f"no {TREE_FILE}, which says what the arrays are")
+        yield _lost(step.path, f"no {TREE_FILE}, which describes the arrays")
     there = {item.path.name for item in items}
     for name in declared.trees:
         if name not in there:
-            what = f"the item {name!r} is not there, though {CHECKPOINT_FILE} names it"
+            what = f"the item {name!r} does not exist, although {CHECKPOINT_FILE} names it"
             yield _lost(step.path / name, what)
     for item in items:
         if TREE_FILE not in item.directory.files:
-            yield _lost(item.path, f"an item without {TREE_FILE}, which says what the arrays are")
+            yield _lost(item.path, f"an item without {TREE_FILE}, which describes the arrays")
 
 
 def _lost(location: Location, what: str) -> Finding:
@@ -129,7 +129,7 @@ def _set_aside(step: Location, read: ReadOptions) -> str:
         )
     aside = step.with_name(step.name + SET_ASIDE)
     if aside.lexists():
-        raise FormatError(f"{aside} is there already", location=step, hint="give that one another name")
+        raise FormatError(f"{aside} already exists", location=step, hint="rename that one")
     step.rename(aside)
     return f"{step} is now {aside}"
 

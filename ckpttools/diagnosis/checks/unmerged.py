@@ -34,13 +34,13 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 def _unmerged(inventory: Inventory, item: ListedItem) -> Finding:
     location, what = str(item.path), f"{', '.join(item.processes)} without a {MANIFEST} for all"
     if any(finding.level == ERROR for finding in array_findings(item)):
-        why = f"an index of what is here would have gaps, so {option('fix', 'merge')} refuses to write it"
+        why = f"an index of these files would have gaps, so {option('fix', 'merge')} refuses to write it"
         return Finding(
             ERROR, location, what, why, "resolve the other findings about this directory first", "merge"
         )
     command = mending(inventory, "merge")
     why = "Orbax then looks for the arrays in files of their own, and finds no .zarray or zarr.json"
-    do = f"{command} writes the missing index; ckpttools itself reads it as it is"
+    do = f"{command} writes the missing index; ckpttools itself needs no index"
     return Finding(ERROR, location, what, why, do, "merge", command=command)
 
 

@@ -25,7 +25,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     if not isinstance(store, SupportsUploads):
         return
     rule = store.upload_rule(path.key)
-    ruled = f"this has the cloud abort such after a day; it replaces what rules the bucket has: {rule}"
+    ruled = f"this rule has the cloud abort them after a day, and replaces the bucket's rules: {rule}"
     try:
         result = _uploads(path)
     except StorageError as error:
@@ -36,10 +36,10 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     if result:
         first = min(result, key=lambda item: item.begun)
         what = (
-            f"{plural(len(result), 'upload')} in parts that nobody has ended, the first begun "
+            f"{plural(len(result), 'upload')} that are incomplete, the first started "
             f"{format_age(time.time() - first.begun)} ago, to {store.uri(first.key)}"
         )
-        why = "what a killed process was uploading takes up space, and is seen in no listing"
+        why = "incomplete uploads of a killed process take up space and are not listed"
         command = mending(inventory, _FIX)
         do = f"run the conversion again, if it was one; or {command}; {ruled}"
         yield Finding(WARNING, str(path), what, why, do, _FIX, command=command)
@@ -64,7 +64,7 @@ def _abort(path: Location, read: ReadOptions) -> str:
             got=f"{plural(len(result), 'upload')}, the first begun "
             f"{format_age(now - min((item.begun for item in result), default=now))} ago",
             expected=f"some begun more than {format_age(_QUIET_SECONDS)} ago",
-            hint="run the conversion again, which aborts what it has left; or wait",
+            hint="run the conversion again, which aborts its old uploads; or wait",
         )
     path.store.abort(old)
     left = f"; {plural(len(result) - len(old), 'later one')} may be at work" if len(old) < len(result) else ""
@@ -73,7 +73,7 @@ def _abort(path: Location, read: ReadOptions) -> str:
 
 CHECK = Check(
     "uploads",
-    "uploads in parts to a bucket that nobody has ended",
+    "incomplete uploads to a bucket",
     _look,
     Fix(_FIX, f"abort uploads in parts that were begun more than {format_age(_QUIET_SECONDS)} ago", _abort),
 )

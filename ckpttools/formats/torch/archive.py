@@ -1,7 +1,8 @@
-"""Files of `torch.save`: ZIP archives of members that are stored as they are.
+"""Files of `torch.save`: ZIP archives whose members are not compressed.
 
-A member's bytes are a range of the file, so tensors are read by position like those of safetensors. torch 1.6
-and later write this; what came before is a row of pickles without an index and is refused.
+A member's bytes are a range of the file, so tensors are read by position as in safetensors. torch 1.6 and
+later
+write this format; older files are a series of pickles without an index and are rejected.
 """
 
 from __future__ import annotations
@@ -22,28 +23,29 @@ from ckpttools.stores.location import Location, suppress_file_errors
 MAGIC = b"PK\x03\x04"
 # Of `torch.save` before 1.6: protocol 2 and the number 0x1950a86a20f9469cfc6c.
 _OLD_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
-# Before 0.1.10 (2017) it was a tar of these, of which any may come first.
+# Before 0.1.10 (2017) it was a tar of these members, in any order.
 _TAR_AT, _TAR_MAGIC, _TAR_MEMBERS = 257, b"ustar", (b"sys_info", b"pickle", b"tensors", b"storages")
 _PICKLE, _BYTE_ORDER = "data.pkl", "byteorder"
-# A directory of 64 MiB is of half a million members; read it takes five times that. The order is one word.
+# A directory of 64 MiB has half a million members, and takes five times that in memory. The byte order is
+# one word.
 _MOST_DIRECTORY, _MOST_ORDER = 64 << 20, 64
 _LOCAL = struct.Struct("<4s5H3I2H")
-# The flag of names in UTF-8; others are in the code page that ZIP began with.
+# The flag of names in UTF-8; other names are in the original code page of ZIP.
 _UTF8 = 0x800
-# What zipfile raises for archives that are cut, encrypted, of another kind, or made to mislead it.
+# Exceptions of zipfile for archives that are truncated, encrypted, of another kind, or malicious.
 _FAULTS = (struct.error, EOFError, LookupError, OverflowError, RuntimeError, ValueError)
-_HINT = "fetch the file again; where it is whole, write it again with torch.save"
+_HINT = "fetch the file again; if it is complete, save it again with torch.save"
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What lies where in a file of `torch.save`.
+    """The layout of a `torch.save` file.
 
     Attributes:
         file: the file.
-        root: the directory in the archive in which all lies.
-        pickled: the pickle that says which tensors there are.
-        storages: name -> its entry in the archive, of what tensors are made of.
+        root: the directory in the archive that contains everything.
+        pickled: the pickle that describes the tensors.
+        storages: entries of the storages in the archive, by name.
     """
 
     file: File
@@ -52,13 +54,13 @@ class Archive:
     storages: Mapping[str, zipfile.ZipInfo]
 
     def range_of(self, name: str) -> tuple[int, int]:
-        """Where the bytes of a storage lie: offset in the file, and how many.
+        """Return the offset and length of a storage's bytes in the file.
 
         Args:
-            name: of the storage.
+            name: name of the storage.
 
         Raises:
-            FormatError: there is none of this name, or its place is damaged.
+            FormatError: it does not exist, or its entry is damaged.
         """
         entry = self.storages.get(name)
         if entry is None:
@@ -66,10 +68,10 @@ class Archive:
         return _location(self.file, entry)
 
     def checksums(self) -> Iterator[ChecksummedRange]:
-        """Yield the storages that have one.
+        """Yield the storages with a checksum.
 
         Raises:
-            FormatError: as `range_of`.
+            FormatError: see `range_of`.
         """
         for name, entry in self.storages.items():
             if entry.CRC:
@@ -77,14 +79,14 @@ class Archive:
 
 
 def _location(file: File, entry: zipfile.ZipInfo) -> tuple[int, int]:
-    """Where the bytes of a member lie: offset in the file, and how many."""
+    """Return the offset and length of a member's bytes in the file."""
     at, named = entry.header_offset, _raw_name(entry)
     head = file.read(at, _LOCAL.size + len(named))
     fields = _LOCAL.unpack(head[: _LOCAL.size])
     start = at + _LOCAL.size + fields[-2] + fields[-1]
     is_there = fields[0] == MAGIC and head[_LOCAL.size :] == named and fields[-2] == len(named)
     if not is_there or start + entry.file_size > file.size:
-        raise _damaged(file.path, f"{entry.filename} is not where the directory of the archive says")
+        raise _damaged(file.path, f"{entry.filename} is not at the offset in the archive's directory")
     return start, entry.file_size
 
 
@@ -92,19 +94,19 @@ def _content(file: File, entry: zipfile.ZipInfo) -> bytes:
     """Return the bytes of a member. A checksum of 0 means none (see `torch.serialization`)."""
     content = file.read(*_location(file, entry))
     if entry.CRC and zlib.crc32(content) != entry.CRC:
-        raise _damaged(file.path, f"other bytes in {entry.filename} than its checksum is of")
+        raise _damaged(file.path, f"the bytes of {entry.filename} do not match its checksum")
     return content
 
 
 def checksums_in(locations: Iterable[Location], limit: int) -> Iterator[ChecksummedRange]:
-    """Yield the storages that have one in some files; files that are no whole archives have none.
+    """Yield the storages with a checksum in some files; skip files that are not complete archives.
 
     Args:
-        locations: of files.
-        limit: as of `opened`.
+        locations: the files.
+        limit: see `opened`.
 
     Raises:
-        StorageError: a store behind a network does not answer.
+        StorageError: a network store does not respond.
     """
     for location in locations:
         with suppress_file_errors(location), location.open() as file:
@@ -112,7 +114,8 @@ def checksums_in(locations: Iterable[Location], limit: int) -> Iterator[Checksum
 
 
 def archive_kind(file: File) -> str | None:
-    """What a file begins as: "zip", "pickles" or "tar" of older torch, or None for nothing that it wrote."""
+    """Return how a file starts: "zip", "pickles" or "tar" of older torch versions, or None for other
+    files."""
     head = file.read(0, min(_TAR_AT + len(_TAR_MAGIC), file.size))
     if head.startswith(MAGIC):
         return "zip"
@@ -128,11 +131,11 @@ def refuse_old(file: File) -> None:
     if kind not in ("pickles", "tar"):
         return
     is_tar = kind == "tar"
-    what = "0.1.10, a tar of pickles" if is_tar else "1.6, a row of pickles without an index"
-    # torch loads no tar as weights alone.
-    trusted = ", where you trust who wrote it" if is_tar else ""
+    what = "0.1.10, a tar of pickles" if is_tar else "1.6, a series of pickles without an index"
+    # torch does not load a tar with weights_only.
+    trusted = ", if you trust its author" if is_tar else ""
     raise FormatError(
-        f"the file is of torch.save before version {what}",
+        f"the file was saved by torch before version {what}",
         location=file.path,
         hint=f"save it again{trusted}: "
         f"torch.save(torch.load(FILE, map_location='cpu', weights_only={not is_tar}), OTHER)",
@@ -143,11 +146,11 @@ def opened(file: File, limit: int) -> Archive:
     """Read the directory of an archive and its pickle.
 
     Args:
-        file: of `torch.save`.
-        limit: bytes that the pickle may have.
+        file: a `torch.save` file.
+        limit: maximum bytes of the pickle.
 
     Raises:
-        FormatError: no such archive, a compressed or damaged one, or one of another byte order.
+        FormatError: it is not such an archive, is compressed or damaged, or has another byte order.
     """
     if not file.size:
         raise _damaged(file.path, "an empty file")
@@ -161,19 +164,19 @@ def opened(file: File, limit: int) -> Archive:
 def _archive(file: File, entries: Sequence[zipfile.ZipInfo], limit: int) -> Archive:
     names = {entry.filename: entry for entry in entries}
     if len(names) < len(entries):
-        raise _damaged(file.path, "two members of one name")
+        raise _damaged(file.path, "two members with one name")
     _refuse_script(file, names)
     _refuse_compressed(file, entries)
     _refuse_overlaps(file, entries)
     result = [name for name in names if name.rpartition("/")[2] == _PICKLE and name.count("/") <= 1]
     if len(result) != 1:
-        raise _damaged(file.path, f"{len(result)} members called {_PICKLE}")
+        raise _damaged(file.path, f"{len(result)} members named {_PICKLE}")
     root = result[0].rpartition("/")[0]
     below = f"{root}/" if root else ""
     size = names[result[0]].file_size
     if size > limit:
         raise FormatError(
-            "the pickle of the file is larger than any that torch writes",
+            "the pickle in the file is larger than torch ever writes",
             location=file.path,
             got=f"{size:,} bytes",
             expected=f"at most {limit:,}",
@@ -184,9 +187,9 @@ def _archive(file: File, entries: Sequence[zipfile.ZipInfo], limit: int) -> Arch
         raise _damaged(file.path, f"a {order.filename} of {order.file_size:,} bytes")
     if order is not None and _content(file, order).strip() != b"little":
         raise FormatError(
-            "the tensors of this file are in big-endian order",
+            "the tensors of this file are big-endian",
             location=file.path,
-            hint="write it again on a little-endian machine",
+            hint="save it again on a little-endian machine",
         )
     data = f"{below}data/"
     storages = {name.removeprefix(data): item for name, item in names.items() if name.startswith(data)}
@@ -194,16 +197,16 @@ def _archive(file: File, entries: Sequence[zipfile.ZipInfo], limit: int) -> Arch
 
 
 def _raw_name(entry: zipfile.ZipInfo) -> bytes:
-    """Return the name as it stands in the file."""
+    """Return the name as stored in the file."""
     return entry.orig_filename.encode("utf-8" if entry.flag_bits & _UTF8 else "cp437")
 
 
 def _refuse_overlaps(file: File, entries: Iterable[zipfile.ZipInfo]) -> None:
-    """No byte is of two members: an archive may be made that says otherwise."""
+    """Reject overlapping members, which a malicious archive may declare."""
     ordered = sorted(entries, key=lambda entry: entry.header_offset)
     for one, other in pairwise(ordered):
         if one.header_offset + _LOCAL.size + len(_raw_name(one)) + one.file_size > other.header_offset:
-            raise _damaged(file.path, f"{one.filename} reaches into {other.filename}")
+            raise _damaged(file.path, f"{one.filename} overlaps {other.filename}")
 
 
 def _refuse_script(file: File, names: Iterable[str]) -> None:
@@ -211,7 +214,7 @@ def _refuse_script(file: File, names: Iterable[str]) -> None:
         raise FormatError(
             "the file is a program of TorchScript (torch.jit.save), not weights",
             location=file.path,
-            hint="where you trust who wrote it: torch.save(torch.jit.load(FILE).state_dict(), OTHER)",
+            hint="if you trust its author: torch.save(torch.jit.load(FILE).state_dict(), OTHER)",
         )
 
 
@@ -222,16 +225,17 @@ def _refuse_compressed(file: File, entries: Iterable[zipfile.ZipInfo]) -> None:
             "a member of the archive is compressed, which torch.save never does",
             location=file.path,
             got=packed.filename,
-            hint="write the file again with torch.save, or name what is in the archive",
+            hint="save the file again with torch.save, or unpack the archive and pass its content",
         )
 
 
 def _damaged(location: str, what: str) -> FormatError:
-    return FormatError("the file is no whole archive of torch.save", location=location, got=what, hint=_HINT)
+    message = "the file is not a complete torch.save archive"
+    return FormatError(message, location=location, got=what, hint=_HINT)
 
 
 class _Positioned(io.RawIOBase):
-    """A file that is read by position as the one with a cursor that `zipfile` wants."""
+    """Adapts a file that is read by position to the cursor that `zipfile` expects."""
 
     def __init__(self, file: File) -> None:
         self._file, self._at = file, 0
@@ -248,7 +252,7 @@ class _Positioned(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
         if base + offset < 0:
-            raise ValueError("a place before the beginning")
+            raise ValueError("a position before the start")
         self._at = base + offset
         return self._at
 

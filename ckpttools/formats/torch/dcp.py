@@ -1,7 +1,7 @@
-"""Distributed checkpoints of PyTorch (DCP): `.metadata` and a few files for each process that saved.
+"""PyTorch distributed checkpoints (DCP): `.metadata` and a few files per process.
 
-The metadata say which tensors there are, in which parts each was saved, and in which file each part lies;
-parts may be cut along any axes. torch is not needed, and nothing is executed.
+The metadata list the tensors, their saved parts, and the file of each part; parts may be cut along any axes.
+torch is not needed, and nothing is executed.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from ckpttools.stores.checksums import ChecksummedRange
 from ckpttools.stores.location import Location, suppress_file_errors
 
 METADATA, SUFFIX = ".metadata", ".distcp"
-# Objects of Python that are no tensors are read when the checkpoint is opened.
+# Python objects that are not tensors are read when the checkpoint is opened.
 _LARGEST_OBJECT = 64 << 20
-# Files that are compared: looking into one on a bucket takes as long as a small read.
+# Number of files to compare: accessing one in a bucket takes as long as a small read.
 _MOST_COMPARED = 64
-# Tensors of which each of them is looked at.
+# Number of tensors to check in each of them.
 _TENSORS = 3
 _HINT = "copy the checkpoint again, with the files of all processes"
 
@@ -54,7 +54,7 @@ class DistributedFormat(ReadOnlyFormat):
     """The `torch-distributed` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "torch-distributed"
-    looks_for: str = "distributed checkpoints of PyTorch that lack files of some process, or are damaged"
+    looks_for: str = "PyTorch distributed checkpoints that are damaged or lack files of a process"
 
     def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
@@ -62,7 +62,7 @@ class DistributedFormat(ReadOnlyFormat):
         if (path / METADATA).is_file():
             return None
         if any(path.glob(f"*{SUFFIX}")):
-            return f"{SUFFIX} files without {METADATA}, which is written last: the save has not ended"
+            return f"{SUFFIX} files without {METADATA}, which is written last: the save is unfinished"
         return f"no {METADATA} in it"
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
@@ -82,11 +82,11 @@ FORMAT = DistributedFormat()
 
 @dataclass(frozen=True, slots=True)
 class _DcpItem:
-    """One entry of a file: a part of a tensor, or an object.
+    """An entry of a file: a part of a tensor, or an object.
 
     Attributes:
         file: name of the file.
-        offset, nbytes: the part of it.
+        offset, nbytes: byte range of the entry.
     """
 
     file: str
@@ -96,14 +96,14 @@ class _DcpItem:
 
 @dataclass
 class _DcpEntries:
-    """What the metadata list.
+    """The contents of the metadata.
 
     Attributes:
-        arrays: name -> shape, dtype and the boxes in which it was saved.
-        objects: names of what is no tensor.
-        entries: where each box of each name lies; of objects that of no box.
-        paths: name -> where in the saved tree it was.
-        faults: what cannot be understood, a line each.
+        arrays: name -> shape, dtype and the saved boxes.
+        objects: names of objects that are not tensors.
+        entries: location of each box of each name; for objects, without a box.
+        paths: name -> path in the saved tree.
+        faults: what cannot be interpreted, one line each.
     """
 
     arrays: dict[str, tuple[Shape, Any, list[Region]]] = field(default_factory=dict)
@@ -128,9 +128,9 @@ def _opened(path: Location, options: ReadOptions) -> Tree:
                 lacking.append(f"{name}: {error}")
     if lacking:
         raise FormatError(
-            "the metadata of the checkpoint do not say where all of it is:" + listing(lacking),
+            "the metadata do not locate all parts of the checkpoint:" + listing(lacking),
             location=path / METADATA,
-            expected="for each tensor parts that make it up, each in a file",
+            expected="complete parts of each tensor, each in a file",
             hint=_HINT,
         )
     refuse_copies(_side_by_side(listed, files), path, _HINT)
@@ -153,7 +153,7 @@ def _piece(box: Region, dtype: Any, entry: _DcpItem, files: Mapping[str, File]) 
 
 
 def _side_by_side(listed: _DcpEntries, files: Mapping[str, File]) -> dict[str, ProcessFile]:
-    """Of some files the parts that they have of a few large tensors, which others have other parts of."""
+    """Return parts of a few large tensors in some files; other files have other parts of these tensors."""
     result: dict[str, dict[str, LazyArray]] = {name: {} for name in islice(files, _MOST_COMPARED)}
     for name in _of_many_shapes(listed):
         _, dtype, boxes = listed.arrays[name]
@@ -175,7 +175,7 @@ def _spans(listed: _DcpEntries, file: str) -> set[tuple[int, int]]:
 
 
 def _of_many_shapes(listed: _DcpEntries) -> list[str]:
-    """Return names of the tensors, the largest first: one of each shape, then the others."""
+    """Return names of the tensors, largest first: one of each shape, then the others."""
     nth: Counter[Shape] = Counter()
     locations: dict[str, int] = {}
     for name, (shape, _, _) in sorted(listed.arrays.items(), key=lambda array: -prod(array[1][0])):
@@ -185,12 +185,12 @@ def _of_many_shapes(listed: _DcpEntries) -> list[str]:
 
 
 def _listed(path: Location, options: ReadOptions) -> _DcpEntries:
-    """What `.metadata` say."""
+    """Parse `.metadata`."""
     location = path / METADATA
     with location.open() as file:
         if file.size > options.max_header_bytes:
             raise FormatError(
-                "the metadata are larger than any that torch writes",
+                "the metadata are larger than torch ever writes",
                 location=location,
                 got=f"{file.size:,} bytes",
             )
@@ -201,12 +201,12 @@ def _listed(path: Location, options: ReadOptions) -> _DcpEntries:
     where = declared.attribute("storage_data") if isinstance(declared, Record) else None
     if not isinstance(state, dict) or not isinstance(where, dict):
         raise FormatError(
-            "the metadata are not those of a distributed checkpoint of PyTorch", location=location, hint=_HINT
+            "this is not the metadata of a PyTorch distributed checkpoint", location=location, hint=_HINT
         )
     listed = _DcpEntries()
     for name, item in state.items():
         if type(name) is not str:
-            listed.faults.append(f"a {type(name).__name__} as a name")
+            listed.faults.append(f"a {type(name).__name__} used as a name")
             continue
         _list(listed, name, item)
     for index, info in where.items():
@@ -230,7 +230,7 @@ def _list(listed: _DcpEntries, name: str, declared: Any) -> None:
     boxes = [_box(chunk) for chunk in chunks] if isinstance(chunks, list) else []
     known = [box for box in boxes if box is not None and shape is not None and box.rank == len(shape)]
     if dtype is None or shape is None or len(known) < len(boxes):
-        listed.faults.append(f"{name}: of a kind or dtype that is not known")
+        listed.faults.append(f"{name}: unknown kind or dtype")
     else:
         listed.arrays[name] = shape, dtype, known
 
@@ -246,18 +246,18 @@ def _box(declared: Any) -> Region | None:
 
 def _locate(listed: _DcpEntries, index: Any, info: Any) -> None:
     if not (isinstance(index, Record) and isinstance(info, Record)):
-        listed.faults.append("an entry that says neither what nor where")
+        listed.faults.append("an entry without name and location")
         return
     name, offset = index.attribute("fqn"), torch_lengths(index.attribute("offset"))
     file, at, nbytes = (info.attribute(item) for item in ("relative_path", "offset", "length"))
     if type(name) is not str:
-        listed.faults.append(f"an entry of what is called by a {type(name).__name__}")
+        listed.faults.append(f"an entry whose name is a {type(name).__name__}")
     elif info.attribute("transform_descriptors"):
-        listed.faults.append(f"{name}: stored under a code (transform_descriptors), which is not read")
+        listed.faults.append(f"{name}: stored with transform_descriptors, which are not supported")
     elif type(file) is str and type(at) is int and type(nbytes) is int and at >= 0 and nbytes >= 0:
         listed.entries[name, offset] = _DcpItem(file, at, nbytes)
     else:
-        listed.faults.append(f"{name}: its place is damaged")
+        listed.faults.append(f"{name}: its location is damaged")
 
 
 def _lacking(listed: _DcpEntries) -> Iterator[str]:
@@ -269,16 +269,16 @@ def _lacking(listed: _DcpEntries) -> Iterator[str]:
 
 
 def _at_one_location(listed: _DcpEntries) -> Iterator[str]:
-    """Yield names of which one would be lost, as the metadata put both at one place of the saved tree."""
+    """Yield names that the metadata map to the same path of the saved tree, so that one would be lost."""
     first: dict[TreePath, str] = {}
     for name in (*listed.arrays, *listed.objects):
         other = first.setdefault(listed.paths.get(name, (name,)), name)
         if other != name:
-            yield f"{other} and {name}: both at one place of the saved tree"
+            yield f"{other} and {name}: both have the same path in the saved tree"
 
 
 def _files(path: Location, listed: _DcpEntries) -> dict[str, File]:
-    """Return the files that entries lie in, opened; each must have all of its entries."""
+    """Open the files of all entries; each must be long enough for its entries."""
     ends: dict[str, int] = defaultdict(int)
     for entry in listed.entries.values():
         ends[entry.file] = max(ends[entry.file], entry.offset + entry.nbytes)
@@ -291,7 +291,7 @@ def _files(path: Location, listed: _DcpEntries) -> dict[str, File]:
         file.close()
     if missing or short:
         raise FormatError(
-            f"files of processes that saved are missing or cut:{listing([*sorted(missing), *short])}",
+            f"files of some processes are missing or truncated:{listing([*sorted(missing), *short])}",
             location=path,
             expected=f"the {len(ends)} files that {METADATA} names",
             hint=_HINT,
@@ -302,7 +302,7 @@ def _files(path: Location, listed: _DcpEntries) -> dict[str, File]:
 def _objects(
     path: Location, listed: _DcpEntries, files: Mapping[str, File], leaves: dict[TreePath, Leaf]
 ) -> tuple[frozenset[TreePath], dict[TreePath, str]]:
-    """Put numbers and texts among the leaves; returns paths of numbers, and what is neither."""
+    """Insert numbers and texts into the leaves; return the paths of numbers, and other objects."""
     scalars: set[TreePath] = set()
     others: dict[TreePath, str] = {}
     for name in listed.objects:

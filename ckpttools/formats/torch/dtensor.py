@@ -1,4 +1,4 @@
-"""Where in the whole the part of a tensor lies that one process of a mesh has (`DTensor`)."""
+"""Locate one process's part of a distributed tensor (`DTensor`)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ckpttools.formats.torch.tensors import (
     torch_lengths,
 )
 
-# Classes move from `torch.distributed._tensor` to `torch.distributed.tensor`; the last word stays.
+# Classes move from `torch.distributed._tensor` to `torch.distributed.tensor`; the last component is stable.
 _CLASS, _LOCAL, _SPEC = "DTensor", "_local_tensor", "_spec"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPart:
-    """What one process has of a tensor.
+    """One process's part of a tensor.
 
     Attributes:
-        shape, dtype: of the whole.
-        array: what the process has.
-        coordinate: of the process in the mesh.
-        splits: for each split, outermost first, the axis of the tensor and that of the mesh.
+        shape, dtype: of the complete tensor.
+        array: the part.
+        coordinate: coordinate of the process in the mesh.
+        splits: the tensor axis and mesh axis of each split, outermost first.
     """
 
     shape: Shape
@@ -40,37 +40,37 @@ class LocalPart:
     splits: tuple[tuple[int, int], ...]
 
     def box(self, mesh: Sequence[int]) -> Region:
-        """Return the box in the whole, on a mesh of these lengths.
+        """Return the box of the part in the complete tensor, for a mesh with these lengths.
 
         Raises:
-            NotReadableError: what the process has is not of the box's shape.
+            NotReadableError: the part does not have the box's shape.
         """
         start, length = [0] * len(self.shape), list(self.shape)
         for axis, mesh_axis in self.splits:
-            # As torch.chunk: all parts but the last ones are as long as the first.
+            # As in torch.chunk, all parts except the last ones have the length of the first.
             part = ceil_div(length[axis], mesh[mesh_axis])
             before = min(self.coordinate[mesh_axis] * part, length[axis])
             start[axis] += before
             length[axis] = min(part, length[axis] - before)
         if tuple(length) != self.array.shape:
             raise NotReadableError(
-                f"a process has {list(self.array.shape)} of it, and {list(length)} by its mesh {list(mesh)}"
+                f"a process has shape {list(self.array.shape)}, not {list(length)} as in mesh {list(mesh)}"
             )
         return Region(tuple(start), tuple(a + n for a, n in zip(start, length, strict=True)))
 
 
 def is_distributed(value: Any) -> bool:
-    """Return whether a record stands for a tensor that is spread over processes."""
+    """Return whether a record stands for a distributed tensor."""
     if not (isinstance(value, Record) and value.name == "_rebuild_from_type_v2" and len(value.args) == 4):
         return False
     return isinstance(value.args[1], Global) and value.args[1].name == _CLASS
 
 
 def local_part(value: Record, storages: Mapping[str, StorageRange]) -> LocalPart:
-    """What the process that wrote a record has of the tensor.
+    """Return the part of the tensor that the process has.
 
     Raises:
-        NotReadableError: it is a sum that is not taken yet, split in an order that is not known, or damaged.
+        NotReadableError: it is a pending sum, split in an unknown order, or damaged.
     """
     _, _, made_of, state = value.args
     declared = (
@@ -81,10 +81,10 @@ def local_part(value: Record, storages: Mapping[str, StorageRange]) -> LocalPart
     placements = spec.attribute("placements") if isinstance(spec, Record) else None
     coordinate = torch_lengths(mesh.attribute("_coordinate_on_dim")) if isinstance(mesh, Record) else None
     if not isinstance(made_of, tuple) or len(made_of) < 3 or not isinstance(local, Record):
-        raise NotReadableError("a distributed tensor that is damaged")
+        raise NotReadableError("a damaged distributed tensor")
     shape, dtype = torch_lengths(made_of[2]), dtype_named(made_of[1])
     if shape is None or dtype is None or coordinate is None or not isinstance(placements, tuple | list):
-        raise NotReadableError("a distributed tensor that does not say where its parts belong")
+        raise NotReadableError("a distributed tensor without the location of its parts")
     splits = _splits(placements, spec.attribute("shard_order") if isinstance(spec, Record) else None)
     if len(placements) != len(coordinate) or any(axis >= len(shape) for axis, _ in splits):
         raise NotReadableError("a distributed tensor whose placements do not fit it")
@@ -100,18 +100,18 @@ def _splits(placements: Sequence[Any], order: Any) -> tuple[tuple[int, int], ...
     for mesh_axis, placement in enumerate(placements):
         if not isinstance(placement, Record) or placement.name not in ("Shard", "Replicate"):
             name = placement.name if isinstance(placement, Record) else type(placement).__name__
-            raise NotReadableError(f"placed as {name}, of which no file says how it is put together")
+            raise NotReadableError(f"placed as {name}, which no file explains how to assemble")
         axis = placement.attribute("dim")
         if placement.name == "Shard":
             if type(axis) is not int or axis < 0:
-                raise NotReadableError("a split whose axis is not said")
+                raise NotReadableError("a split without an axis")
             result.append((axis, mesh_axis))
     expected = _ordered(order)
     return tuple(sorted(result, key=lambda split: expected.get(split, split[1])))
 
 
 def _ordered(order: Any) -> dict[tuple[int, int], int]:
-    """Return which split of an axis comes first where the file says so (torch 2.9 and later)."""
+    """Return the order of the splits of each axis, if the file declares it (torch 2.9 and later)."""
     entries = order if isinstance(order, tuple | list) else ()
     return {
         (entry.args[0], mesh_axis): location

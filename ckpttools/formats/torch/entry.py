@@ -1,7 +1,8 @@
-"""A tensor of a distributed checkpoint of torch: a whole file of `torch.save` in the middle of another.
+"""A tensor of a torch distributed checkpoint: a complete `torch.save` file embedded in another file.
 
-Which bytes of it are the tensor's is looked up when it is read, by whoever reads it: a checkpoint of 100,000
-tensors on many ranks is listed and planned from its metadata alone.
+Its bytes are located when it is read, by the reader: a checkpoint of 100,000 tensors on many ranks is
+    listed and
+planned from its metadata alone.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ if TYPE_CHECKING:
 
     from ckpttools.array.scratch import Scratch
 
-# Of one tensor torch writes about a kilobyte.
+# torch writes about a kilobyte besides the tensor.
 _MOST_PICKLE = 1 << 20
 
 
-# Looking into an archive takes some 15 reads; of a small one all is read with the first.
+# Accessing an archive takes about 15 reads; a small one is read completely at first.
 _SMALL = 32 << 10
 
 
 class FilePart(File):
-    """Some bytes of a file as a file of their own."""
+    """A byte range of a file, as a file."""
 
     __slots__ = ("_held", "_offset", "_whole", "path", "size", "version")
 
@@ -63,12 +64,12 @@ class FilePart(File):
 
 @dataclass(frozen=True, eq=False)
 class SavedTensor:
-    """A tensor saved by itself: what `ckpttools.array.nodes.Decoded` decodes.
+    """A separately saved tensor, decoded by `ckpttools.array.nodes.Decoded`.
 
     Attributes:
         source: the file.
-        offset, nbytes: the part of it.
-        shape, dtype: of the tensor, as the checkpoint's metadata say.
+        offset, nbytes: byte range in the file.
+        shape, dtype: of the tensor, according to the checkpoint's metadata.
     """
 
     source: ByteSource
@@ -87,7 +88,7 @@ class SavedTensor:
 
     @property
     def scratch_bytes(self) -> int:
-        """Enough for any order of axes: torch keeps the one that a tensor had in memory."""
+        """Bytes for any order of axes: torch keeps the order that a tensor had in memory."""
         stored = Stored(self.shape, self.dtype, self.source, 0)
         rank = len(self.shape)
         if rank < 2:
@@ -103,25 +104,25 @@ class SavedTensor:
 
     @cached_property
     def _array(self) -> LazyArray:
-        """The tensor where it lies.
+        """The tensor as stored in the file.
 
         Raises:
-            FormatError: what is there is another tensor, or none.
+            FormatError: the file contains another tensor, or none.
         """
         result = self._found()
         if (result.shape, result.dtype) != (self.shape, self.dtype):
             raise FormatError(
-                "a tensor is another than the checkpoint's metadata say",
+                "a tensor does not match the checkpoint's metadata",
                 location=self._location,
                 got=f"{result.dtype}{list(result.shape)}",
                 expected=f"{self.dtype}{list(self.shape)}",
-                hint="files of another save lie here: fetch the checkpoint again",
+                hint="the files are from another save: fetch the checkpoint again",
             )
         if result.scratch_bytes > self.scratch_bytes:
             raise FormatError(
-                "the elements of a tensor do not lie next to each other, as those that torch saves here do",
+                "the elements of a tensor are not contiguous, as torch always saves them here",
                 location=self._location,
-                hint="save it again: each as tensor.contiguous()",
+                hint="save each tensor again as tensor.contiguous()",
             )
         return result
 
@@ -133,30 +134,30 @@ class SavedTensor:
         try:
             if isinstance(value, Record):
                 return lazy_tensor(value, storages)
-            why = "no tensor"
+            why = "not a tensor"
         except NotReadableError as error:
             why = str(error)
         raise FormatError(f"a tensor cannot be read: {why}", location=self._location)
 
     def _in_safetensors(self, part: FilePart) -> LazyArray:
-        """What torch writes where it is told to (`SerializationFormat.SAFETENSORS`): one tensor."""
+        """Return the tensor in a safetensors entry (torch's `SerializationFormat.SAFETENSORS`)."""
         header = parse_header(part)
         if len(header.entries) != 1:
-            raise FormatError("not one tensor by itself", location=self._location)
+            raise FormatError("not exactly one tensor", location=self._location)
         (entry,) = header.entries
         start = self.offset + header.data_start + entry.begin
         return Stored(entry.shape, entry.dtype, self.source, start)
 
 
 def saved_value(part: FilePart, whole: ByteSource, offset: int) -> tuple[object, dict[str, StorageRange]]:
-    """What a file of torch.save within another holds, and where its storages lie.
+    """Return the value in an embedded torch.save file, and the ranges of its storages.
 
     Args:
-        part: the file in the middle.
-        whole, offset: the file around it, and where in that it begins.
+        part: the embedded file.
+        whole, offset: the surrounding file, and the offset in it.
 
     Raises:
-        FormatError: it is damaged, or has what no weights are made of.
+        FormatError: it is damaged, or contains objects that weights do not have.
     """
     result = archive.opened(part, _MOST_PICKLE)
     storages = {}
@@ -170,11 +171,11 @@ def checksums_of(whole: File, offset: int, nbytes: int, name: str) -> Iterator[C
     """Yield the storages with a checksum of a torch.save file within another; other kinds have none.
 
     Args:
-        whole, offset, nbytes: the file around it, and which part of that it is.
-        name: of what is saved there.
+        whole, offset, nbytes: the surrounding file, and the byte range in it.
+        name: name of the saved object.
 
     Raises:
-        FormatError: as `saved_value`.
+        FormatError: see `saved_value`.
     """
     part = FilePart(whole, offset, nbytes)
     if part.read(0, min(4, part.size)) == archive.MAGIC:

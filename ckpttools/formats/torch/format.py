@@ -1,4 +1,4 @@
-"""Reading what `torch.save` wrote: one file, numbered ones with an index, or a directory that holds either.
+"""Read `torch.save` files: one file, numbered files with an index, or a directory of either.
 
 torch is not needed, and nothing in a file is ever executed: see `ckpttools.formats.torch.unpickling`.
 """
@@ -24,7 +24,7 @@ from ckpttools.formats.weight_files import WeightNames, reason
 from ckpttools.stores.checksums import ChecksummedRange
 from ckpttools.stores.location import Location, require_file_error
 
-# `optimizer.bin`, `training_args.bin` and others lie beside weights; named by themselves they are read, too.
+# `optimizer.bin`, `training_args.bin` and so on are next to weights, and are read only if passed by name.
 _NAMES = WeightNames(".bin", "pytorch_model.bin", "*model*.bin", (".pt", ".pth", ".ckpt"))
 
 
@@ -33,7 +33,7 @@ class TorchFormat(ReadOnlyFormat):
     """The `torch` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "torch"
-    looks_for: str = "files of torch.save that are cut or damaged, or that no program should load"
+    looks_for: str = "torch.save files that are truncated, damaged or unsafe to load"
 
     def why_not(self, path: Location) -> str | None:
         try:
@@ -75,17 +75,17 @@ FORMAT = TorchFormat()
 
 @dataclass(frozen=True)
 class _StateFile:
-    """One file with what it holds."""
+    """One file with its content."""
 
     location: Location
     state: State
 
 
 def _archive_mismatch(path: Location) -> str | None:
-    """Why a file is none of torch.save, in a few words; files of old ones are, and cannot be read."""
+    """Return why a file is not from torch.save; None if it is, even if it is too old to be read."""
     with path.open() as file:
         known = archive.archive_kind(file)
-    return None if known else "it does not begin as files of torch.save do"
+    return None if known else "it does not start like a torch.save file"
 
 
 def _files_below(path: Location) -> Sequence[Location]:
@@ -94,7 +94,7 @@ def _files_below(path: Location) -> Sequence[Location]:
         names = result.files or sorted({*(result.named or {}).values()})
     except CheckpointError as error:
         require_file_error(error, path)
-        return ()  # `open` says it
+        return ()  # `open` reports the error
     return [result.folder / name for name in names if (result.folder / name).is_file()]
 
 
@@ -104,15 +104,15 @@ def _open_state_file(location: Location, options: ReadOptions) -> _StateFile:
 
 
 def _check_names(file: _StateFile) -> None:
-    """Keys that are joined by dots may come to the same name: `{"a": {"b": …}, "a.b": …}`."""
+    """Reject keys that are equal when joined by dots: `{"a": {"b": …}, "a.b": …}`."""
     counts = Counter(dotted(at) for at in file.state.leaves)
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
         raise FormatError(
             f"two values of the file have the same name:{listing(twice)}",
             location=file.location,
-            expected="names that differ where keys are joined by dots",
-            hint="where you trust who wrote it, save the weights alone: torch.save(model.state_dict(), FILE)",
+            expected="names that are unique after joining keys by dots",
+            hint="if you trust its author, save only the weights: torch.save(model.state_dict(), FILE)",
         )
 
 

@@ -1,4 +1,4 @@
-"""Which step of a training by DeepSpeed is meant: a file beside the steps names it."""
+"""Find the step of a DeepSpeed run: a file next to the steps names it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ckpttools.core.text import sample_names, sort_naturally
 from ckpttools.stores.location import Location
 
 LATEST, UNIVERSAL = "latest", "latest_universal"
-# Of a file that is called so and is something else, no more is read.
+# A file with this name may be something else: read at most this many bytes.
 _LONGEST = 4096
 
 
 def text_in(file: Location) -> str:
-    """What a file says that names a step."""
+    """Return the name of a step in a file."""
     with file.open() as result:
         return result.read(0, min(result.size, _LONGEST)).decode("utf-8", "replace").strip()
 
 
 def step_named(path: Location, latest: str) -> Location:
-    """Return the directory of a step: the one that a file names which is called `latest`, or `path`."""
+    """Return the directory of the step that a file named `latest` names; `path` without one."""
     file = path / latest
     if not file.is_file():
         return path
@@ -30,12 +30,12 @@ def step_named(path: Location, latest: str) -> Location:
 
 
 def missing_step(path: Location, latest: str, is_step: Callable[[Location], object]) -> FormatError | None:
-    """Return the error of a file that names a step which is not there, where others are; None if all is well.
+    """Return the error if a file names a missing step although others exist; None otherwise.
 
     Args:
         path: the directory of steps.
         latest: name of the file.
-        is_step: says whether a directory is a step.
+        is_step: returns whether a directory is a step.
     """
     named = step_named(path, latest)
     if named == path or is_step(named):
@@ -45,8 +45,8 @@ def missing_step(path: Location, latest: str, is_step: Callable[[Location], obje
         return None
     last = quote(str(path / steps[-1]))
     return FormatError(
-        f"the file {latest} names the step {named.name}, which is not here",
+        f"the file {latest} names the step {named.name}, which does not exist",
         location=path / latest,
-        expected=f"one that is: {sample_names(steps)}",
-        hint=f"name the step itself, such as {last}; DeepSpeed finds it once {latest} names it",
+        expected=f"one that exists: {sample_names(steps)}",
+        hint=f"pass the step itself, such as {last}; DeepSpeed finds it if {latest} names it",
     )

@@ -1,4 +1,4 @@
-"""Which classes and functions may occur in a pickle of a training stack. None of them is ever looked up."""
+"""Classes and functions that may occur in a pickle of a training stack. None of them is ever resolved."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _BUILTINS = (
     *("dict", "list", "set", "frozenset", "tuple", "slice", "range", "object", "bytearray"),
     *("int", "float", "bool", "str", "bytes", "complex"),
 )
-# Met in files that torch 2.13, its distributed checkpoints, DeepSpeed and the trainers on them write.
-# A star stands for modules that move between releases; what they hold is plain data.
+# Found in files of torch 2.13, its distributed checkpoints, DeepSpeed and trainers based on them. A star
+# stands for
+# modules that move between releases; their content is plain data.
 _ALLOWED = (
     "collections.*",
     *(f"{module}.{name}" for module in ("builtins", "__builtin__") for name in _BUILTINS),
@@ -21,7 +22,7 @@ _ALLOWED = (
     "argparse.Namespace",
     "types.SimpleNamespace",
     "pathlib.*Path*",
-    # What modules keep beside tensors, as Transformer Engine before 1.14 does.
+    # State that modules store next to tensors, as Transformer Engine before 1.14 does.
     "_io.BytesIO",
     "datetime.*",
     "torch.*Storage",
@@ -53,7 +54,7 @@ _DTYPE_WORDS = (
 
 @lru_cache(maxsize=4096)
 def is_of_training(name: Global) -> bool:
-    """Return whether files of weights and trainers' states have this name in them."""
+    """Return whether this name occurs in files of weights and trainer states."""
     spelled = str(name)
     if name.module == "torch" and name.name.startswith(_DTYPE_WORDS):
         return True

@@ -1,4 +1,4 @@
-"""What each instruction of a pickle does here; those that would call something make a record."""
+"""The effect of each pickle instruction here; instructions that would call something create a record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckpttools.formats.torch.pickle_limits import PER_ITEM
 from ckpttools.formats.torch.pickle_stack import Machine
 from ckpttools.formats.torch.pickled import DamagedPickleError, Global, NamelessCallError, Persistent, Record
 
-# What `pickletools` calls these instructions; those of protocols 0 and 1, and EXT, nobody writes any more.
+# Instruction names of `pickletools`; current programs write no protocol 0 or 1, and no EXT.
 _PROTO, _FRAME, _MARK = 0x80, 0x95, 0x28
 _MOST_PROTOCOL = 5
 # States of random-number generators have 128 bits.
@@ -18,11 +18,11 @@ _LONGEST_INTEGER = 64
 
 
 def _made(machine: Machine, what: object, args: object) -> Any:
-    """What a call would give: mappings of the standard library are what they hold, the rest are records."""
+    """Return the result of a call: the content of standard mappings; records for everything else."""
     if isinstance(what, Record):
-        raise NamelessCallError("a call of what a call has made")
+        raise NamelessCallError("a call of the result of a call")
     if not isinstance(what, Global) or not isinstance(args, tuple):
-        raise DamagedPickleError("a call of what is no name")
+        raise DamagedPickleError("a call of something without a name")
     if (what.module, what.name) in _MAPPINGS:
         items = args[-1] if args and isinstance(args[-1], list | dict) else ()
         machine.limits.copy(len(items))
@@ -48,12 +48,12 @@ def _new_with_names(machine: Machine) -> None:
 
 
 def _build(machine: Machine) -> None:
-    """What a dictionary is told beside its items (torch's `_metadata`) is left out."""
+    """Set state; a dictionary's attributes (torch's `_metadata`) are ignored."""
     state, what = machine.pop(), machine.top()
     if isinstance(what, Record):
         what.state = state
     elif not isinstance(what, dict):
-        raise DamagedPickleError("a state for what can have none")
+        raise DamagedPickleError("a state for an object without state")
 
 
 def _put_items(machine: Machine, pairs: list[Any]) -> None:
@@ -67,7 +67,7 @@ def _put_items(machine: Machine, pairs: list[Any]) -> None:
     elif isinstance(target, Record):
         target.items += items
     else:
-        raise DamagedPickleError("items for what can have none")
+        raise DamagedPickleError("items for an object without items")
 
 
 def _append(machine: Machine, values: list[Any]) -> None:
@@ -77,13 +77,13 @@ def _append(machine: Machine, values: list[Any]) -> None:
     elif isinstance(target, list):
         target += values
     else:
-        raise DamagedPickleError("values for what is no list")
+        raise DamagedPickleError("values for an object that is not a list")
 
 
 def _add(machine: Machine) -> None:
     values, target = machine.pop_to_mark(), machine.top()
     if not isinstance(target, set):
-        raise DamagedPickleError("members for what is no set")
+        raise DamagedPickleError("members for an object that is not a set")
     machine.limits.take(PER_ITEM * len(values))
     target.update(map(machine.key, values))
 
@@ -122,7 +122,7 @@ def _scalar(layout: str) -> Callable[[Machine], None]:
 
 
 def _counted(layout: str, value: Callable[[bytes], Any]) -> Callable[[Machine], None]:
-    """What follows its own length."""
+    """Read a length-prefixed value."""
     packed = struct.Struct(layout)
 
     def built(machine: Machine) -> None:
@@ -137,7 +137,7 @@ def _text(raw: bytes) -> str:
 
 def _integer(raw: bytes) -> int:
     if len(raw) > _LONGEST_INTEGER:
-        raise DamagedPickleError(f"a whole number of {len(raw):,} bytes")
+        raise DamagedPickleError(f"an integer of {len(raw):,} bytes")
     return int.from_bytes(raw, "little", signed=True)
 
 

@@ -1,7 +1,9 @@
-"""What the values of a pickle may take: in proportion to its length, whatever it says.
+"""Memory limits for the values of a pickle, in proportion to its length.
 
-A byte of a pickle can make an empty set of 216 bytes, and keys whose hashes are alike make a dictionary as
-slow as a list. What torch writes takes 20 to 40 times its length by this count, which is on the high side.
+A byte of a pickle can create an empty set of 216 bytes, and keys with equal hashes make a dictionary as
+slow as
+a list. Values that torch writes take 20 to 40 times the pickle's length by this count, which is an upper
+bound.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from ckpttools.core.dataclass import dataclass
 
 _FREE, _PER_BYTE = 64 << 20, 64
 _MOST_NAMES, _MOST_TUPLES = 10_000, 10_000
-# Python's hash of a whole number is its remainder by this: larger ones can be chosen to be alike.
+# Python's hash of an integer is its remainder by this, so larger integers can be chosen to collide.
 _HASHED_APART = (1 << 61) - 1
-# Bytes of memory by instruction (CPython 3.11): the object, and its place on the stack or in the memo. Sets
-# take 216; they are rare, and dearer here, as nothing else takes as much for a byte.
+# Bytes of memory by instruction (CPython 3.11): the object, and its reference on the stack or in the memo.
+# Sets take
+# 216 bytes; they are rare and counted higher, because nothing else takes as much per byte.
 _COSTS = {
     **dict.fromkeys(b"(", 44),
     **dict.fromkeys(b"JMG\x8a\x8b", 56),
@@ -33,12 +36,12 @@ PER_ITEM = 60
 
 
 class TooMuchError(Exception):
-    """More than any honest pickle of its length would take."""
+    """The values exceed what any valid pickle of this length needs."""
 
 
 @dataclass(slots=True)
 class Limits:
-    """What is left of what a pickle of some length may take."""
+    """The remaining budget of a pickle."""
 
     memory: int
     copies: int
@@ -51,23 +54,23 @@ class Limits:
     def take(self, nbytes: int) -> None:
         self.memory -= nbytes
         if self.memory < 0:
-            raise TooMuchError("its values take far more memory than it has bytes")
+            raise TooMuchError("its values take far more memory than its length allows")
 
     def copy(self, count: int) -> None:
-        """Take note of items that are copied: a small pickle may ask for the same again and again."""
+        """Account for copied items: a small pickle may request the same copies again and again."""
         self.copies -= count
         if self.copies < 0:
-            raise TooMuchError("more copies than it has bytes")
+            raise TooMuchError("more copies than its length allows")
 
     def check_names(self, count: int) -> None:
         if count > _MOST_NAMES:
             raise TooMuchError(f"more than {_MOST_NAMES:,} classes and functions")
 
     def check_key(self, key: Any) -> None:
-        """Keys whose hashes anyone can make alike are small, or few."""
+        """Limit the number or size of keys whose hashes can be chosen to collide."""
         members = key if isinstance(key, tuple) else (key,)
         if any(isinstance(member, int) and abs(member) >= _HASHED_APART for member in members):
-            raise TooMuchError("a whole number of more than 60 bits as a key")
+            raise TooMuchError("an integer of more than 60 bits used as a key")
         self.tuples -= isinstance(key, tuple)
         if self.tuples < 0:
-            raise TooMuchError(f"more than {_MOST_TUPLES:,} tuples as keys")
+            raise TooMuchError(f"more than {_MOST_TUPLES:,} tuples used as keys")

@@ -1,4 +1,4 @@
-"""The machine that a pickle is a program for: its stack, its memo and where the next instruction is."""
+"""The pickle virtual machine: its stack, its memo and the position of the next instruction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KEYS = (str, int, float, bytes, Record, Global, Persistent)
 
 
 class Machine:
-    """The state of the machine; what instructions do is in `pickle_instructions`."""
+    """The state of the machine; `pickle_instructions` implements the instructions."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -26,7 +26,7 @@ class Machine:
         """Return the next bytes of the program."""
         start, stop = self.at, self.at + length
         if stop > len(self.data):
-            raise DamagedPickleError("it is cut")
+            raise DamagedPickleError("it is truncated")
         self.at = stop
         return self.data[start:stop]
 
@@ -42,7 +42,7 @@ class Machine:
     def pop(self) -> Any:
         """Return the top of the stack above the last mark."""
         if self.marks and len(self.stack) <= self.marks[-1]:
-            raise DamagedPickleError("nothing between here and the mark")
+            raise DamagedPickleError("the stack is empty above the mark")
         return self.stack.pop()
 
     def pop_to_mark(self) -> list[Any]:
@@ -53,12 +53,12 @@ class Machine:
 
     def top(self) -> Any:
         if self.marks and len(self.stack) <= self.marks[-1]:
-            raise DamagedPickleError("nothing between here and the mark")
+            raise DamagedPickleError("the stack is empty above the mark")
         return self.stack[-1]
 
     def named(self, module: object, name: object) -> Global:
         if not (isinstance(module, str) and isinstance(name, str)):
-            raise DamagedPickleError("a name that is no text")
+            raise DamagedPickleError("a name that is not a string")
         self.limits.check_names(len(self.globals))
         return self.globals.setdefault((module, name), Global(module, name))
 
@@ -66,7 +66,7 @@ class Machine:
         """Return a mapping key or set member, limited to types that compare in constant time."""
         members = value if isinstance(value, tuple) else (value,)
         if not all(member is None or isinstance(member, _KEYS) for member in members):
-            raise DamagedPickleError(f"a {type(value).__name__} as a key")
+            raise DamagedPickleError(f"a {type(value).__name__} used as a key")
         if type(value) is not str:
             self.limits.check_key(value)
         return value

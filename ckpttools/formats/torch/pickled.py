@@ -1,4 +1,4 @@
-"""What is in a pickle, as inert values: classes and calls are records, and nothing is imported."""
+"""The content of a pickle as inert values: classes and calls are records, and nothing is imported."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Global:
 
 @dataclass(eq=False, slots=True)
 class Record:
-    """What a class or function would have made, had it been called.
+    """The object that a class or function would have created if it had been called.
 
     Attributes:
         made_by: the class or function.
-        args: what it would have been given.
-        state: what the object would then have been told it is, or None.
-        items: what would have been put into it.
+        args: arguments of the call.
+        state: state that would have been set afterwards, or None.
+        items: items that would have been added.
     """
 
     made_by: Global
@@ -37,11 +37,11 @@ class Record:
 
     @property
     def name(self) -> str:
-        """The last word of what makes it: classes move from module to module between releases."""
+        """Last component of the name; classes move between modules from release to release."""
         return self.made_by.name
 
     def attribute(self, name: str) -> Any:
-        """What its state says under a name; None where that is not there."""
+        """Return an attribute from the state; None if it does not exist."""
         states = self.state if isinstance(self.state, tuple) else (self.state,)
         result = (state[name] for state in states if isinstance(state, dict) and name in state)
         return next(result, None)
@@ -49,21 +49,21 @@ class Record:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Persistent:
-    """Something outside of the pickle, by what the pickle calls it."""
+    """A reference to something outside of the pickle, by its id."""
 
     key: Any
 
 
 class DamagedPickleError(Exception):
-    """The bytes are no pickle, are cut, or do what no pickle of data does."""
+    """The bytes are not a pickle, are truncated, or have instructions that data pickles do not use."""
 
 
 class NamelessCallError(DamagedPickleError):
-    """What is called is itself made by a call, as a method of a class is by `getattr`."""
+    """The callee is itself the result of a call, such as a method from `getattr`."""
 
 
 def in_few_words(value: Any) -> str:
-    """What a value is, in a few words: what it holds may be endless."""
+    """Describe a value briefly, whatever its size."""
     if isinstance(value, Record):
         return str(value.made_by)
     if isinstance(value, Persistent):

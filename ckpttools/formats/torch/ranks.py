@@ -1,4 +1,4 @@
-"""Files of each process of a mesh, `model_world_size_8_rank_3.pt`: what verl and SkyRL save of a policy."""
+"""Files of each process of a mesh, `model_world_size_8_rank_3.pt`, which verl and SkyRL write."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 _RANK = re.compile(r"model_world_size_(?P<count>\d+)_rank_(?P<rank>\d+)\.pt", re.DOTALL)
-# Where verl keeps configuration and tokenizer.
+# Directory of verl's configuration and tokenizer.
 _BESIDE = "huggingface"
-# What both keep of the schedule of learning rates, which tells the step.
+# Key of the learning rate schedule, which records the step.
 _EXTRA = "extra_state_world_size_{count}_rank_{rank}.pt"
 _CALL = 'ckpttools.convert(SRC, DST, format="safetensors", {})'
 _COMMAND = "ckpt convert to-safetensors SRC DST {}"
@@ -47,7 +47,7 @@ class RanksFormat(ReadOnlyFormat):
     """The `torch-ranks` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "torch-ranks"
-    looks_for: str = "files of processes of PyTorch that are missing or do not belong together"
+    looks_for: str = "files of PyTorch processes that are missing or inconsistent"
     rank_files: str = "model_world_size_N_rank_R.pt, as verl and SkyRL save them"
 
     def why_not(self, path: Location) -> str | None:
@@ -72,19 +72,19 @@ FORMAT = RanksFormat()
 
 @dataclass
 class _RankShards:
-    """What the processes have of one tensor, by rank."""
+    """The parts of one tensor, by rank."""
 
     parts: dict[int, LocalPart] = field(default_factory=dict)
 
     @property
     def mesh(self) -> list[int]:
-        """Lengths of the mesh: as many as there are coordinates."""
+        """Lengths of the mesh, inferred from the coordinates."""
         coordinates = [part.coordinate for part in self.parts.values()]
         return [1 + max(column) for column in zip(*coordinates, strict=True)]
 
     @property
     def twins(self) -> Iterator[tuple[int, int]]:
-        """Ranks that have the same part."""
+        """Pairs of ranks with the same part."""
         first: dict[Region, int] = {}
         mesh = self.mesh
         for rank, part in self.parts.items():
@@ -93,19 +93,19 @@ class _RankShards:
                 yield known, rank
 
     def whole(self) -> LazyArray:
-        """Raise ValueError or NotReadableError where the parts do not make it up."""
+        """Assemble the tensor; raise ValueError or NotReadableError if the parts are incomplete."""
         kinds = {(part.shape, part.dtype, len(part.coordinate)) for part in self.parts.values()}
         if len(kinds) > 1:
             raise ValueError("processes do not agree on its shape, dtype or mesh")
         ((shape, dtype, _),) = kinds
-        # Of equal boxes the last counts: the first process is that whose numbers are taken.
+        # Of equal boxes the last counts, so the preferred process comes first in `parts`.
         mesh = self.mesh
         pieces = [Piece(part.box(mesh), part.array) for part in reversed(self.parts.values())]
         return pieced(shape, dtype, pieces)
 
 
 def _files(folder: Location) -> dict[int, tuple[str, int]]:
-    """Rank -> name of its file, and how many ranks that says there are."""
+    """Return the name of each rank's file, and the number of ranks in the name."""
     matches = (_RANK.fullmatch(entry.name) for entry in folder.entries() if not entry.is_dir)
     return {int(match["rank"]): (match[0], int(match["count"])) for match in matches if match}
 
@@ -115,16 +115,16 @@ def _opened(path: Location, options: ReadOptions) -> Tree:
     counts = {count for _, count in files.values()}
     if len(counts) > 1:
         raise FormatError(
-            "files of several saves lie here",
+            "the directory has files of several saves",
             location=path,
             got=f"world sizes {', '.join(map(str, sorted(counts)))}",
-            expected="the files of one",
+            expected="files of one save",
             hint="move the others away",
         )
     count = counts.pop()
     if count > MOST_RANKS or max(files) >= count:
         raise FormatError(
-            "the names of the files count no processes", location=path, got=files[max(files)][0]
+            "the file names have an invalid number of processes", location=path, got=files[max(files)][0]
         )
     locations = [path / name for name, _ in files.values()]
     saved = map_concurrently(path.store, lambda location: saved_file(location, options), locations)
@@ -134,11 +134,11 @@ def _opened(path: Location, options: ReadOptions) -> Tree:
 
 
 def _preferred_first(saved: Mapping[int, SavedFile], options: ReadOptions) -> dict[int, SavedFile]:
-    """Return the files in the order in which they are asked for what several have."""
+    """Return the files in order of preference for replicated values."""
     unknown = sorted({*options.prefer_rank} - {*saved})
     if unknown:
         raise UsageError(
-            f"there is no file of process {unknown[0]}",
+            f"process {unknown[0]} has no file",
             got=wording.option("prefer_rank", unknown[0]),
             expected=f"one of {sample_names(list(map(str, sorted(saved))))}",
         )
@@ -146,17 +146,17 @@ def _preferred_first(saved: Mapping[int, SavedFile], options: ReadOptions) -> di
 
 
 def _check_step(path: Location, names: Sequence[str], options: ReadOptions) -> None:
-    """Raise FormatError where processes saved after other numbers of steps, as far as files say them."""
+    """Raise FormatError if files record different numbers of steps."""
     there = [name for name in names if (path / name).is_file()]
     result = map_concurrently(path.store, lambda name: _step(path / name, options), there)
     steps = {name: step for name, step in zip(there, result, strict=True) if step is not None}
     if len({*steps.values()}) > 1:
         lines = [f"{name}: step {step}" for name, step in steps.items()]
-        raise FormatError("files of several steps lie here:" + listing(lines), location=path, hint=COPY_ALL)
+        raise FormatError("files of several steps:" + listing(lines), location=path, hint=COPY_ALL)
 
 
 def _step(location: Location, options: ReadOptions) -> int | None:
-    """How many steps a process had taken; None where that is not said, or the file is not understood."""
+    """Return the number of steps that a process had taken; None if it is unknown."""
     try:
         value = saved_file(location, options).value
     except FormatError:
@@ -181,14 +181,14 @@ def _tree(path: Location, saved: Mapping[int, SavedFile], lacking: str | None, o
     whole, twins = _merged(plain)
     if len(saved) > 1 and not spread:
         raise FormatError(
-            "no tensor in these files says where in the whole it belongs",
+            "no tensor in these files records its position in the complete tensor",
             location=path,
             expected="distributed tensors (DTensor) of torch 2.2 or later",
-            hint="save a whole state dict, or with torch.distributed.checkpoint",
+            hint="save a full state dict, or with torch.distributed.checkpoint",
         )
     for at, item in spread.items():
         if at in whole.leaves:
-            wrong.append(f"{dotted(at)}: some processes have a part of it, others all")
+            wrong.append(f"{dotted(at)}: some processes have a part of it, others the complete tensor")
         try:
             whole.leaves[at] = item.whole()
             arrays = {rank: part.array for rank, part in item.parts.items()}
@@ -209,16 +209,15 @@ def _tree(path: Location, saved: Mapping[int, SavedFile], lacking: str | None, o
 
 
 def _unlike(path: Location, twins: Sequence[Twins], options: ReadOptions) -> tuple[dict[str, int], Notes]:
-    """How processes differ in what several have, with one that has it; and what to say where the user decided
-    whose is taken."""
+    """Return the differences between replicas with a process for each, and remarks on the user's choice."""
     problems = map_concurrently(path.store, Twins.problem, twins)
     result = [(item, problem) for item, problem in zip(twins, problems, strict=True) if problem]
     taken: dict[int, dict[str, None]] = {}
     for item, _ in result:
         taken.setdefault(item.ranks[0], {})[item.what] = None
     remarks = (
-        f"process {rank} was preferred: its numbers of {plural(len(names), 'tensor')} are taken where "
-        f"other processes have different ones ({sample_names(names)})"
+        f"process {rank} was preferred: its values of {plural(len(names), 'tensor')} are used where "
+        f"other processes have different values ({sample_names(names)})"
         for rank, names in taken.items()
         if rank in options.prefer_rank
     )
@@ -254,7 +253,7 @@ def _gather(
 
 
 def _merged(plain: Mapping[int, State]) -> tuple[State, list[Twins]]:
-    """What is not spread over processes, of the first that has it; and what others have of it, too."""
+    """Return unsharded values from the first process, and the replicas on other processes."""
     whole, owners, twins = State(), dict[TreePath, int](), list[Twins]()
     for rank, one in plain.items():
         for at, leaf in one.leaves.items():
@@ -267,7 +266,7 @@ def _merged(plain: Mapping[int, State]) -> tuple[State, list[Twins]]:
 
 
 def _lacking(count: int, missing: Sequence[int]) -> str | None:
-    """Return which files are not there, as the names of the others tell."""
+    """Describe which files are missing, according to the names of the others."""
     if not missing:
         return None
     ranks = sample_names(list(map(str, missing)))
@@ -276,14 +275,14 @@ def _lacking(count: int, missing: Sequence[int]) -> str | None:
 
 
 def _incomplete(path: Location, lacking: str, tensors: int) -> FormatError:
-    what = f"{lacking}: {plural(tensors, 'tensor')} cannot be put together"
+    what = f"{lacking}: {plural(tensors, 'tensor')} cannot be assembled"
     return FormatError(what, location=path, expected="one file of each process", hint=COPY_ALL)
 
 
 def _twice(spread: Mapping[TreePath, _RankShards]) -> str:
-    """Return which files are there twice, as far as that can be told."""
+    """Describe which files are duplicates, as far as they can be recognized."""
     try:
-        # Replicas have the same part of some tensors, copies of all.
+        # Replicas have the same part of some tensors; copied files, of all tensors.
         twins = [{*item.twins} for item in spread.values()]
     except (ValueError, NotReadableError):
         return ""
@@ -298,13 +297,13 @@ def _refuse(
     preferred = wording.option("prefer_rank", owner)
     converted = wording.step(_CALL.format(preferred), _COMMAND.format(preferred))
     chosen = (
-        f"; where process {owner} is known to be right, {preferred} takes its numbers: "
-        f"{converted} first, where there is no such option"
+        f"; if process {owner} is known to be right, {preferred} uses its values: "
+        f"run {converted} first if a command lacks this option"
     )
     raise FormatError(
-        f"tensors cannot be put together from the files of {count} processes{lacking}:"
+        f"tensors cannot be assembled from the files of {count} processes{lacking}:"
         + listing([*wrong, *unlike]),
         location=path,
-        expected="for each tensor parts that make it up, and the same numbers wherever it is twice",
+        expected="complete parts of each tensor, and equal values in replicas",
         hint=COPY_ALL + (chosen if unlike and not wrong else ""),
     )

@@ -1,7 +1,8 @@
-"""Whether numbers that processes saved are as they must be: copies alike, different parts different.
+"""Check the values of processes: replicas must be equal, different parts must differ.
 
-Nothing in these files says of which save or step they are. Processes that hold the same tensor have the same
-numbers of it, and no two have the same in different parts: else files are mixed up.
+Nothing in these files identifies their save or step. Processes with the same tensor have the same values,
+and no
+two processes have the same values in different parts; otherwise files are mixed up.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from ckpttools.core.region import Region, Shape
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
-# Elements at either end: opening a checkpoint of 400 tensors in 8 copies reads some 50 MB for that.
+# Elements at either end: opening a checkpoint of 400 tensors with 8 replicas reads about 50 MB for that.
 _ENDS = 4096
-# Places of files that look alike which are looked at as well.
+# Number of further ranges to compare in files that look alike.
 _MOST_SPANS = 64
 
 _Look = tuple[Shape, int, bytes]
@@ -29,12 +30,12 @@ _Looks = Mapping[str, _Look]
 
 @dataclass(frozen=True, slots=True)
 class Twins:
-    """What two processes have of the same numbers.
+    """Two processes' copies of the same values.
 
     Attributes:
-        what: the numbers are, for messages.
-        ranks: of the processes.
-        arrays: of either.
+        what: name of the values, for messages.
+        ranks: the two processes.
+        arrays: their arrays.
     """
 
     what: str
@@ -42,7 +43,7 @@ class Twins:
     arrays: tuple[LazyArray, LazyArray]
 
     def problem(self) -> str | None:
-        """How they differ, looked at in both ends; None if they do not."""
+        """Return how they differ at both ends; None if they are equal."""
         one, other = self.arrays
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             return (
@@ -50,12 +51,12 @@ class Twins:
                 f"{other.dtype}{list(other.shape)} on rank {self.ranks[1]}"
             )
         if ends_of(one) != ends_of(other):
-            return f"{self.what}: rank {self.ranks[1]} has other numbers than rank {self.ranks[0]}"
+            return f"{self.what}: rank {self.ranks[1]} has other values than rank {self.ranks[0]}"
         return None
 
 
 def ends_of(array: LazyArray) -> bytes:
-    """Return the first and the last elements of an array; all of a small one."""
+    """Return the first and last elements of an array; all elements of a small array."""
     length = _stretch(array.shape)
     first = Region((0,) * array.ndim, length)
     last = Region(tuple(n - k for n, k in zip(array.shape, length, strict=True)), array.shape)
@@ -63,7 +64,7 @@ def ends_of(array: LazyArray) -> bytes:
 
 
 def _stretch(shape: Shape) -> Shape:
-    """Return lengths of a box of few elements, whole along the last axes."""
+    """Return the shape of a box with few elements, complete along the last axes."""
     lengths: list[int] = []
     room = _ENDS
     for length in reversed(shape):
@@ -74,12 +75,12 @@ def _stretch(shape: Shape) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFile:
-    """What one process saved.
+    """The part of the checkpoint that one process saved.
 
     Attributes:
-        parts: of some arrays, by name, what it has; each other process has another part.
-        file: it lies in.
-        spans: gives offset and length in bytes of all that is in it, which is asked of few files.
+        parts: its parts of some arrays, by name; each other process has another part.
+        file: the file with the parts.
+        spans: returns offset and length in bytes of everything in it; called for few files.
     """
 
     parts: Mapping[str, LazyArray]
@@ -88,17 +89,17 @@ class ProcessFile:
 
 
 def refuse_copies(files: Mapping[str, ProcessFile], location: Location, hint: str) -> None:
-    """Look at what different processes have of different numbers.
+    """Raise an error if two processes have equal values in different parts.
 
-    Parts may be alike where they are right: of one number, as new moments, or experts that began as copies of
-    each other. So files are copies where all that is looked at is alike, and it is not of that kind alone.
-
+    Parts may legitimately be equal: of constant values, such as new moments, or of experts that started as
+        copies
+    of each other. So files count as copies only if everything compared is equal, and not only of this kind.
     Args:
-        files: of processes, by name.
+        files: files of the processes, by name.
         location, hint: for messages.
 
     Raises:
-        FormatError: two files are alike.
+        FormatError: two files are copies.
     """
 
     def looked_at(name: str) -> _Looks:
@@ -118,8 +119,7 @@ def refuse_copies(files: Mapping[str, ProcessFile], location: Location, hint: st
     ]
     if twice:
         raise FormatError(
-            "files of several processes have the same numbers, which are of different parts:"
-            + listing(twice),
+            "files of several processes have equal values in different parts:" + listing(twice),
             location=location,
             expected="the file of each process once",
             hint=hint,
@@ -140,7 +140,8 @@ def _alike(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[
     groups: dict[str, list[str]] = {}
     for name in names:
         spans = all_spans[name]
-        # One of each length: weights of one shape may be alike, those of others are other weights.
+        # Compare one range of each length: weights of one shape may be equal, those of other shapes are
+        # other weights.
         looked_at = sorted({span[1]: span for span in spans}.values(), key=lambda span: -span[1])[
             :_MOST_SPANS
         ]
@@ -157,14 +158,15 @@ def _alike(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[
 
 
 def _are_experts(alike: Sequence[Mapping[str, LazyArray]], looks: Collection[_Looks]) -> bool:
-    """Return whether what files have alike are experts that are copies of each other.
+    """Return whether the equal data of several files are experts that are copies of each other.
 
-    Its rows repeat in each file; or it is of the same arrays, and all files with any of these, three or more,
-    have matrices of them that are alike.
+    Their rows repeat in each file, or all files (three or more) that have any of these arrays have equal
+    matrices
+    of them.
 
     Args:
-        alike: what each of these files has.
-        looks: how that of all files looks.
+        alike: the equal data of these files.
+        looks: the compared data of all files.
     """
     first = alike[0]
 

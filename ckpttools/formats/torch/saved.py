@@ -1,4 +1,4 @@
-"""One file of `torch.save`: the value in it, and where the bytes of its tensors lie."""
+"""One file of `torch.save`: its value, and the ranges of its tensors."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
-# Of what a pickle says a Python object is made that takes about so many times its bytes.
+# A Python object in a pickle takes about this many times its pickled bytes.
 _OBJECTS = 12
-# A rank beyond this is no process's: names of files are anyone's to choose.
+# Larger ranks are not real; file names are untrusted.
 MOST_RANKS = 100_000
 COPY_ALL = "copy the files of all processes of one save into one directory"
 
 
 @dataclass(frozen=True)
 class SavedFile:
-    """What a file of `torch.save` holds.
+    """The content of a `torch.save` file.
 
     Attributes:
         location: the file.
-        value: with records for tensors.
-        storages: where the bytes of each storage lie, by name.
-        nbytes: of the pickle.
+        value: the value, with records for tensors.
+        storages: byte range of each storage, by name.
+        nbytes: bytes of the pickle.
     """
 
     location: Location
@@ -41,7 +41,7 @@ class SavedFile:
     nbytes: int
 
     def tensor(self, record: Record) -> LazyArray:
-        """See `lazy_tensor`, of a record in this file."""
+        """See `lazy_tensor`, for a record in this file."""
         return lazy_tensor(record, self.storages)
 
 
@@ -49,7 +49,7 @@ def saved_file(location: Location, options: ReadOptions) -> SavedFile:
     """Open a file of `torch.save`; reads its pickle and no tensor.
 
     Raises:
-        FormatError: it is damaged, or has what no weights are made of.
+        FormatError: it is damaged, or contains objects that weights do not have.
         StorageError: it cannot be read.
     """
     file = location.open()

@@ -1,4 +1,4 @@
-"""From the values of a pickle to the leaves of a tree."""
+"""Convert the values of a pickle to the leaves of a tree."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from ckpttools.formats.torch.dtensor import is_distributed
 from ckpttools.formats.torch.pickled import Record, in_few_words
 from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
 
-# Values may hold one another: a pickle of a kilobyte can have more leaves than any checkpoint. Each takes a
-# byte or more where nobody means harm, and a few more are parts of several.
+# Values may contain one another: a pickle of a kilobyte can have more leaves than any checkpoint. Normally,
+# each leaf
+# takes a byte or more, and few are shared.
 _FEW = 1000
 # A leaf takes about 300 bytes.
 _MOST_LEAVES = 2_000_000
 _KEYS_PER_LEAF = 32
 _PART = "one process's part of a distributed tensor (DTensor)"
 _OF_PARTS = (
-    "where the files are model_world_size_N_rank_R.pt, name the directory with those of all processes; "
-    "else save each as tensor.full_tensor()"
+    "for files named model_world_size_N_rank_R.pt, pass the directory with those of all processes; "
+    "otherwise save each as tensor.full_tensor()"
 )
 
 Tensor = Callable[[Record], LazyArray]
@@ -33,13 +34,13 @@ Tensor = Callable[[Record], LazyArray]
 
 @dataclass
 class State:
-    """What the values of a pickle are as leaves.
+    """The values of a pickle, as leaves.
 
     Attributes:
-        leaves: by path.
-        scalars: paths of those that were Python numbers.
-        others: what is neither array, number nor text, by path: what it is.
-        unreadable: tensors that cannot be read, by path: why not.
+        leaves: leaves by path.
+        scalars: paths of leaves that were Python numbers.
+        others: kinds of other objects (not arrays, numbers or texts), by path.
+        unreadable: why tensors cannot be read, by path.
     """
 
     leaves: dict[Path, Leaf] = field(default_factory=dict)
@@ -48,11 +49,11 @@ class State:
     unreadable: dict[Path, str] = field(default_factory=dict)
 
     def refuse_unreadable(self, location: str) -> None:
-        """Raise FormatError if there are tensors that cannot be read; lists all of them."""
+        """Raise FormatError if there are unreadable tensors; lists all of them."""
         if self.unreadable:
             lines = [f"{'.'.join(map(str, path))}: {why}" for path, why in self.unreadable.items()]
             raise FormatError(
-                "some tensors are not arrays of numbers of their own:" + listing(lines),
+                "some tensors do not own plain numeric data:" + listing(lines),
                 location=location,
                 expected="dense tensors with all of their elements in the file",
                 hint=_OF_PARTS
@@ -62,17 +63,18 @@ class State:
 
 
 def state_of(value: Any, nbytes: int, tensor: Tensor, location: str) -> State:
-    """Return the leaves in a value.
+    """Return the leaves of a value.
 
     Args:
-        value: of a pickle.
-        nbytes: of the pickle.
-        tensor: the array that a record of a tensor stands for.
+        value: the value of a pickle.
+        nbytes: bytes of the pickle.
+        tensor: returns the array for a tensor's record.
         location: for messages.
 
     Raises:
-        FormatError: it is nested too deep or in itself, has keys that are neither texts nor numbers, or a
-            tensor that cannot be read.
+        FormatError: it is nested too deep or cyclic, has keys that are neither strings nor numbers, or a
+            tensor
+            that cannot be read.
     """
     state = State()
     for path, item in _walk(value, min(_FEW + nbytes, _MOST_LEAVES), location):
@@ -91,7 +93,7 @@ def _walk(value: Any, limit: int, location: str) -> Iterator[tuple[Path, Any]]:
         met += inside
         keys += inside * (len(path) + 1)
         if met > limit or keys > _KEYS_PER_LEAF * limit:
-            raise _strange(location, f"more than {limit:,} values, or one value in very many places")
+            raise _strange(location, f"more than {limit:,} values, or one value in too many places")
         inner = _inner(each, location) if inside else {}
         if not inner:
             yield path, each
@@ -102,24 +104,24 @@ def _walk(value: Any, limit: int, location: str) -> Iterator[tuple[Path, Any]]:
 
 
 def _inner(value: Any, location: str) -> Mapping[Any, Any]:
-    """What a value holds by key; empty for one that holds nothing."""
+    """Return the contents of a value by key; empty for other values."""
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
     if not isinstance(value, dict):
         return {}
     strange = next((key for key in value if type(key) not in (str, int)), None)
     if strange is not None:
-        raise _strange(location, f"a {type(strange).__name__} as a key")
+        raise _strange(location, f"a {type(strange).__name__} used as a key")
     return value
 
 
 def _strange(location: str, what: str) -> FormatError:
     return FormatError(
-        "the pickle does not hold weights as anyone saves them",
+        "the pickle does not have the structure of weights",
         location=location,
         got=what,
         expected="dictionaries of tensors by name",
-        hint="where you trust who wrote it, save the weights alone: torch.save(model.state_dict(), FILE)",
+        hint="if you trust its author, save only the weights: torch.save(model.state_dict(), FILE)",
     )
 
 

@@ -1,4 +1,4 @@
-"""From what a pickle says of tensors to lazy arrays: views of storages, in whatever strides."""
+"""Convert the tensor records of a pickle to lazy arrays: views of storages with any strides."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.region import Shape
 from ckpttools.formats.torch.pickled import Global, Persistent, Record, in_few_words
 
-# Names of `torch.<X>Storage` and of `torch.<dtype>`, as torch 2.13 has them (torch/storage.py,
-# torch/_utils.py). Quantized types (QInt8Storage and so on) hold codes of a scheme and are not in here.
+# Names of `torch.<X>Storage` and of `torch.<dtype>` in torch 2.13 (torch/storage.py, torch/_utils.py).
+# Quantized
+# types (QInt8Storage and so on) hold quantized values and are not included.
 _STORAGES = {
     "BoolStorage": "bool",
     "ByteStorage": "uint8",
@@ -48,9 +49,9 @@ class StorageRange:
     """The bytes of a storage.
 
     Attributes:
-        file: they lie in.
-        start: byte of the file at which they begin.
-        nbytes: how many there are.
+        file: the file.
+        start: offset in the file.
+        nbytes: number of bytes.
     """
 
     file: ByteSource
@@ -63,7 +64,8 @@ class NotReadableError(Exception):
 
 
 def dtype_named(value: Any) -> DType | None:
-    """Return the dtype that `torch.bfloat16` or `torch.BFloat16Storage` names; None for others."""
+    """Return the dtype of a name such as `torch.bfloat16` or `torch.BFloat16Storage`; None for other
+    names."""
     if not isinstance(value, Global):
         return None
     name = _STORAGES.get(value.name) or _DTYPES.get(value.name)
@@ -81,40 +83,40 @@ def lazy_tensor(record: Record, storages: Mapping[str, StorageRange]) -> LazyArr
     """Return the array that a record of a tensor describes.
 
     Args:
-        record: of a call that torch makes to have a tensor again.
-        storages: where the bytes of each lie, by name.
+        record: record of a call with which torch restores a tensor.
+        storages: byte range of each storage, by name.
 
     Raises:
-        NotReadableError: a tensor that is not dense, has no numbers, or reaches over the end of its storage.
+        NotReadableError: the tensor is not dense, not numeric, or extends beyond its storage.
     """
     record = _unwrapped(record)
     kind, args = record.name, record.args
     if kind not in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_tensor") or len(args) < 4:
-        raise NotReadableError(f"made by {record.made_by}, not dense numbers")
+        raise NotReadableError(f"made by {record.made_by}, which is not a dense tensor")
     untyped = kind.endswith("v3")
     _refuse_lazy(args[7:] if untyped else args[6:])
     name, dtype = _storage(args[0], args[6] if untyped and len(args) > 6 else None)
     offset, shape, stride = args[1], _whole(args[2]), _whole(args[3])
     if type(offset) is not int or offset < 0 or len(shape) != len(stride):
-        raise NotReadableError("its place in its storage is damaged")
+        raise NotReadableError("its location in the storage is damaged")
     if name not in storages:
         raise NotReadableError(f"its storage {name!r} is not in the file")
     return strided(storages[name], dtype, offset, shape, stride)
 
 
 def _refuse_lazy(declared: Sequence[Any]) -> None:
-    """Views of complex tensors may stand for other numbers than are stored: torch only notes that they do."""
+    """Reject views with pending conjugation or negation, which torch only flags."""
     marks = declared[0] if declared and isinstance(declared[0], dict) else {}
     lazy = sorted(str(mark) for mark in ("conj", "neg") if marks.get(mark))
     if lazy:
         raise NotReadableError(
-            f"its numbers are not stored but those of which they are to be taken ({', '.join(lazy)}): "
+            f"its values are stored before a pending operation ({', '.join(lazy)}): "
             "save tensor.resolve_conj().resolve_neg()"
         )
 
 
 def _unwrapped(record: Record) -> Record:
-    """Return the tensor in a parameter or a subclass of tensors that adds nothing."""
+    """Return the tensor in a parameter, or in a tensor subclass that adds nothing."""
     for _ in range(8):
         inner: Any = None
         if record.name in ("_rebuild_parameter", "_rebuild_parameter_with_state"):
@@ -126,21 +128,19 @@ def _unwrapped(record: Record) -> Record:
         else:
             return record
         if not isinstance(inner, Record):
-            raise NotReadableError(f"{record.made_by} of what is no tensor")
+            raise NotReadableError(f"{record.made_by} of an object that is not a tensor")
         record = inner
     raise NotReadableError("nested too deep")
 
 
 def _storage(value: Any, declared: Any) -> tuple[str, DType]:
-    """Name and dtype of the storage of a tensor."""
+    """Return the name and dtype of a tensor's storage."""
     if not isinstance(value, Persistent) or not isinstance(value.key, tuple) or len(value.key) < 5:
-        raise NotReadableError("it has no storage in this file")
+        raise NotReadableError("its storage is not in this file")
     _, kind, name, *_ = value.key
     dtype = dtype_named(declared if declared is not None else kind)
     if not isinstance(name, str) or dtype is None:
-        raise NotReadableError(
-            f"of a dtype that is not known: {in_few_words(kind if declared is None else declared)}"
-        )
+        raise NotReadableError(f"unknown dtype: {in_few_words(kind if declared is None else declared)}")
     return name, dtype
 
 
@@ -161,30 +161,30 @@ def torch_lengths(value: Any) -> Shape | None:
 
 
 def strided(storage: StorageRange, dtype: DType, offset: int, shape: Shape, stride: Shape) -> LazyArray:
-    """Return the view of a storage with these strides.
+    """Return a view of a storage.
 
     Args:
-        storage: the bytes.
-        dtype: of the elements.
-        offset: elements before the first.
+        storage: the storage.
+        dtype: dtype of the elements.
+        offset: elements before the first one.
         shape, stride: of the view; strides in elements.
 
     Raises:
-        NotReadableError: it reaches over the end, or its elements overlap.
+        NotReadableError: it extends beyond the end, or its elements overlap.
     """
     if not prod(shape):
         return Constant(shape, dtype, bytes(dtype.itemsize))
     last = offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     held = storage.nbytes // dtype.itemsize
     if last >= held:
-        raise NotReadableError(f"its last element is number {last:,} of a storage of {held:,}")
+        raise NotReadableError(f"its last element has index {last:,} in a storage of {held:,}")
     if _is_contiguous(shape, stride):
         return Stored(shape, dtype, storage.file, storage.start + offset * dtype.itemsize)
     axes = sorted((axis for axis, length in enumerate(shape) if length > 1), key=lambda axis: -stride[axis])
     steps = [(shape[axis], stride[axis]) for axis in axes]
     box = _box(offset, steps, held)
     if box is None:
-        # Every third element of a row of ten, diagonals, rows that end with the storage.
+        # For example every third element of a row of ten, diagonals, and rows that end with the storage.
         rest = Stored((held - offset,), dtype, storage.file, storage.start + offset * dtype.itemsize)
         return _in_order(_picked(rest, steps), axes, shape)
     stored = Stored(box.full, dtype, storage.file, storage.start + box.begin * dtype.itemsize)
@@ -192,7 +192,7 @@ def strided(storage: StorageRange, dtype: DType, offset: int, shape: Shape, stri
 
 
 def _is_contiguous(shape: Shape, stride: Shape) -> bool:
-    """Return whether elements lie in C order; strides of axes of length one mean nothing."""
+    """Return whether elements are in C order; strides of axes of length one are ignored."""
     step = 1
     for length, expected in zip(reversed(shape), reversed(stride), strict=True):
         if length > 1 and expected != step:
@@ -203,11 +203,11 @@ def _is_contiguous(shape: Shape, stride: Shape) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """Elements at falling strides as a box in a C-ordered array.
+    """Elements at falling strides, as a box in a C-ordered array.
 
     Attributes:
         full: shape of the array.
-        begin: element of the storage at which it begins.
+        begin: element of the storage where it starts.
         start, shape: of the box.
     """
 
@@ -218,10 +218,9 @@ class _Box:
 
 
 def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box | None:
-    """Return the box of (length, stride) by falling stride, with an axis of length 1 if the last stride is
-    not 1.
+    """Return the box for the given axes, or None if these strides are not a box of any array.
 
-    None where elements at such strides are no box of any array in the storage.
+    Axes are (length, stride) by falling stride. An axis of length 1 is added unless the last stride is 1.
     """
     steps = [step for _, step in axes]
     if 0 in steps:
@@ -236,7 +235,7 @@ def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box | None
     full = (*shape[:1], *pitches)
     if offset + prod(full) <= held:
         return _Box(full, offset, (0,) * len(shape), shape)
-    # The last row of the array would reach over the end: let the box lie further inside of it.
+    # The array's last row would extend beyond the end: shift the box in the array.
     left, inside = offset + prod(full) - held, []
     for (length, step), pitch in zip(axes[1:], pitches, strict=True):
         inside.append(min(pitch - length, left // step))
@@ -251,15 +250,15 @@ def _picked(base: LazyArray, axes: Sequence[tuple[int, int]]) -> LazyArray:
     """Return elements of the last axis of `base` at falling strides: an axis for each, and one of length 1.
 
     Raises:
-        NotReadableError: they overlap, or take turns with those of the next.
+        NotReadableError: they overlap or interleave.
     """
     *outer, room = base.shape
     if not axes:
         return _cut(base, 0, 1)
     (length, step), *inner = axes
     if 1 + sum((n - 1) * s for n, s in inner) > step:
-        raise NotReadableError(f"its elements overlap, or take turns: (length, stride) {list(axes)}")
-    # The last may be shorter than its stride.
+        raise NotReadableError(f"its elements overlap or interleave: (length, stride) {list(axes)}")
+    # The last one may be shorter than its stride.
     whole = min(length, room // step)
     parts = [_picked(_split(_cut(base, 0, whole * step), whole), inner)] if whole else []
     if whole < length:
@@ -275,7 +274,7 @@ def _cut(base: LazyArray, start: int, length: int) -> LazyArray:
 
 
 def _split(base: LazyArray, count: int) -> LazyArray:
-    """Return the last axis as two, of which the first has this length."""
+    """Split the last axis in two; the first of them gets this length."""
     *outer, room = base.shape
     shape = (*outer, count, room // count)
     if isinstance(base, Stored):
@@ -285,7 +284,7 @@ def _split(base: LazyArray, count: int) -> LazyArray:
 
 
 def _in_order(source: LazyArray, axes: Sequence[int], shape: Shape) -> LazyArray:
-    """Return the axes in the order of the view; those of length one, which the source lacks, put in."""
+    """Reorder the axes as in the view, and insert axes of length one."""
     merge = [0] * len(shape)
     for axis in axes:
         merge[axis] = 1
@@ -293,7 +292,7 @@ def _in_order(source: LazyArray, axes: Sequence[int], shape: Shape) -> LazyArray
     if source.ndim > len(axes):
         if not axes:
             return source
-        # The last axis, of length one, goes with whichever comes last.
+        # The last axis, of length one, follows whichever axis comes last.
         merge[max(axes)] += 1
         order.append(len(axes))
     return relayout(source, [(length,) for length in source.shape], order, merge)

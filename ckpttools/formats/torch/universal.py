@@ -1,4 +1,4 @@
-"""DeepSpeed's universal checkpoints: for each parameter a directory with its float32 weights and moments."""
+"""DeepSpeed universal checkpoints: a directory per parameter, with its float32 weights and moments."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from ckpttools.stores.location import Location
 
 _FOLDER, _WEIGHTS, _STEP, _SUFFIX = "zero", "fp32.pt", "step.pt", ".pt"
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<model>\d+)_model_states\.pt", re.DOTALL)
-# Keys beside a parameter, of today and of earlier releases (`deepspeed.checkpoint.constants`).
+# Keys next to a parameter, current and of earlier releases (`deepspeed.checkpoint.constants`).
 _OF_VOCABULARY = frozenset(("vocab_tensor", "vocab_divisibility_padding_tensor"))
-_HINT = "make it again: python -m deepspeed.checkpoint.ds_to_universal"
+_HINT = "convert it again: python -m deepspeed.checkpoint.ds_to_universal"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class UniversalFormat(ReadOnlyFormat):
     """The `deepspeed-universal` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "deepspeed-universal"
-    looks_for: str = "universal checkpoints of DeepSpeed that lack files or do not add up"
+    looks_for: str = "DeepSpeed universal checkpoints that are incomplete or inconsistent"
 
     def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
@@ -58,7 +58,7 @@ class UniversalFormat(ReadOnlyFormat):
         try:
             return _opened(path, step_named(path, UNIVERSAL), options)
         except (ValueError, NotReadableError) as error:
-            message = "the files of the parameters do not add up"
+            message = "the files of the parameters are inconsistent"
             raise FormatError(message, location=path, got=str(error), hint=_HINT) from error
 
     def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
@@ -90,26 +90,27 @@ class _Parameter:
     files: Mapping[str, SavedFile]
 
     def array(self, file: str, shape: Shape | None) -> LazyArray:
-        """Return the tensor in a file; those of stage 3 are flat, and what the model says is their shape."""
+        """Return the tensor in a file; tensors of stage 3 are flat and get the shape from the model's
+        file."""
         saved = self.files[file]
         value = saved.value.get("param") if isinstance(saved.value, dict) else saved.value
         if not isinstance(value, Record) or not is_tensor(value):
-            raise ValueError(f"{self.name}/{file}: no tensor")
+            raise ValueError(f"{self.name}/{file}: not a tensor")
         array = saved.tensor(value)
         if isinstance(saved.value, dict) or array.shape == shape:
             return array
         if shape is None or not isinstance(array, Stored) or array.size != prod(shape):
-            raise ValueError(f"{self.name}/{file} has {array.size:,} elements, and its shape is {shape}")
+            raise ValueError(f"{self.name}/{file} has {array.size:,} elements, but its shape is {shape}")
         return in_shape([array], shape)
 
     @property
     def moments(self) -> set[str]:
-        """The files of what an optimizer keeps of it."""
+        """The optimizer's files for it."""
         return self.files.keys() - {_WEIGHTS, _STEP}
 
     @property
     def is_of_vocabulary(self) -> bool:
-        """Whether rows were cut off that only fill up a vocabulary."""
+        """Whether padding rows of a vocabulary were cut off."""
         value = self.files[_WEIGHTS].value
         return isinstance(value, dict) and not _OF_VOCABULARY.isdisjoint(value)
 
@@ -129,7 +130,7 @@ def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
         _refuse_others(saved, exact, model.names)
     weights = {name: array for name, array in saved.items() if name in shapes} | model.buffers_and_frozen()
     weights |= model.shared(weights)
-    # What is not trained is there once more in float32, whatever its own dtype.
+    # Untrained weights are present again in float32, whatever their own dtype.
     others = {} if model.is_cut else model.others(weights)
     weights = {**saved, **weights, **others} if is_whole else {**saved, **weights}
     lacking = sorted({*shapes} - {*saved} | {*others} - {*weights})
@@ -147,26 +148,25 @@ def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
 def _refuse_others(
     saved: Mapping[str, LazyArray], shapes: Mapping[str, Shape], names: Collection[str]
 ) -> None:
-    """Raise ValueError where weights are not those of the model.
+    """Raise ValueError if weights do not match the model.
 
     Args:
         saved: weights by name.
-        shapes: what those must have that are whole.
-        names: of all that the model has.
+        shapes: shapes of complete weights.
+        names: all names of the model.
     """
     for name, array in saved.items():
         if name not in names:
-            raise ValueError(f"{name} is there, and the model has no such parameter")
+            raise ValueError(f"{name} is not a parameter of the model")
         if not array.dtype.is_float:
-            raise ValueError(f"{name}/{_WEIGHTS} has {array.dtype}, which no weights are")
+            raise ValueError(f"{name}/{_WEIGHTS} has {array.dtype}, which is not a dtype of weights")
         if array.shape != shapes.get(name, array.shape):
-            raise ValueError(
-                f"{name}/{_WEIGHTS} has shape {list(array.shape)}, in the model {list(shapes[name])}"
-            )
+            raise ValueError(f"{name}/{_WEIGHTS} has shape {list(array.shape)}, but {list(shapes[name])}")
 
 
 def _refuse_lacking(folder: Location, trained: Sequence[_Parameter]) -> None:
-    """Refuse parameters that have only some of the moments that others have; optimizers may keep others."""
+    """Raise an error if a parameter has only some of the moments that others have; optimizers may have
+    others."""
     kinds = {frozenset(item.moments) for item in trained}
     lacking = [
         f"{item.name}/{file}"
@@ -186,7 +186,7 @@ def _moments(
             array = item.array(file, shapes.get(name))
             if array.shape != saved[name].shape:
                 got, expected = list(array.shape), list(saved[name].shape)
-                raise ValueError(f"{name}/{file} has shape {got}, and its weights {expected}")
+                raise ValueError(f"{name}/{file} has shape {got}, but its weights have {expected}")
             arrays[STATE, name, file.removesuffix(_SUFFIX)] = array
     steps = {name: item.step() for name, item in result.items() if _STEP in item.files}
     done = step_array(steps) if steps else None
@@ -194,7 +194,7 @@ def _moments(
 
 
 def _parameters(folder: Location, options: ReadOptions) -> dict[str, _Parameter]:
-    """What lies in the directory of each parameter; its weights alone if nothing else is asked for."""
+    """Return the files of each parameter; only its weights if nothing else is requested."""
     names = sorted(entry.name for entry in folder.entries() if entry.is_dir)
 
     def files(name: str) -> list[str]:
@@ -215,7 +215,7 @@ def _parameters(folder: Location, options: ReadOptions) -> dict[str, _Parameter]
 
 
 def _model(step: Location, options: ReadOptions) -> tuple[ModelStates, bool]:
-    """What the model's files say, and whether the first of them has all of the model."""
+    """Read the model's files; also return whether the first of them has the complete model."""
     matches = [
         match for entry in step.entries() if not entry.is_dir and (match := _MODEL.fullmatch(entry.name))
     ]
@@ -224,7 +224,7 @@ def _model(step: Location, options: ReadOptions) -> tuple[ModelStates, bool]:
     names = [match[0] for match in sorted(first, key=lambda match: int(match["rank"] or 0))]
     if not names:
         raise FormatError(
-            "no file says which model it is", location=step, expected="*model_states.pt", hint=_HINT
+            "no file describes the model", location=step, expected="*model_states.pt", hint=_HINT
         )
     files = map_concurrently(step.store, lambda name: saved_file(step / name, options), names)
     return ModelStates(files, is_cut), all(int(match["model"]) == 0 for match in matches)

@@ -1,8 +1,8 @@
-"""Reading a pickle without doing what it says: classes and calls become records, nothing is imported.
+"""Read a pickle without executing it: classes and calls become records, and nothing is imported.
 
-A pickle is a program for a machine with a stack. This one knows the instructions that protocols 2 to 5 write
-and has no way to reach a module: what a name stands for stays a name (`Global`), and a call of it a
-`Record`. Which names may occur is a closed list; others are refused, all of them at once.
+A pickle is a program for a stack machine. This one implements the instructions of protocols 2 to 5 and cannot
+access modules: a name stays a name (`Global`), and a call becomes a `Record`. Names must be in a closed list;
+all others are reported together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ckpttools.formats.torch.pickle_stack import Machine
 from ckpttools.formats.torch.pickled import DamagedPickleError, Global, NamelessCallError
 
 _STOP = 0x2E
-# Instructions between two looks at the memory: they take some 50 MiB, and a look 40 microseconds.
+# Instructions between two memory checks: they take about 50 MiB, and a check 40 microseconds.
 _AT_ONCE = 1 << 19
 _FAULTS = (
     *(DamagedPickleError, TooMuchError, struct.error),
@@ -29,19 +29,21 @@ _FAULTS = (
 
 
 def unpickled(data: bytes, allowed: Callable[[Global], bool], location: str) -> Any:
-    """Return the values in a pickle: dictionaries, lists, tuples, numbers, texts, and records for all others.
+    """Return the values in a pickle: dictionaries, lists, tuples, numbers, texts; records for everything
+    else.
 
-    Nothing is imported, called or looked up, whatever the pickle says. Time and memory are in proportion to
-    its length. Values may hold one another, and themselves.
+    Nothing is imported, called or resolved, whatever the pickle contains. Time and memory are proportional
+    to its
+    length. Values may contain one another, and themselves.
 
     Args:
         data: the pickle.
-        allowed: whether a class or function may occur in it.
+        allowed: returns whether a class or function may occur in it.
         location: for messages.
 
     Raises:
-        FormatError: it is damaged, or names something that is not allowed; says what.
-        MemoryBudgetError: its values take more than the command may.
+        FormatError: it is damaged, or names something that is not allowed.
+        MemoryBudgetError: its values exceed the memory budget.
     """
     machine = Machine(data)
     try:
@@ -50,10 +52,10 @@ def unpickled(data: bytes, allowed: Callable[[Global], bool], location: str) -> 
         if isinstance(error, NamelessCallError):
             _refuse_strange(machine, allowed, location)
         raise FormatError(
-            "the pickle is damaged, or is none",
+            "the file is not a valid pickle",
             location=location,
             got=f"{type(error).__name__} at byte {machine.at:,} of {len(data):,}: {error}",
-            hint="fetch or write the file again",
+            hint="fetch or save the file again",
         ) from error
     _refuse_strange(machine, allowed, location)
     return value
@@ -62,13 +64,13 @@ def unpickled(data: bytes, allowed: Callable[[Global], bool], location: str) -> 
 def _refuse_strange(machine: Machine, allowed: Callable[[Global], bool], location: str) -> None:
     strange = sorted({str(item) for item in machine.globals.values() if not allowed(item)})
     if strange:
-        alone = "the weights alone from there: torch.save(model.state_dict(), FILE), or as safetensors"
-        plain = "plain tensors from there, of such as are quantized tensor.dequantize()"
+        alone = "only the weights from there: torch.save(model.state_dict(), FILE), or as safetensors"
+        plain = "plain tensors from there, with tensor.dequantize() for quantized ones"
         raise FormatError(
-            "the pickle has objects that no weights are made of:" + listing(strange),
+            "the pickle has objects that weights do not contain:" + listing(strange),
             location=location,
             expected="tensors, numbers, texts, lists and dictionaries",
-            hint="nothing of it was executed; where you trust who wrote it, save "
+            hint="nothing in it was executed; if you trust its author, save "
             + (plain if any(item.endswith("Tensor") for item in strange) else alone),
         )
 
@@ -80,12 +82,12 @@ def _run(machine: Machine, location: str) -> Any:
         if _ran(machine):
             break
     if len(machine.stack) != 1 or machine.marks:
-        raise DamagedPickleError("it ends with something left over")
+        raise DamagedPickleError("it ends with values left over")
     return machine.stack[0]
 
 
 def _ran(machine: Machine) -> bool:
-    """Carries out the next instructions; returns whether they were the last."""
+    """Execute the next instructions; return whether they were the last."""
     data, instructions, take = machine.data, INSTRUCTIONS, machine.limits.take
     for _ in range(_AT_ONCE):
         code = data[machine.at]
@@ -95,6 +97,6 @@ def _ran(machine: Machine) -> bool:
             return True
         known = instructions.get(code)
         if known is None:
-            raise DamagedPickleError(f"instruction {code:#04x} is in no pickle of protocols 2 to 5")
+            raise DamagedPickleError(f"instruction {code:#04x} does not occur in protocols 2 to 5")
         known(machine)
     return False

@@ -1,7 +1,7 @@
-"""DeepSpeed's ZeRO checkpoints: the float32 weights of stages 1, 2 and 3, from the files of all processes.
+"""DeepSpeed ZeRO checkpoints: float32 weights of stages 1, 2 and 3, from the files of all processes.
 
-Neither torch nor DeepSpeed is needed, and nothing is executed. Moments of the optimizer are read where they
-are asked for.
+Neither torch nor DeepSpeed is needed, and nothing is executed. Moments of the optimizer are read only on
+request.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _OPTIM = re.compile(
 )
 _MODEL = "mp_rank_00_model_states.pt"
 _MOST_STAGE = 3
-# Where the vectors are, with stages 1 and 2, and with 3.
+# Keys of the vectors with stages 1 and 2, and with stage 3.
 _STAGE_2, _STAGE_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
 LEFT_OUT = Notes(remarks=("the optimizer's moments are left out: the weights are its float32 copies",))
-# The key of the tree under which an optimizer lies: a name that no module of a model has.
+# Key of the optimizer in the tree, which no module of a model uses.
 STATE = "optimizer_state"
 
 
@@ -59,14 +59,14 @@ class ZeroFormat(ReadOnlyFormat):
     """The `deepspeed-zero` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "deepspeed-zero"
-    looks_for: str = "ZeRO checkpoints of DeepSpeed that lack files of processes or do not add up"
+    looks_for: str = "DeepSpeed ZeRO checkpoints that are inconsistent or lack files of processes"
 
     def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
             return "not a directory"
         if _ranks(step_named(path, LATEST)):
             return None
-        # Where the step is gone and a universal checkpoint was made of it, that is meant.
+        # If the step was replaced by a universal checkpoint, that is opened.
         if not (path / UNIVERSAL).is_file() and missing_step(path, LATEST, _ranks):
             return None
         return "no zero_pp_rank_N_mp_rank_00_optim_states.pt in it"
@@ -92,11 +92,11 @@ FORMAT = ZeroFormat()
 
 
 def _damaged(path: Location, got: str) -> FormatError:
-    return FormatError("the files of the processes do not add up", location=path, got=got, hint=COPY_ALL)
+    return FormatError("the files of the processes are inconsistent", location=path, got=got, hint=COPY_ALL)
 
 
 def _ranks(step: Location) -> dict[tuple[int, int], str]:
-    """(rank, model-parallel rank) -> name of the file of its part of the optimizer's state."""
+    """Return the names of the files with optimizer states, by (rank, model-parallel rank)."""
     if not step.is_dir():
         return {}
     result = [
@@ -106,9 +106,9 @@ def _ranks(step: Location) -> dict[tuple[int, int], str]:
     if len(names) < len(result):
         twice = sorted({match[0] for match in result} - {*names.values()})
         raise FormatError(
-            "files of two saves lie here, one of them in bfloat16:" + listing(twice),
+            "the directory has files of two saves, one of them in bfloat16:" + listing(twice),
             location=step,
-            expected="files that all begin with bf16_, or none",
+            expected="either all or no files with the prefix bf16_",
             hint=COPY_ALL,
         )
     return names
@@ -118,10 +118,10 @@ def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
     names = _ranks(step)
     if any(model for _, model in names):
         raise FormatError(
-            "the model is cut over several processes by tensor or pipeline parallelism",
+            "the model is split over several processes by tensor or pipeline parallelism",
             location=step,
             expected="mp_rank_00 alone",
-            hint="make a universal checkpoint of it: python -m deepspeed.checkpoint.ds_to_universal",
+            hint="convert it to a universal checkpoint: python -m deepspeed.checkpoint.ds_to_universal",
         )
     ordered = [names[key] for key in sorted(names)]
     optim = map_concurrently(step.store, lambda name: saved_file(step / name, options), ordered)
@@ -132,7 +132,7 @@ def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
     model = ModelStates(_models(step, stage, len(optim), options), is_cut=stage == _MOST_STAGE)
     _refuse_copies(step, model.frozen_parts())
     model.check_step()
-    # Of stages 1 and 2 there is only that of the first process.
+    # With stages 1 and 2, only the first process has one.
     refuse_other_devices(zip(optim, model.files, strict=False))
     done = step_array({rank.file.location.name: rank.step for rank in ranks})
     arrays: dict[TreePath, Leaf] = {(name,): array for name, array in _weights(stage, ranks, model).items()}
@@ -151,11 +151,11 @@ def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
 
 @dataclass(frozen=True)
 class _Rank:
-    """What one process saved of the optimizer.
+    """The optimizer state that one process saved.
 
     Attributes:
-        file: it lies in.
-        state: of the optimizer.
+        file: its file.
+        state: the optimizer's state.
         vectors: float32 weights of each group.
     """
 
@@ -177,7 +177,7 @@ class _Rank:
 
     @property
     def names(self) -> set[Any]:
-        """The parameters of which it notes that it holds something; empty where it notes none."""
+        """The parameters that it records as its own; empty if it records none."""
         noted = self.state.get("param_slice_mappings")
         groups = noted if isinstance(noted, list | tuple) else ()
         return {name for group in groups if isinstance(group, dict) for name in group}
@@ -197,29 +197,29 @@ def _stage(state: Mapping[Any, Any], step: Location) -> int:
     if type(stage) is int and 0 < stage <= _MOST_STAGE:
         return stage
     got = stage if type(stage) is int else in_few_words(stage)
-    raise FormatError("the stage of ZeRO is not known", location=step, got=got, expected="1, 2 or 3")
+    raise FormatError("the ZeRO stage is unknown", location=step, got=got, expected="1, 2 or 3")
 
 
 def _check_world(step: Location, ranks: Sequence[int], saved: Sequence[_Rank]) -> None:
     declared = saved[0].state.get("partition_count")
     counts = declared if isinstance(declared, list) and declared else [declared]
     if any(type(count) is not int for count in counts) or not 0 < max(counts) <= MOST_RANKS:
-        raise ValueError("how many processes saved is not said")
+        raise ValueError("the number of processes is not recorded")
     world = max(counts)
     if ranks != [*range(world)]:
         missing = sorted({*range(world)} - {*ranks})
         lines = [f"rank {rank} is missing" for rank in missing]
-        lines += [f"rank {rank} is of another save" for rank in ranks if rank >= world]
+        lines += [f"rank {rank} is from another save" for rank in ranks if rank >= world]
         raise FormatError(
-            f"{world} processes saved, and files of {len(ranks)} are here:" + listing(lines),
+            f"{world} processes saved, but there are files of {len(ranks)}:" + listing(lines),
             location=step,
-            expected="one of each process, and of no other save",
+            expected="one file of each process, from one save",
             hint=COPY_ALL,
         )
 
 
 def _refuse_copies(step: Location, vectors: Mapping[str, Sequence[Stored]]) -> None:
-    """Each process has other elements of the weights than all others: name of its file -> what it has."""
+    """Raise an error if two processes have equal weights; each must have other elements."""
     files: dict[str, ProcessFile] = {}
     for name, held in vectors.items():
         largest = max(held, key=lambda item: item.size, default=None)
@@ -233,13 +233,14 @@ def _spans(vectors: Sequence[Stored]) -> set[tuple[int, int]]:
 
 
 def _models(step: Location, stage: int, world: int, options: ReadOptions) -> list[SavedFile]:
-    """What says names and shapes: of the first process; with stage 3 all, as frozen weights are cut, too."""
+    """Return the files with names and shapes: of the first process; with stage 3 of all, for frozen
+    weights."""
     ranks = range(world) if stage == _MOST_STAGE else ()
     names = [f"zero_pp_rank_{rank}_{_MODEL}" for rank in ranks] or [_MODEL]
     missing = [name for name in names if not (step / name).is_file()]
     if missing:
         raise FormatError(
-            f"files that say names and shapes are missing:{listing(missing)}", location=step, hint=COPY_ALL
+            f"files with names and shapes are missing:{listing(missing)}", location=step, hint=COPY_ALL
         )
     return map_concurrently(step.store, lambda name: saved_file(step / name, options), names)
 
@@ -251,9 +252,9 @@ def _weights(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> dict[str
 
 
 def _moments(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> tuple[dict[TreePath, Leaf], Notes]:
-    """What the optimizer keeps of each parameter, and what is said of what it keeps of some alone."""
+    """Return the optimizer's moments of each parameter, and remarks on those that only some have."""
     names, some = moments_of([rank.groups for rank in ranks], [rank.vectors for rank in ranks])
-    left = f"left out is what the optimizer keeps of some parameters alone: {', '.join(some)}"
+    left = f"left out, because only some parameters have it: {', '.join(some)}"
     result: dict[TreePath, Leaf] = {
         (STATE, parameter, name): array
         for name in names
@@ -265,11 +266,11 @@ def _moments(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> tuple[di
 def _cut(
     stage: int, ranks: Sequence[_Rank], model: ModelStates, vectors: Sequence[Sequence[Stored]]
 ) -> dict[str, LazyArray]:
-    """Return the array of each parameter, out of the vectors of each process by group."""
+    """Return the array of each parameter, cut from the vectors of each process by group."""
     if stage == _MOST_STAGE:
         return of_ranks([Vector(tuple(vector)) for vector in vectors], model.shapes)
     if len({*map(len, vectors)}) > 1:
-        raise ValueError("processes have other numbers of groups")
+        raise ValueError("processes have different numbers of groups")
     groups = [Vector(column) for column in zip(*vectors, strict=True)]
     gaps = _gaps(ranks[0].state.get("param_alignment_paddings"))
     result = of_groups(groups, model.shapes, len(ranks), gaps)
@@ -278,12 +279,12 @@ def _cut(
 
 
 def _refuse_exchanged(ranks: Sequence[_Rank], held: Sequence[set[str]]) -> None:
-    """Raise ValueError where a process noted that it holds what another one must, by the names of files."""
+    """Raise ValueError if a process records parameters that another rank must have."""
     for rank, noted in enumerate(item.names for item in ranks):
         other = next((number for number, names in enumerate(held) if noted == names), rank)
         if noted and noted != held[rank] and other != rank:
             raise ValueError(
-                f"{ranks[rank].file.location.name} is the file of rank {other}, by the weights in it"
+                f"{ranks[rank].file.location.name} is rank {other}'s file, according to its weights"
             )
 
 

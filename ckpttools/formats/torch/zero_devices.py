@@ -1,7 +1,8 @@
-"""On which device each process of DeepSpeed was: all that shows that files are under each other's names.
+"""Find files of DeepSpeed processes with exchanged names, by the device of each process.
 
-With stage 3 nothing in a file says which process saved it, and all have vectors of equal lengths. But torch
-notes with a storage where it was, such as `cuda:3`, unless the optimizer was kept in the processor's memory.
+With stage 3 nothing in a file identifies its process, and all have vectors of equal length. But torch
+records the
+device of a storage, such as `cuda:3`, unless the optimizer was offloaded to the CPU.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ _ACCELERATOR = re.compile(r"(?!cpu)[a-z]+:(?P<index>\d{1,4})")
 
 
 def device_of(file: SavedFile) -> str | None:
-    """Return the one accelerator that tensors in a file were on; None where none or several."""
+    """Return the only accelerator that tensors in a file were on; None if there are none or several."""
     result = {match[0] for location in _locations(file.value) if (match := _ACCELERATOR.fullmatch(location))}
     return result.pop() if len(result) == 1 else None
 
 
 def _locations(value: Any) -> Iterator[str]:
-    """Where the storages of all tensors in a value were."""
+    """Yield the devices of all tensors in a value."""
     rest, seen = [value], set[int]()
     while rest:
         each = rest.pop()
@@ -37,7 +38,7 @@ def _locations(value: Any) -> Iterator[str]:
 
 
 def refuse_other_devices(pairs: Iterable[tuple[SavedFile, SavedFile]]) -> None:
-    """Raise ValueError where two files that one process saved say that it was on different devices."""
+    """Raise ValueError if two files of one process were saved on different devices."""
     for pair in pairs:
         (one, first), (other, second) = ((file.location.name, device_of(file)) for file in pair)
         if first and second and first != second:
@@ -47,9 +48,9 @@ def refuse_other_devices(pairs: Iterable[tuple[SavedFile, SavedFile]]) -> None:
 
 
 def disorder(files: Sequence[SavedFile]) -> str | None:
-    """How devices are not in the order of the processes; None where they are, or nothing tells.
+    """Describe how devices differ from the order of the processes; None if they agree or are unknown.
 
-    Launchers number processes machine by machine, or one of each machine after the other.
+    Launchers number processes machine by machine, or round-robin over machines.
     """
     devices = [device_of(file) for file in files]
     matches = [_ACCELERATOR.fullmatch(device) for device in devices if device]
@@ -60,7 +61,7 @@ def disorder(files: Sequence[SavedFile]) -> str | None:
         return None
     first = next(rank for rank, index in enumerate(order) if index != by_machine[rank])
     return (
-        f"{files[first].location.name} was saved on {devices[first]}, and processes are in the order "
+        f"{files[first].location.name} was saved on {devices[first]}, but processes usually have the order "
         "of their "
-        "devices as a rule: if files were renamed or exchanged, the weights are mixed up"
+        "devices: if files were renamed or exchanged, the weights are mixed up"
     )

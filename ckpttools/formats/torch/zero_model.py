@@ -1,4 +1,4 @@
-"""What DeepSpeed's files of model states say: shapes in order, buffers, frozen and shared weights."""
+"""DeepSpeed's model state files: ordered shapes, buffers, frozen and shared weights."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ckpttools.formats.torch.zero_shards import Shapes, Vector
 
 @dataclass(frozen=True)
 class ModelStates:
-    """What lies beside the optimizer's vectors.
+    """The model states next to the optimizer's vectors.
 
     Attributes:
-        files: of all processes that cut frozen weights; else of the first.
-        is_cut: whether frozen weights are cut over the processes (stage 3).
+        files: files of all processes if frozen weights are split; otherwise of the first.
+        is_cut: whether frozen weights are split over the processes (stage 3).
     """
 
     files: Sequence[SavedFile]
@@ -36,23 +36,23 @@ class ModelStates:
 
     @property
     def shapes(self) -> list[Shapes]:
-        """Of the parameters of each group, in the order of its vector."""
+        """Shapes of each group's parameters, in the order of its vector."""
         return [_shapes(group) for group in filled_list(self._said.get("param_shapes"), "param_shapes")]
 
     def buffers_and_frozen(self) -> dict[str, LazyArray]:
-        """Buffers, and weights that are not trained, in their own dtypes."""
+        """Return buffers and untrained weights, in their own dtypes."""
         self._refuse_experts()
         return {**self._buffers(), **self._frozen()}
 
     @property
     def names(self) -> set[Any]:
-        """Of all that the model has, whatever becomes of it."""
+        """Names of all weights of the model."""
         kept = (self._said.get(item) for item in ("module", "frozen_param_shapes", "shared_params"))
         named = (*self.shapes, *(item for item in kept if isinstance(item, dict)))
         return {name for item in named for name in item}
 
     def frozen_parts(self) -> dict[str, list[Stored]]:
-        """What each file has of frozen weights, where these are cut; by its name."""
+        """Return each file's parts of frozen weights, by file name, if these are split."""
         return {
             file.location.name: [
                 flat_vector(item, file) for item in held.values() if isinstance(item, Record)
@@ -62,7 +62,7 @@ class ModelStates:
         }
 
     def shared(self, result: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-        """What has the values of a parameter under another name."""
+        """Return parameters that share the values of others, by their own names."""
         declared = self._said.get("shared_params")
         aliases = declared.items() if isinstance(declared, dict) else ()
         return {
@@ -82,29 +82,29 @@ class ModelStates:
         }
 
     def check_step(self) -> None:
-        """Raise ValueError where the processes saved after other numbers of steps."""
+        """Raise ValueError if the processes saved after different numbers of steps."""
         steps = {file.location.name: dictionary(file).get("global_steps") for file in self.files}
         check_one_step({name: step if type(step) is int else None for name, step in steps.items()})
 
     def _buffers(self) -> dict[str, LazyArray]:
-        """What the model keeps beside its parameters, as it is."""
+        """Return the model's buffers, unchanged."""
         module, names = self._said.get("module"), self._said.get("buffer_names")
         file = self.files[0]
         if not isinstance(names, list | tuple | set):
-            raise ValueError(f"{file.location.name} names no buffers: it is no file of a model's state")
+            raise ValueError(f"{file.location.name} lists no buffers: it is not a model state file")
         kept = module if isinstance(module, dict) else {}
         return {
             name: file.tensor(kept[name]) for name in names if type(name) is str and is_tensor(kept.get(name))
         }
 
     def _frozen(self) -> dict[str, LazyArray]:
-        """Weights that are not trained, in their own dtype: whole, or with stage 3 cut in equal parts."""
+        """Return untrained weights in their own dtype: complete, or with stage 3 split into equal parts."""
         result: dict[str, LazyArray] = {}
         for name, shape in _shapes(self._said.get("frozen_param_shapes") or {}).items():
             fragments = [dictionary(file, "frozen_param_fragments").get(name) for file in self.files]
             records = [fragment for fragment in fragments if isinstance(fragment, Record)]
             if len(records) < len(self.files):
-                raise ValueError(f"{name} is frozen, and not all of its parts are here")
+                raise ValueError(f"{name} is frozen, but some of its parts are missing")
             if not self.is_cut:
                 result[name] = self.files[0].tensor(records[0])
                 continue
@@ -120,51 +120,51 @@ class ModelStates:
         forms = [entry.get("checkpoint_format") for entry in entries if isinstance(entry, dict)]
         if "zero3_partitioned" in forms:
             raise FormatError(
-                "experts are cut over groups of processes of their own (AutoEP), which no file here says",
+                "experts are split over separate process groups (AutoEP), which no file records",
                 location=self.files[0].location,
-                hint="make a universal checkpoint of it: python -m deepspeed.checkpoint.ds_to_universal",
+                hint="convert it to a universal checkpoint: python -m deepspeed.checkpoint.ds_to_universal",
             )
 
 
 def check_one_step(steps: Mapping[str, int | None]) -> None:
-    """Raise ValueError where files do not have the same number of steps: name of the file -> number."""
+    """Raise ValueError if files have different numbers of steps, given by file name."""
     (first, expected), *_ = steps.items()
     other = next((name for name, step in steps.items() if step != expected), None)
     if other is not None:
-        raise ValueError(f"{first} is of step {expected} and {other} of step {steps[other]}: of two saves")
+        raise ValueError(f"{first} is from step {expected}, but {other} from step {steps[other]}")
 
 
 def dictionary(file: SavedFile, key: str | None = None) -> dict[Any, Any]:
-    """What a file holds, or that under a key of it.
+    """Return a dictionary in a file: the whole content, or the value of a key.
 
     Raises:
-        FormatError: it is no dictionary.
+        FormatError: it is not a dictionary.
     """
     value = file.value.get(key) if key is not None and isinstance(file.value, dict) else file.value
     if not isinstance(value, dict):
         raise FormatError(
-            f"there is no {key or 'dictionary'} in the file",
+            f"the file has no {key or 'dictionary'}",
             location=file.location,
-            hint="it is not DeepSpeed's",
+            hint="the file is not from DeepSpeed",
         )
     return value
 
 
 def filled_list(value: Any, name: str) -> Sequence[Any]:
-    """Return a list that has something in it; raises ValueError otherwise."""
+    """Return a non-empty list; raise ValueError otherwise."""
     if isinstance(value, list | tuple) and value:
         return value
     raise ValueError(f"there is no {name}")
 
 
 def flat_vector(value: Any, file: SavedFile) -> Stored:
-    """Return the vector that a record in a file stands for; raises ValueError where it is none."""
+    """Return the vector of a record in a file; raise ValueError if it is not a vector."""
     array = file.tensor(value) if isinstance(value, Record) and is_tensor(value) else None
     if isinstance(array, Stored) and array.ndim == 1:
         return array
     if array is not None and not array.size:
         return Stored((0,), array.dtype, next(iter(file.storages.values())).file, 0)
-    raise ValueError(f"{file.location.name}: no flat vector")
+    raise ValueError(f"{file.location.name}: not a flat vector")
 
 
 def _shapes(group: Any) -> Shapes:
@@ -179,5 +179,5 @@ def _shapes(group: Any) -> Shapes:
 def _count(shape: Shape, vector: Vector, name: str) -> int:
     count = prod(shape)
     if not 0 < count <= vector.size:
-        raise ValueError(f"{name} has {count:,} elements, and its parts {vector.size:,}")
+        raise ValueError(f"{name} has {count:,} elements, but its parts {vector.size:,}")
     return count

@@ -1,4 +1,4 @@
-"""What DeepSpeed's optimizer keeps of each parameter, in vectors that are cut as those of the weights are."""
+"""The optimizer's moments in DeepSpeed checkpoints, in vectors that are split like those of the weights."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MOST_STEPS = 1 << 62
 _BASE, _INNER = "base_optimizer_state", "optimizer_state_dict"
 
 Groups = Sequence[Mapping[Any, Any]]
-"""What an optimizer keeps of each group of a process, in order."""
+"""The moments of each group of a process, in order."""
 
 
 def groups_of(state: Mapping[Any, Any], count: int) -> Groups:
-    """What the optimizer of a process keeps of each of its `count` groups; empty ones before the first step.
+    """Return the moments of each of a process's `count` groups; empty ones before the first step.
 
-    Stages 1 and 2 have it under one name, stage 3 under another; checkpoints that are called elastic have a
-    list instead of what `torch.optim` calls its state.
+    Stages 1 and 2 use one key, stage 3 another; "elastic" checkpoints have a list instead of the state of
+    `torch.optim`.
     """
     kept = state.get(_BASE, state.get(_INNER))
     result = kept.get("state") if isinstance(kept, dict) else kept
@@ -37,11 +37,11 @@ def groups_of(state: Mapping[Any, Any], count: int) -> Groups:
 
 
 def moments_of(ranks: Sequence[Groups], weights: Sequence[Sequence[Stored]]) -> tuple[list[str], list[str]]:
-    """Return names of what is kept of all parameters, and of what is kept of some alone.
+    """Return the names of moments that all parameters have, and of those that only some have.
 
     Args:
-        ranks: of each process what it keeps of each group.
-        weights: of each process the vector of each group.
+        ranks: the moments of each group, by process.
+        weights: the weight vector of each group, by process.
     """
     pairs = [item for one in zip(ranks, weights, strict=True) for item in zip(*one, strict=True)]
     kept = dict.fromkeys(name for group, vector in pairs if vector.size for name in group if name != _STEP)
@@ -60,7 +60,7 @@ def _is_kept(value: Any) -> bool:
 
 
 def moment(name: str, group: Mapping[Any, Any], vector: Stored, file: SavedFile) -> Stored:
-    """Return the vector of a moment, as long as that of the weights: what is behind is padding.
+    """Return the vector of a moment, cut to the length of the weights: the rest is padding.
 
     Raises:
         ValueError: it is shorter.
@@ -76,9 +76,9 @@ def moment(name: str, group: Mapping[Any, Any], vector: Stored, file: SavedFile)
 
 
 def steps_taken(state: Mapping[Any, Any], groups: Groups, file: SavedFile) -> int | None:
-    """Return the number of steps that an optimizer has taken; None where it says nothing.
+    """Return the number of steps that an optimizer has taken; None if it is unknown.
 
-    That of the first group that has one: optimizers keep one of each, and count all alike.
+    This is the count of the first group with one: optimizers count each group alike.
     """
     kept = state.get(_BASE, state.get(_INNER))
     settings = kept.get("param_groups") if isinstance(kept, dict) else None
@@ -88,7 +88,7 @@ def steps_taken(state: Mapping[Any, Any], groups: Groups, file: SavedFile) -> in
 
 
 def as_step(value: Any, file: SavedFile) -> int | None:
-    """Return the number of steps that a value in a file is, a number or a tensor of one; None for others."""
+    """Return a step count from a number or a tensor; None for other values."""
     if isinstance(value, Record) and is_tensor(value):
         array = file.tensor(value)
         value = array.read().item() if array.size == 1 else None
@@ -96,10 +96,10 @@ def as_step(value: Any, file: SavedFile) -> int | None:
 
 
 def step_array(steps: Mapping[str, int | None]) -> LazyArray | None:
-    """Return the number of steps as an array; None where nothing is said.
+    """Return the step count as an array; None if it is unknown.
 
     Args:
-        steps: name of the file of each process or parameter -> what `as_step` says.
+        steps: result of `as_step` by name of the process's or parameter's file.
 
     Raises:
         ValueError: they differ.

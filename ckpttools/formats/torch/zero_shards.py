@@ -1,7 +1,8 @@
-"""Parameters in DeepSpeed's flat vectors: which elements of which process's vectors each is.
+"""Locate parameters in DeepSpeed's flat vectors.
 
-ZeRO keeps the float32 weights of a group of parameters in one vector, cut over the processes. With stages 1
-and 2 the vector of a group is cut once; with stage 3 each parameter by itself, padded to equal parts.
+ZeRO stores the float32 weights of a group of parameters in one vector, split over the processes. With
+stages 1 and
+2 the vector of a group is split once; with stage 3 each parameter separately, padded to equal parts.
 Layout: DeepSpeed 0.19, `deepspeed/utils/zero_to_fp32.py`.
 """
 
@@ -23,7 +24,7 @@ Shapes = Mapping[str, Shape]
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """Stored vectors one after the other as one: any stretch of it is read from the files it lies in."""
+    """Consecutive stored vectors as one; ranges are read from the files that contain them."""
 
     parts: tuple[Stored, ...]
 
@@ -32,7 +33,7 @@ class Vector:
         return sum(part.size for part in self.parts)
 
     def stretch(self, start: int, count: int) -> Iterator[Stored]:
-        """Yield the `count` elements from `start` on, in as many pieces as there are files."""
+        """Yield `count` elements from `start`, in as many pieces as there are files."""
         ends = accumulate(part.size for part in self.parts)
         for part, end in zip(self.parts, ends, strict=True):
             a, b = max(start, end - part.size), min(start + count, end)
@@ -44,16 +45,16 @@ class Vector:
 def of_groups(
     groups: Sequence[Vector], shapes: Sequence[Shapes], world: int, gaps: Sequence[Sequence[int]] | None
 ) -> dict[str, LazyArray]:
-    """Return parameters of stages 1 and 2: one after the other in the vector of their group.
+    """Return parameters of stages 1 and 2, which are consecutive in the vector of their group.
 
     Args:
-        groups: the whole vector of each group.
-        shapes: of the parameters of each group in order.
+        groups: the complete vector of each group.
+        shapes: shapes of the parameters of each group, in order.
         world: number of processes.
-        gaps: of each group what lies behind each parameter, where that is said.
+        gaps: for each group, the padding after each parameter, if recorded.
 
     Raises:
-        ValueError: a vector does not have as many elements as its parameters; says so.
+        ValueError: a vector and its parameters differ in their number of elements.
     """
     if len(groups) != len(shapes) or (gaps is not None and [*map(len, gaps)] != [*map(len, shapes)]):
         raise ValueError(f"{len(groups)} vectors for {len(shapes)} groups of parameters")
@@ -66,18 +67,18 @@ def of_groups(
             at += prod(shape) + gap
         # Vectors are padded to twice the number of processes.
         if ceil_div(at, 2 * world) != ceil_div(vector.size, 2 * world):
-            raise ValueError(f"group {number} has {vector.size:,} elements, and its parameters {at:,}")
+            raise ValueError(f"group {number} has {vector.size:,} elements, but its parameters {at:,}")
     return result
 
 
 def names_of_ranks(
     groups: Sequence[Vector], shapes: Sequence[Shapes], gaps: Sequence[Sequence[int]] | None
 ) -> list[set[str]]:
-    """Of each process the parameters of which its parts of the groups' vectors hold something.
+    """Return, for each process, the parameters that its parts of the vectors overlap.
 
     Args:
-        groups: as of `of_groups`, with a part for each process.
-        shapes, gaps: as of `of_groups`.
+        groups: see `of_groups`, with a part for each process.
+        shapes, gaps: see `of_groups`.
     """
     held: list[set[str]] = [set() for _ in groups[0].parts]
     for number, (vector, named) in enumerate(zip(groups, shapes, strict=True)):
@@ -93,14 +94,14 @@ def names_of_ranks(
 
 
 def of_ranks(ranks: Sequence[Vector], shapes: Sequence[Shapes]) -> dict[str, LazyArray]:
-    """Return parameters of stage 3: equal parts of each on all processes, the last padded.
+    """Return parameters of stage 3: equal parts of each on all processes, the last one padded.
 
     Args:
-        ranks: the whole vector of each process.
-        shapes: of the parameters of each group in order.
+        ranks: the complete vector of each process.
+        shapes: shapes of the parameters of each group, in order.
 
     Raises:
-        ValueError: as `of_groups`.
+        ValueError: see `of_groups`.
     """
     world, at = len(ranks), 0
     result: dict[str, LazyArray] = {}
@@ -111,7 +112,7 @@ def of_ranks(ranks: Sequence[Vector], shapes: Sequence[Shapes]) -> dict[str, Laz
     wrong = [number for number, vector in enumerate(ranks) if vector.size != at]
     if wrong:
         raise ValueError(
-            f"rank {wrong[0]} has {ranks[wrong[0]].size:,} elements, and its parts of the parameters {at:,}"
+            f"rank {wrong[0]} has {ranks[wrong[0]].size:,} elements, but its parts of the parameters {at:,}"
         )
     return result
 

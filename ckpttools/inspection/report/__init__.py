@@ -1,1 +1,1 @@
-"""A report as one HTML page: what it shows (`contents`) and the page around it (`page`)."""
+"""Reports as HTML: the data (`contents`) and the page around it (`page`)."""

@@ -1,4 +1,4 @@
-"""What a report shows, packed for a page: columns instead of rows, repeated words once, few digits.
+"""The data of a report, packed for a page: columns instead of rows, repeated words once, few digits.
 
 A hundred thousand arrays with all their statistics take about 4 MB before they are compressed.
 """
@@ -20,15 +20,15 @@ from ckpttools.inspection.stats import ArrayStats, Statistics, StatsReport
 from ckpttools.inspection.sums import Spread, combined
 from ckpttools.inspection.tree import ArrayReport, TreeReport
 
-# Digits that can be told apart on a screen.
+# Number of digits that are visible in a plot.
 _DIGITS = 8
 _COLUMNS = ("min", "max", "mean", "std", "norm", "zeros", "subnormals", "nan", "inf")
-# What is beyond makes the page large, and nobody finds it there: the largest are kept.
+# Limit on entries: more make the page large, and nobody finds them. The largest are kept.
 MOST_HISTOGRAMS, _MOST_HEAT_ROWS = 2000, 500
 
 
 def contents(tree: TreeReport, stats: StatsReport | None, rows: Mapping[Path, LayerRow]) -> dict[str, Any]:
-    """Everything that the page shows, as values that JSON has.
+    """Return the data of the page as JSON values.
 
     Args:
         tree: of all arrays.
@@ -73,7 +73,7 @@ def _columns(arrays: Sequence[ArrayReport]) -> dict[str, Any]:
 
 
 def _front_coded(paths: Iterable[str]) -> Iterator[int | str]:
-    """For each path how much of the one before it is the same, then the rest."""
+    """Yield each path front-coded: the length of the prefix shared with the previous path, then the rest."""
     before = ""
     for path in paths:
         shared = _shared(before, path)
@@ -83,7 +83,7 @@ def _front_coded(paths: Iterable[str]) -> Iterator[int | str]:
 
 
 def _shared(one: str, other: str) -> int:
-    """How many letters two words begin with in common, of those that JavaScript counts as one."""
+    """Return the length of the common prefix of two words, in code units of JavaScript."""
     pairs = zip(one, other, strict=False)
     return next((k for k, (a, b) in enumerate(pairs) if a != b or a > "\uffff"), min(len(one), len(other)))
 
@@ -124,7 +124,7 @@ def _histogram(zeros: int, spread: Distribution) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Cell:
-    """A layer of a row of the heat map while arrays are added to it: those of experts become one."""
+    """One cell of the heat map; arrays such as those of experts are combined into one."""
 
     spread: Spread = (0, 0.0, 0.0)
     limit: float = 0.0
@@ -172,7 +172,7 @@ def _heat(arrays: Sequence[ArrayStats], rows: Mapping[Path, LayerRow]) -> list[d
             layers = array.layers or {row.numbers[0]: array.statistics}
             for layer, result in layers.items():
                 mine.cells.setdefault(layer, _Cell()).add(result)
-    # One layer is no course over layers.
+    # A single layer does not make a row of the heat map.
     several = [row for row in built.values() if len(row.cells) > 1]
     largest = {id(row) for row in sorted(several, key=lambda row: -row.nbytes)[:_MOST_HEAT_ROWS]}
     return [row.packed() for row in several if id(row) in largest]
