@@ -37,9 +37,9 @@ def refuse_adapter(tree: Tree) -> None:
     alone = tree.metadata.config is None and (folder / ADAPTER).is_file()
     if tree.metadata.format in _FORMATS and (alone or is_adapter(tree)):
         raise FormatError(
-            f"this is {adapter_in(folder)}, not a whole model",
+            f"this is {adapter_in(folder)}, not a complete model",
             location=location,
-            expected="a whole model",
+            expected="a complete model",
             hint=merging(location),
         )
 

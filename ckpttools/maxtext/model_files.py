@@ -95,7 +95,7 @@ class ModelFiles:
             return cls(read_json(path), str(path), {CONFIG: path.open()}, fault=alone)
         if is_adapter_alone(path):
             raise FormatError(
-                f"this is {adapter_in(path)}, not a whole model",
+                f"this is {adapter_in(path)}, not a complete model",
                 location=path,
                 expected=f"{_COMPLETE_MODEL}, or its config.json",
                 hint=f"{option('like')} names the model that the checkpoint came from",

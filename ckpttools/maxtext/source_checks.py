@@ -94,7 +94,7 @@ def refuse_adapters(tree: Tree) -> None:
             "this is a LoRA adapter, without the parameters of its model",
             location=tree.metadata.location,
             got=f"{array_count(factors)}, such as {factors[0]}",
-            expected="a whole model, adapters merged into its parameters",
+            expected="a complete model, adapters merged into its parameters",
             hint=f"ckpt adapter merge BASE {location} MODEL merges it, ckpt adapter to-peft {location} DST "
             "--base BASE converts it to PEFT; MaxText loads it next to its model (lora.lora_restore_path)",
         )
@@ -109,7 +109,7 @@ def _refuse_factors(tree: Tree) -> None:
             "LoRA adapters lie beside the parameters of the model, and are not merged into them here",
             location=tree.metadata.location,
             got=f"{array_count(factors)}, such as {factors[0]}",
-            expected="a whole model, adapters merged into its parameters",
+            expected="a complete model, adapters merged into its parameters",
             hint=_merge_hint(tree),
         )
 

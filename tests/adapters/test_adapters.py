@@ -301,7 +301,7 @@ def test_conversion_notes_adapter_of_another_model(tmp_path):
 def test_shrink_refuses_adapters(words, tmp_path):
     command, *options = words
     told = run(command, PEFT / "plain", tmp_path / "out", *options, code=3)
-    assert "this is a LoRA adapter of tiny/llama, not a whole model" in told
+    assert "this is a LoRA adapter of tiny/llama, not a complete model" in told
     assert not (tmp_path / "out").exists()
 
 

@@ -236,7 +236,7 @@ class TestWhatItIs:
         declared = {"peft_type": "LORA", "base_model_name_or_path": "me/base"}
         (tmp_path / "adapter_config.json").write_text(json.dumps(declared))
         told = run("convert", command, tmp_path, tmp_path.with_name("out"), code=3)
-        assert "this is a LoRA adapter of me/base, not a whole model" in told
+        assert "this is a LoRA adapter of me/base, not a complete model" in told
         assert "ckpt adapter merge" in told and "config.json" not in told
         findings = json.loads(ckpt("doctor", tmp_path, "--json").stdout)["findings"]
         assert any(finding["check"] == "config" and "LoRA adapter" in finding["what"] for finding in findings)
@@ -301,7 +301,7 @@ class TestWhatItIs:
         sources = {model: "", model / "model.safetensors": "", tmp_path / "pickled": " of me/base"}
         for source, base in sources.items():
             told = run("convert", command, source, tmp_path / "out", code=3)
-            assert f"this is a LoRA adapter{base}, not a whole model" in told and "ckpt adapter merge" in told
+            assert f"this is a LoRA adapter{base}, not a complete model" in told and "ckpt adapter merge" in told
 
     def test_files_of_other_programs(self, model, tmp_path):
         (model / "model.safetensors").unlink()

@@ -713,7 +713,7 @@ class TestMerge:
         before = content(item)
         assert mend(item, "merge").fixed == ()
         assert content(item) == before
-        with pytest.raises(FormatError, match="is there already"):
+        with pytest.raises(FormatError, match="already exists"):
             fixes()["merge"].apply(parse(item), ReadOptions())
 
     @pytest.mark.parametrize("left", ["node", "half a node", "half a manifest"])
@@ -737,7 +737,7 @@ class TestMerge:
         for path in (item / "manifest.ocdbt", node):
             path.unlink()
         node.write_bytes(b"something of the user's")
-        with pytest.raises(FormatError, match="is there already"):
+        with pytest.raises(FormatError, match="already exists"):
             mend(item, "merge")
         assert node.read_bytes() == b"something of the user's"
         assert not (item / "manifest.ocdbt").exists()

@@ -125,7 +125,7 @@ def test_an_adapter_is_no_model(tmp_path):
     save(tmp_path / "adapter_model.bin", {"base_model.model.x.lora_A.weight": whole(np.ones((2, 4), "f4"))})
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "me/base"}')
     told = run("convert", "hf-to-maxtext", tmp_path, tmp_path.parent / "out", code=3)
-    assert "this is a LoRA adapter of me/base, not a whole model" in told
+    assert "this is a LoRA adapter of me/base, not a complete model" in told
 
 
 # ---- shards

@@ -48,7 +48,7 @@ def test_an_adapter_of_peft(tmp_path, way):
     there = adapter(tmp_path / "adapter")
     for source in (there, there / "adapter_model.safetensors"):
         told = run("convert", way, source, tmp_path / "out", code=3)
-        assert "this is a LoRA adapter of me/base, not a whole model" in told
+        assert "this is a LoRA adapter of me/base, not a complete model" in told
         assert "ckpt adapter merge" in told and "missing" not in told
 
 
@@ -56,7 +56,7 @@ def test_an_adapter_as_the_model_that_it_came_from(maxtext, tmp_path):
     told = run(
         "convert", "maxtext-to-hf", maxtext, tmp_path / "out", "--like", adapter(tmp_path / "a"), code=3
     )
-    assert "this is a LoRA adapter of me/base, not a whole model" in told
+    assert "this is a LoRA adapter of me/base, not a complete model" in told
     assert "--like names the model that the checkpoint came from" in told
 
 

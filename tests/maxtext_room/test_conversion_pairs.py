@@ -125,7 +125,7 @@ def test_dropped_arrays_are_named(tmp_path):
     proved = verify(tmp_path / "maxtext", source, *drop)
     assert proved.exit_code == 0, proved.output
     left_out = len(open_tree(hf("llama3.1")).arrays) - len(to_maxtext(tree, ToMaxText()).notes.dropped)
-    assert f"--drop says so: {len(extra.arrays) - left_out} array" in proved.stdout
+    assert f"because of --drop: {len(extra.arrays) - left_out} array" in proved.stdout
     assert digest(source, "--as", "maxtext", *drop) == digest(tmp_path / "maxtext")
     manifest = str(tmp_path / "m.json")
     digest(source, "--as", "maxtext", *drop, "--manifest", manifest)
@@ -144,7 +144,7 @@ def test_verify_reports_lost_learned_head(tmp_path):
         assert "decoder/logits_dense/kernel: missing\n" in result.stdout
     result = verify(tmp_path / "maxtext", hf("llama3.1"), "--drop", drop)
     assert result.exit_code == 0, result.output
-    assert "left out, as --drop says so: the output head, lm_head.weight\n" in result.stdout
+    assert "left out because of --drop: the output head, lm_head.weight\n" in result.stdout
 
 
 def test_diff_reports_towers_that_maxtext_lacks(tmp_path):
@@ -173,7 +173,7 @@ def test_verify_reports_carried_arrays_that_were_not_restored(tmp_path):
     dropped = "--drop", "vision_tower.*", "--drop", "multi_modal_projector.*"
     result = verify(tmp_path / "hf", tmp_path / "maxtext", *dropped)
     assert result.exit_code == 0, result.output
-    assert "left out, as --drop says so: 34 arrays\n" in result.stdout
+    assert "left out because of --drop: 34 arrays\n" in result.stdout
 
 
 @pytest.mark.parametrize("option", ["--family=llama", "--rope-layout=halves", "--tied=drop", "--drop=*"])
