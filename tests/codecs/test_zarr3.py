@@ -355,7 +355,7 @@ class TestWriterRefuses:
         assert error.got == '["a", 0] and ["a", "0"]'
 
     def test_dtypes(self):
-        with pytest.raises(FormatError, match="zarr v3 has no float6_e2m3fn") as caught:
+        with pytest.raises(FormatError, match="zarr v3 does not support float6_e2m3fn") as caught:
             ZarrWriter().layout(Tree({("w",): array("float6_e2m3fn", 2)}), 1 << 20)
         assert "w: float6_e2m3fn" in caught.value.message
         assert 'dtype="bfloat16"' in caught.value.hint

@@ -106,7 +106,7 @@ class TestChanged:
 
 
 class TestNames:
-    """Arrays have any path; those carried along are told from them by more than theirs."""
+    """Arrays have any path; those copied with the model are told from them by more than theirs."""
 
     def renamed(self, tree: Tree, target: str) -> Tree:
         return tree.pipe(renames({"model.norm.weight": target}))
@@ -129,7 +129,7 @@ class TestNames:
             del leaves[path]
             taken = Tree(leaves, tree.metadata)
             if refused:
-                with pytest.raises(FormatError, match="carried along") as error:
+                with pytest.raises(FormatError, match="copied with the model") as error:
                     plan_save(taken)
                 assert error.value.location == f"hf/carried/{name}"
                 continue
@@ -181,7 +181,7 @@ def test_carried_files_do_not_depend_on_target(tmp_path):
         (
             "model.embed_tokens.weight",
             ConfigError,
-            "no config.json is carried along in this Orbax checkpoint",
+            "no config.json is copied with the model in this Orbax checkpoint",
         ),
         ("encoder.weight", FormatError, "names are neither Hugging Face's nor MaxText's"),
     ],

@@ -124,7 +124,7 @@ def test_conversion_stopped_in_memory_resumes(memory):
     with pytest.raises(StopError):
         plan_to_maxtext(held).run(memory / "out", observe=stop)
     assert not (memory / "out").exists()
-    assert "goes on" in ckpt("inspect", "tree", memory / "out").output
+    assert "to resume it" in ckpt("inspect", "tree", memory / "out").output
     receipt = plan_to_maxtext(held).run(memory / "out")
     assert receipt.tasks_resumed == receipt.tasks and not (memory / "out.partial").exists()
     assert len(open_tree(memory / "out").arrays) > 0

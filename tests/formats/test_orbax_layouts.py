@@ -199,7 +199,7 @@ class TestLocations:
         assert open_tree(run, ReadOptions(step=1)).metadata.location == str(run / "1" / "items")
 
     def test_an_unknown_step(self):
-        with pytest.raises(UsageError, match="no step 9"):
+        with pytest.raises(UsageError, match="step 9 does not exist"):
             open_tree(ORBAX / "cm_default", ReadOptions(step=9))
 
     def test_permission_denied(self, monkeypatch):

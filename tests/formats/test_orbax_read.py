@@ -166,7 +166,7 @@ class TestSteps:
         assert caught.value.hint.endswith(f"`ckpt doctor {run / str(step)}` shows details")
 
     def test_an_unknown_step_is_refused(self, run):
-        with pytest.raises(UsageError, match="no step 5") as caught:
+        with pytest.raises(UsageError, match="step 5 does not exist") as caught:
             self.opened(run, 5)
         assert "0, 2, 10, 30" in caught.value.expected
 
@@ -189,7 +189,7 @@ class TestSteps:
     @pytest.mark.parametrize("level", ["", "items"])
     def test_a_path_and_another_step_contradict(self, run, level):
         assert open_tree(run / "10" / level, ReadOptions(step=10)).metadata.step == 10
-        with pytest.raises(UsageError, match="no step 0") as caught:
+        with pytest.raises(UsageError, match="step 0 does not exist") as caught:
             open_tree(run / "10" / level, ReadOptions(step=0))
         assert caught.value.got == "step 10"
 

@@ -451,7 +451,7 @@ class TestRefusals:
         }
         error = self.refused(Tree({**leaves, ("b",): array("float32", 2)}), name)
         assert error.message == (
-            f"{what} has no float6_e2m3fn and no float6_e3m2fn:"
+            f"{what} does not support float6_e2m3fn or float6_e3m2fn:"
             "\n    a/w0: float6_e2m3fn\n    a/w1: float6_e3m2fn"
         )
         assert 'dtype="bfloat16"' in error.hint

@@ -139,7 +139,7 @@ def test_a_scalar_is_one_chunk():
 
 
 def test_an_appended_chunk_has_no_location_yet():
-    with pytest.raises(TypeError, match="no place"):
+    with pytest.raises(TypeError, match="no location"):
         Placement((4,), 2, (2,), Appended("f", 100)).chunk_range((0,))
 
 

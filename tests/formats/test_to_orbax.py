@@ -150,7 +150,7 @@ def test_small_floats_are_cast_as_the_message_says(tmp_path):
     tensors = {"w": ("F6_E2M3", [4], bytes(3)), "v": ("F32", [1], bytes(4))}
     (tmp_path / "model.safetensors").write_bytes(packed(tensors))
     output = run("to-orbax", tmp_path / "model.safetensors", tmp_path / "out", code=3)
-    assert "zarr v3 has no float6_e2m3fn" in output
+    assert "zarr v3 does not support float6_e2m3fn" in output
     run("to-orbax", tmp_path / "model.safetensors", tmp_path / "out", "--dtype", "bfloat16")
     assert open_tree(tmp_path / "out").arrays["w",].dtype is DTYPES["bfloat16"]
 
