@@ -301,7 +301,9 @@ class TestWhatItIs:
         sources = {model: "", model / "model.safetensors": "", tmp_path / "pickled": " of me/base"}
         for source, base in sources.items():
             told = run("convert", command, source, tmp_path / "out", code=3)
-            assert f"this is a LoRA adapter{base}, not a complete model" in told and "ckpt adapter merge" in told
+            assert (
+                f"this is a LoRA adapter{base}, not a complete model" in told and "ckpt adapter merge" in told
+            )
 
     def test_files_of_other_programs(self, model, tmp_path):
         (model / "model.safetensors").unlink()

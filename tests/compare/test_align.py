@@ -240,7 +240,9 @@ class TestMaxTextAgainstMaxText:
         scanned[path] = lazy(np.ones((64, 3, 128), np.float32))
         both = align(Tree(scanned), Tree(scanned))
         assert_equal(both)
-        assert any("stacked layers are compared in their stored form" in str(remark) for remark in both.remarks)
+        assert any(
+            "stacked layers are compared in their stored form" in str(remark) for remark in both.remarks
+        )
 
 
 class TestNothingIsLeftOutThatBothHave:

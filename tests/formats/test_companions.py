@@ -111,7 +111,7 @@ class TestNames:
     def renamed(self, tree: Tree, target: str) -> Tree:
         return tree.pipe(renames({"model.norm.weight": target}))
 
-    def test_an_array_below_the_directory_of_sidecars(self, model, tmp_path):
+    def test_array_below_the_sidecar_directory_is_kept(self, model, tmp_path):
         tree = self.renamed(open_tree(model), "hf/carried/x")
         plan_save(tree, "orbax").run(tmp_path / "out")
         built = open_tree(tmp_path / "out")
@@ -119,7 +119,7 @@ class TestNames:
         assert built.arrays["hf", "carried", "x"].read().tobytes() == expected.tobytes()
         assert built.arrays.keys() == tree.arrays.keys()
 
-    def test_an_array_with_the_path_of_one_that_is_carried(self, tmp_path):
+    def test_array_with_the_path_of_a_sidecar_is_refused(self, tmp_path):
         plan_to_maxtext(GOLDEN / "gemma3" / "hf", ToMaxText(carry=True)).run(tmp_path / "maxtext")
         tree = open_tree(tmp_path / "maxtext")
         carried = load_file(tmp_path / "maxtext" / "0" / "items" / "hf" / "carried.safetensors")
@@ -151,7 +151,7 @@ def test_plain_zarr_reports_dropped_sidecars(model, tmp_path):
     assert "ckpttools.json" in plan.remarks[0]
 
 
-def test_carried_files_do_not_depend_on_target(tmp_path):
+def test_sidecars_do_not_depend_on_the_target(tmp_path):
     """Of Qwen3.5 the way back goes by it: whether experts are apart, as in quantized files."""
     shutil.copytree(GOLDEN_0_2_5 / "qwen3.5" / "hf", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_bytes())
@@ -186,13 +186,13 @@ def test_carried_files_do_not_depend_on_target(tmp_path):
         ("encoder.weight", FormatError, "names are neither Hugging Face's nor MaxText's"),
     ],
 )
-def test_orbax_without_a_configuration_says_what_it_lacks(tmp_path, name, error, next_step):
+def test_orbax_without_config_names_what_it_lacks(tmp_path, name, error, next_step):
     plan_save({name: np.ones((4, 2), np.float32)}, "orbax").run(tmp_path / "a")
     with pytest.raises(error, match=next_step):
         plan_to_maxtext(tmp_path / "a")
 
 
-def test_a_sidecar_that_cannot_be_read_and_was_not_changed(tmp_path, monkeypatch):
+def test_unreadable_unchanged_sidecar_is_reported(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     file = parse(tmp_path / "config.json").open()
 

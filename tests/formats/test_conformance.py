@@ -55,7 +55,7 @@ def every_pair():
 
 @settings(deadline=None, max_examples=2, suppress_health_check=list(HealthCheck))
 @given(tree=trees(HELD_BY_ALL, most_leaves=6))
-def test_a_tree_goes_from_every_format_to_every_format(tree):
+def test_every_format_converts_to_every_format(tree):
     assume(unambiguous(tree))
     path = every_pair()
     assert sorted(pairwise(path)) == sorted(product(WRITERS, WRITERS))

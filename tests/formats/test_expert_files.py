@@ -78,7 +78,7 @@ def files(directory, model, change, config=None):
 
 
 @pytest.mark.parametrize("model", WRITTEN)
-def test_the_files_of_either_make_the_same_checkpoint(model, tmp_path):
+def test_both_expert_layouts_give_the_same_checkpoint(model, tmp_path):
     source = files(tmp_path / "hf", model, WRITTEN[model])
     ckpttools.hf_to_maxtext(source, tmp_path / "made", scan=False)
     ckpttools.hf_to_maxtext(golden(model), tmp_path / "expected", scan=False)
@@ -87,7 +87,7 @@ def test_the_files_of_either_make_the_same_checkpoint(model, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["qwen3-vl-moe", "qwen3.5", "deepseek3", "mixtral-8x7b"])
-def test_the_way_back_writes_what_is_published(model, tmp_path):
+def test_reverse_conversion_writes_the_published_files(model, tmp_path):
     source = files(tmp_path / "hf", model, WRITTEN[model])
     ckpttools.hf_to_maxtext(source, tmp_path / "made", scan=False)
     ckpttools.maxtext_to_hf(tmp_path / "made", tmp_path / "back", like=source)

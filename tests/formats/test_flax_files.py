@@ -73,7 +73,7 @@ def test_arrays_in_pieces(tmp_path, monkeypatch):
     assert np.array_equal(tree["w"].read(), values["w"]) and np.array_equal(tree["v"].read(), values["v"])
 
 
-def test_a_directory_with_an_index(tmp_path):
+def test_sharded_directory_is_read_by_its_index(tmp_path):
     written(tmp_path / "flax_model-00001-of-00002.msgpack", {"a": {"b": np.ones(3, "f4")}})
     written(tmp_path / "flax_model-00002-of-00002.msgpack", {"c": np.ones(3, "f4")})
     names = {"a/b": "flax_model-00001-of-00002.msgpack", "c": "flax_model-00002-of-00002.msgpack"}
@@ -129,7 +129,7 @@ TREES = st.dictionaries(
 # The ends of what a number of each kind can say.
 @example({str(n): n for k in (5, 7, 8, 15, 16, 31, 32, 63) for n in (2**k - 1, 1 - 2**k, -(2**k))})
 @given(TREES)
-def test_any_state(tmp_path_factory, value):
+def test_any_state_round_trips(tmp_path_factory, value):
     file = tmp_path_factory.mktemp("f") / "m.msgpack"
     serialized = serialization.msgpack_serialize(value)
     file.write_bytes(serialized)
@@ -179,7 +179,7 @@ def test_damage_is_refused_or_read(tmp_path_factory, noise, at, cut):
         (b"\x80\xc0", "1 bytes left over"),
     ],
 )
-def test_hostile_files(tmp_path, data, says):
+def test_hostile_files_are_refused(tmp_path, data, says):
     (tmp_path / "m.msgpack").write_bytes(data)
     assert says in run("hash", tmp_path / "m.msgpack", code=3)
 
@@ -209,7 +209,7 @@ def zarr_array(path, value):
 
 
 @pytest.mark.parametrize("how", ("t5x", "orbax"))
-def test_small_arrays_beside_those_of_tensorstore(tmp_path, how):
+def test_state_with_tensorstore_arrays_is_explained(tmp_path, how):
     """T5X's specification of tensorstore, and the placeholder of the first versions of Orbax."""
     value, run_directory = np.arange(12, dtype="f4").reshape(3, 4), tmp_path
     tmp_path = tmp_path / "checkpoint_1000"

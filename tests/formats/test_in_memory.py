@@ -96,7 +96,7 @@ NAMES = {"hf", "mt", "flat", "back", "zarr", "st", "files", "unstacked", "stacke
 NAMES |= {"kernels", "stripped", "nothing", "mt/0/items/d/data", "mt/0/inside"}
 
 
-def test_every_command_does_the_same_in_memory(tmp_path, memory):
+def test_every_command_works_in_memory(tmp_path, memory):
     homes = (parse(tmp_path), memory)
     for home in homes:
         copied(parse(HF), home / "hf")
@@ -130,7 +130,7 @@ def test_conversion_stopped_in_memory_resumes(memory):
     assert len(open_tree(memory / "out").arrays) > 0
 
 
-def test_a_source_in_memory_that_changes_is_noticed(memory):
+def test_changed_source_in_memory_is_detected(memory):
     held = copied(parse(HF), memory / "hf")
     conversion = plan_to_maxtext(held)
     weights = held / "model.safetensors"
@@ -139,7 +139,7 @@ def test_a_source_in_memory_that_changes_is_noticed(memory):
         conversion.run(memory / "out")
 
 
-def test_a_scheme_without_a_store_is_refused_wherever_a_path_stands():
+def test_unknown_scheme_is_refused_in_every_argument():
     for words in (
         ("inspect", "tree", "ftp://host/run"),
         ("convert", "hf-to-maxtext", "ftp://org/model", "out"),

@@ -87,7 +87,7 @@ class TestKinds:
         assert view_of(tree).kind is None or "decoder" in str(list(tree))
 
     @pytest.mark.parametrize("leaves", [{}, {("model.norm.weight",): array(3)}, {(): array(3)}])
-    def test_others_have_none(self, leaves):
+    def test_other_models_have_no_optimizer(self, leaves):
         view = view_of(Tree(leaves))
         assert (view.kind, view.scan_axis, view.optimizer) == (None, None, None)
         assert view.layers == view.contradictions == ()
@@ -211,7 +211,7 @@ class TestOptimizers:
 
 class TestFlavours:
     @given(layered(), st.sampled_from([None, *FLAVOURS]))
-    def test_taking_off_and_putting_on_are_inverse(self, case, other):
+    def test_unwrapping_and_wrapping_are_inverse(self, case, other):
         for tree in (case.single, case.stacked):
             inner = view_of(tree).parameters
             assert with_parameters(tree, inner).leaves == tree.leaves
@@ -246,19 +246,19 @@ class TestFlavours:
         changed = with_parameters(tree, {("y",): array(1)})
         assert set(changed) == {("base", "y"), *other}
 
-    def test_random_states_are_no_parameters(self):
+    def test_random_states_are_not_parameters(self):
         rngs = {("model", "decoder", "dropout", "rngs", "params", "key", "value"): words(4)}
         tree = Tree({("model", *path, "value"): item for path, item in MODEL.items()} | rngs)
         assert view_of(tree).parameters == MODEL
 
-    def test_names_without_a_tree_are_as_they_are(self):
+    def test_names_without_a_tree_are_unchanged(self):
         tree = Tree({("model.layers.0.self_attn.value",): array(2), ("params",): array(1)})
         assert view_of(tree).flavour == PLAIN
         assert view_of(tree).parameters == tree.arrays
         bare = Tree({(): array(3)})
         assert view_of(bare).parameters == bare.arrays
 
-    def test_an_attention_value_is_no_suffix(self):
+    def test_attention_value_is_not_a_suffix(self):
         kernel = ("decoder", "layers", "self_attention", "value", "kernel")
         assert view_of(Tree({(*kernel, "value"): array(2)})).parameters.keys() == {kernel}
 

@@ -98,7 +98,7 @@ def test_hint_completes_the_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("use_ocdbt", [True, False])
-def test_a_lost_chunk(tmp_path, use_ocdbt):
+def test_lost_chunk_is_reported(tmp_path, use_ocdbt):
     values = np.arange(1200, dtype=F32).reshape(600, 2)
     values[300:] = 0  # left out by tensorstore, as if it were lost
     arrays = {("w",): (zarr3([LITTLE], [300, 2]), values)}
@@ -115,7 +115,7 @@ def test_a_lost_chunk(tmp_path, use_ocdbt):
         assert ("fill_value" in result.hint) is suggests
 
 
-def test_names_that_are_no_chunks_do_not_count(tmp_path):
+def test_other_file_names_do_not_count_as_chunks(tmp_path):
     item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [1]), np.ones(2, F32))}, use_ocdbt=False)
     (item / "w/c/1").unlink()
     for name in ("01", "00", "1" * 200, "x"):
@@ -144,7 +144,7 @@ def calls_of(work: Callable[[], None], limit: int = 1_000_000) -> int:
     return count
 
 
-def test_a_damaged_shape_is_of_more_chunks_than_can_be_counted_through(tmp_path):
+def test_damaged_shape_with_countless_chunks_is_handled(tmp_path):
     item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [1]), np.ones(2, F32))}, use_ocdbt=False)
     document = json.loads((item / "w/zarr.json").read_bytes())
 
@@ -159,7 +159,7 @@ def test_a_damaged_shape_is_of_more_chunks_than_can_be_counted_through(tmp_path)
 
 
 @pytest.mark.parametrize(("nbytes", "code"), [(None, 3), (100_000, 3)], ids=["deleted", "truncated"])
-def test_a_data_file_that_does_not_hold_what_the_index_has_in_it(tmp_path, nbytes, code):
+def test_data_file_shorter_than_its_index_is_reported(tmp_path, nbytes, code):
     source = shutil.copytree(GOLDEN / "llama3.1/maxtext_scanned", tmp_path / "source")
     file = max((source / "0/items").glob("ocdbt.process_0/d/*"), key=lambda file: file.stat().st_size)
     if nbytes is None:

@@ -180,7 +180,7 @@ def test_empty_index(tmp_path):
     assert assert_same(tmp_path) == {}
 
 
-def test_tensorstore_can_go_on_writing(tmp_path):
+def test_tensorstore_can_continue_writing(tmp_path):
     even = [(b"key/%03d" % i, b"%d" % i) for i in range(0, 100, 2)]
     put(tmp_path, encode(even, NODES, node_entries=3))
     with ts.Transaction() as txn:
@@ -217,7 +217,7 @@ def test_empty_after_deletion(tmp_path):
     assert assert_same(tmp_path) == {}
 
 
-def test_more_versions_than_the_manifest_holds(tmp_path):
+def test_version_tree_nodes_are_read(tmp_path):
     store = database(tmp_path, version_tree_arity_log2=1)
     for i in range(6):
         store.write(b"key%d" % i, b"%d" % i).result()
@@ -266,7 +266,7 @@ def test_duplicate_key():
     "entry",
     [Extent("f", -1, 2), Extent("f", 0, -1), Extent("f", 1, 2**63 - 1), b"v" * (2**20 + 1)],
 )
-def test_entry_that_no_index_can_hold(entry):
+def test_invalid_entry_is_refused(entry):
     with pytest.raises(FormatError, match="an index cannot contain this entry") as caught:
         encode([(b"key", entry)], NODES)
     assert "key" in caught.value.location
@@ -278,7 +278,7 @@ def test_key_too_long():
 
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../up", "d//f", "d/./f", "d/", "f" * 65536])
-def test_path_that_leads_nowhere(path):
+def test_invalid_path_is_refused(path):
     with pytest.raises(FormatError, match="not the path of a data file"):
         encode([(b"key", Extent(path, 0, 1))], NODES)
     with pytest.raises(FormatError, match="not the path of a data file"):
@@ -286,7 +286,7 @@ def test_path_that_leads_nowhere(path):
 
 
 @pytest.mark.parametrize("wrong", [{"node_entries": 1}, {"uuid": b"short"}])
-def test_call_that_makes_no_sense(wrong):
+def test_invalid_arguments_are_refused(wrong):
     with pytest.raises(UsageError, match="do not give a valid index"):
         encode([], NODES, **wrong)
 
@@ -368,7 +368,7 @@ def test_truncated_node():
     assert wrong.location == f"{NODES}:0:{size}"
 
 
-def test_manifest_with_more_bytes_than_it_says():
+def test_manifest_longer_than_declared_is_refused():
     assert "longer" in error(with_manifest(sample().manifest + b"\0")).message
 
 
@@ -441,7 +441,7 @@ def test_manifest_without_a_version():
         (b"\0\1\1\0f\1\1a\1\1\0" + b"\xff" * 9 + b"\1", "byte range overflows"),
     ],
 )
-def test_node_that_makes_no_sense(body, words):
+def test_invalid_node_is_refused(body, words):
     node = node_with(body)
     wrong = error_without_hint(with_node(node)) if "path" in words else error(with_node(node))
     assert words in wrong.message

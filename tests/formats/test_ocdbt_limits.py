@@ -119,7 +119,7 @@ BOMBS = {
 }
 
 
-def test_a_bomb_is_refused_in_little_time_and_memory():
+def test_decompression_bomb_is_refused_quickly():
     """All in one process of 1 GiB, which is ended after 20 seconds."""
     program = (
         "import resource, signal, sys; signal.alarm(20)\n"
@@ -146,7 +146,7 @@ def long_keys(count, length=60_000):
     return frame(MANIFEST_MAGIC, manifest_body(0, 0, len(node))), node
 
 
-def test_the_doctor_takes_the_limit_too(tmp_path):
+def test_doctor_accepts_the_limit(tmp_path):
     location, (manifest, node) = tmp_path / "ocdbt.process_0", long_keys(100)
     (location / "d").mkdir(parents=True)
     (location / "manifest.ocdbt").write_bytes(manifest)
@@ -160,7 +160,7 @@ def test_the_doctor_takes_the_limit_too(tmp_path):
     assert not (tmp_path / "manifest.ocdbt").exists()
 
 
-def test_the_limit_can_be_raised_and_is_what_is_not_accounted_for_by_the_size_on_disk():
+def test_limit_can_be_raised_and_excludes_the_size_on_disk():
     count, (manifest, node) = 100, long_keys(100)
     fetch = database(manifest, node)
     assert len(node) < 1000
@@ -172,7 +172,7 @@ def test_the_limit_can_be_raised_and_is_what_is_not_accounted_for_by_the_size_on
     assert read(database(index.manifest, index.nodes), 1) == entries
 
 
-def test_a_key_that_occurs_twice_is_refused():
+def test_duplicate_key_is_refused():
     nodes = leaf()
     again = interior(1, [(0, len(nodes)), (len(nodes), len(nodes))])
     file = nodes + nodes + again

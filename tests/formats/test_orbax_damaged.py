@@ -49,7 +49,7 @@ class TestDamaged:
             open_tree(item).arrays["w",].read()
         return caught.value
 
-    def test_an_entry_past_the_end_of_its_data_file(self, tmp_path):
+    def test_entry_past_the_end_of_its_data_file_is_reported(self, tmp_path):
         item = self.item(tmp_path)
 
         def change(entries):
@@ -62,7 +62,7 @@ class TestDamaged:
         assert str(item / "d") in error.message
         assert error.location.endswith("w, chunk c/1/0")
 
-    def test_a_truncated_chunk(self, tmp_path):
+    def test_truncated_chunk_is_reported(self, tmp_path):
         item = self.item(tmp_path, zarr3([LITTLE, ZSTD], [300, 2]), use_ocdbt=False)
         file = item / "w" / "c" / "1" / "0"
         file.write_bytes(file.read_bytes()[:-100])
@@ -70,7 +70,7 @@ class TestDamaged:
         assert error.message == "a chunk decodes to fewer bytes than its shape needs"
         assert error.location.endswith("w, chunk c/1/0")
 
-    def test_a_deleted_data_file(self, tmp_path):
+    def test_deleted_data_file_is_reported(self, tmp_path):
         item = self.item(tmp_path)
         change_index(item, lambda entries: None)
         for file in item.glob("d/*"):
@@ -90,7 +90,7 @@ class TestDamaged:
         (result,) = (finding for finding in examine(item).findings if finding.level == "error")
         assert "not a JSON object" in result.what
 
-    def test_a_deleted_node(self, tmp_path):
+    def test_deleted_node_is_reported(self, tmp_path):
         item = self.item(tmp_path)
         change_index(item, lambda entries: None)
         (item / "d" / "index").unlink()
@@ -102,7 +102,7 @@ class TestDamaged:
         assert result.check == "index" and "a file of the index is missing" in result.what
         assert "ckpt doctor" not in result.do
 
-    def test_a_file_that_goes_after_it_was_looked_at(self, tmp_path):
+    def test_file_deleted_after_opening_is_reported(self, tmp_path):
         item = self.item(tmp_path, use_ocdbt=False)
         array = open_tree(item).arrays["w",]
         path = item / "w" / "c" / "1" / "0"
@@ -114,14 +114,14 @@ class TestDamaged:
         with pytest.raises(FormatError, match="a chunk is missing"):
             array.read()
 
-    def test_a_deleted_chunk(self, tmp_path):
+    def test_deleted_chunk_is_reported(self, tmp_path):
         item = self.item(tmp_path, use_ocdbt=False)
         (item / "w" / "c" / "1" / "0").unlink()
         error = self.error(item)
         assert (error.message, error.got) == ("a chunk is missing", "no such file")
         assert error.location.endswith("w, chunk c/1/0")
 
-    def test_a_chunk_of_the_wrong_length(self, tmp_path):
+    def test_chunk_of_the_wrong_length_is_reported(self, tmp_path):
         item = self.item(tmp_path, use_ocdbt=False)
         with (item / "w" / "c" / "1" / "0").open("ab") as file:
             file.write(b"more")
@@ -142,7 +142,7 @@ class TestDamaged:
             ([sharded([300, 2], [LITTLE, ZSTD])], "CRC-32C of a shard's index"),
         ],
     )
-    def test_a_coded_chunk_of_something_else(self, tmp_path, codecs, message, kept, monkeypatch):
+    def test_encoded_chunk_with_other_content_is_reported(self, tmp_path, codecs, message, kept, monkeypatch):
         if not kept:
             monkeypatch.setattr(inner_chunks, "KEPT_BYTES", 0)
         item = self.item(tmp_path, zarr3(codecs, [300, 2]), use_ocdbt=False)
@@ -152,7 +152,7 @@ class TestDamaged:
         assert caught.value.location.endswith("w, chunk c/1/0")
 
     @pytest.mark.parametrize(("rows", "word"), [(299, "fewer"), (301, "more")])
-    def test_a_chunk_that_decodes_to_another_length(self, tmp_path, rows, word):
+    def test_chunk_decoding_to_another_length_is_reported(self, tmp_path, rows, word):
         import zstandard
 
         item = self.item(tmp_path, zarr3([LITTLE, ZSTD], [300, 2]), use_ocdbt=False)
@@ -161,14 +161,14 @@ class TestDamaged:
         assert error.message == f"a chunk decodes to {word} bytes than its shape needs"
         assert error.expected == "2400 bytes"
 
-    def test_a_shard_shorter_than_its_index(self, tmp_path):
+    def test_shard_shorter_than_its_index_is_reported(self, tmp_path):
         item = self.item(tmp_path, zarr3([sharded([300, 2], [LITTLE, ZSTD])], [300, 2]), use_ocdbt=False)
         (item / "w" / "c" / "1" / "0").write_bytes(b"short")
         assert self.error(item).message == "a shard is shorter than its index"
 
     @OCDBT
     @pytest.mark.parametrize("changed", [{"shape": [300, 2]}, {"shape": [600, 1]}])
-    def test_metadata_that_contradicts_the_chunks(self, tmp_path, use_ocdbt, changed):
+    def test_metadata_contradicting_the_chunks_is_reported(self, tmp_path, use_ocdbt, changed):
         truth = values_of(F32, (600, 4))
         item = write_item(
             tmp_path / "item", {("w",): (zarr3([LITTLE], [300, 2]), truth)}, use_ocdbt=use_ocdbt
@@ -214,7 +214,7 @@ class TestDamaged:
         with pytest.raises(FormatError, match=message):
             open_tree(item)
 
-    def test_a_copy_without_dot_files(self, tmp_path):
+    def test_copy_without_dot_files_is_reported(self, tmp_path):
         item = shutil.copytree(ORBAX / "pytree_ocdbt0_zarr30", tmp_path / "item")
         for file in item.rglob(".*"):
             file.unlink()
@@ -222,14 +222,14 @@ class TestDamaged:
             open_tree(item)
         assert "names start with a dot" in caught.value.hint
 
-    def test_a_deleted_array(self, tmp_path):
+    def test_deleted_array_is_reported(self, tmp_path):
         item = shutil.copytree(ORBAX / "pytree_ocdbt0_zarr31", tmp_path / "item")
         shutil.rmtree(item / "params.dense.bias")
         with pytest.raises(FormatError, match=r"has no params\.dense\.bias/zarr\.json") as caught:
             open_tree(item)
         assert "deleted or not copied" in caught.value.hint
 
-    def test_a_damaged_node(self, tmp_path):
+    def test_damaged_node_is_reported(self, tmp_path):
         item = self.item(tmp_path)
         assert len(damaged := [file for file in item.glob("d/*") if damage_node(file)]) >= 1
         with pytest.raises(FormatError, match="CRC-32C does not match") as caught:
@@ -237,14 +237,14 @@ class TestDamaged:
         assert any(str(file) in caught.value.location for file in damaged)
 
     @pytest.mark.parametrize("size", [0, 3, 20])
-    def test_a_truncated_manifest(self, tmp_path, size):
+    def test_truncated_manifest_is_reported(self, tmp_path, size):
         manifest = self.item(tmp_path) / "manifest.ocdbt"
         manifest.write_bytes(manifest.read_bytes()[:size])
         with pytest.raises(FormatError, match="truncated") as caught:
             open_tree(manifest.parent)
         assert caught.value.location == str(manifest)
 
-    def test_two_leaves_of_one_name(self, tmp_path):
+    def test_two_leaves_with_one_name_are_reported(self, tmp_path):
         created = zarr3([LITTLE], [2]), np.zeros(2)
         item = write_item(tmp_path / "item", {("a", "b"): created})
         document = json.loads((item / "_METADATA").read_bytes())
@@ -255,7 +255,7 @@ class TestDamaged:
             open_tree(item)
         assert caught.value.got == "a/b and a.b are both 'a.b'"
 
-    def test_a_name_that_leads_elsewhere(self, tmp_path):
+    def test_file_name_outside_of_the_directory_is_reported(self, tmp_path):
         outside = write_item(
             tmp_path / "outside", {("w",): (zarr3([LITTLE], [2]), np.zeros(2))}, use_ocdbt=False
         )
@@ -266,7 +266,7 @@ class TestDamaged:
         with pytest.raises(FormatError, match="the directory has no"):
             open_tree(item)
 
-    def test_a_string_that_is_missing(self, tmp_path):
+    def test_missing_string_is_reported(self, tmp_path):
         item = shutil.copytree(ORBAX / "tree_zoo", tmp_path / "item")
         (item / "_strings.json").write_text("{}")
         with pytest.raises(FormatError, match="a string is missing") as caught:

@@ -43,7 +43,7 @@ def stated(leaf: dict[str, object]) -> dict[str, object]:
 
 class TestWrittenByOrbax:
     @ITEMS
-    def test_paths_and_what_is_said_of_them(self, name):
+    def test_paths_and_their_classification(self, name):
         tree, leaves = open_tree(ORBAX / name), EXPECTED[name]
         assert list(tree) == [tuple(leaf["keys"]) for leaf in leaves]
         assert tree.metadata.scalars == {tuple(leaf["keys"]) for leaf in leaves if "scalar" in leaf}
@@ -82,7 +82,7 @@ class TestWrittenByOrbax:
     @pytest.mark.parametrize(
         "layout", ["scanned_zarr2_ocdbt", "scanned_zarr2_noocdbt", "scanned_zarr3_noocdbt", "scanned_1dev"]
     )
-    def test_layouts_that_maxtext_writes(self, layout):
+    def test_layouts_of_maxtext_are_read(self, layout):
         tree = open_tree(ORBAX / f"llama3.1_{layout}")
         assert leaves_by_package(tree) == golden_leaves("llama3.1", True)
         assert (tree.metadata.step, tree.metadata.custom) == (0, {"scan_layers": True})
@@ -127,13 +127,13 @@ class TestLocations:
         metadata = open_tree(ORBAX / given).metadata
         assert (metadata.step, metadata.location) == (step, str(ORBAX / given / taken))
 
-    def test_a_step_may_be_named(self):
+    def test_step_can_be_chosen(self):
         assert open_tree(ORBAX / "cm_default", ReadOptions(step=0)).metadata.custom == {"hello": 0}
 
-    def test_metadata_of_the_user_that_only_the_item_has(self):
+    def test_user_metadata_only_in_the_item_is_read(self):
         assert open_tree(ORBAX / "handmade_bare").metadata.custom == {"scan_layers": True}
 
-    def test_a_checkpoint_without_commit_files(self, tmp_path):
+    def test_checkpoint_without_commit_files_is_read(self, tmp_path):
         run = shutil.copytree(ORBAX / "cm_default", tmp_path / "run")
         for file in run.rglob("commit_success.txt"):
             file.unlink()
@@ -172,7 +172,7 @@ class TestLocations:
         assert caught.value.got == "data, opt, state"
         assert "name one of them" in caught.value.hint
 
-    def test_an_item_without_metadata_says_what_it_looks_like(self):
+    def test_item_without_metadata_is_described(self):
         with pytest.raises(FormatError, match="an unfinished save, or an incomplete copy"):
             open_tree(ORBAX / "unfinished_commit_file" / "2" / "items")
 
@@ -183,7 +183,7 @@ class TestLocations:
         assert "orbax: no _METADATA here, in a subdirectory or in a step directory" in str(caught.value)
         assert "safetensors: " in str(caught.value)
 
-    def test_an_item_that_is_gone(self, tmp_path):
+    def test_deleted_item_is_reported(self, tmp_path):
         step = shutil.copytree(ORBAX / "v1_checkpointables", tmp_path / "3")
         shutil.rmtree(step / "opt")
         shutil.rmtree(step / "data")
@@ -193,12 +193,12 @@ class TestLocations:
             assert str(step / "state") in caught.value.hint
         assert len(open_tree(step / "state")) == 1
 
-    def test_a_finished_save_is_preferred_to_one_in_progress(self, tmp_path):
+    def test_finished_save_is_preferred_to_one_in_progress(self, tmp_path):
         run = shutil.copytree(ORBAX / "unfinished_atomic_rename", tmp_path / "run")
         (run / "2.orbax-checkpoint-tmp").rename(run / "1.orbax-checkpoint-tmp")
         assert open_tree(run, ReadOptions(step=1)).metadata.location == str(run / "1" / "items")
 
-    def test_an_unknown_step(self):
+    def test_unknown_step_is_refused(self):
         with pytest.raises(UsageError, match="step 9 does not exist"):
             open_tree(ORBAX / "cm_default", ReadOptions(step=9))
 
@@ -244,7 +244,7 @@ class TestUnmerged:
             stated(leaf) for leaf in EXPECTED[name]
         ]
 
-    def test_processes_that_disagree(self, tmp_path):
+    def test_disagreeing_processes_are_refused(self, tmp_path):
         item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [4]), np.arange(4.0))})
         other = write_item(tmp_path / "other", {("w",): (zarr3([LITTLE], [2]), np.arange(4.0))})
         for number, location in enumerate((item, other)):

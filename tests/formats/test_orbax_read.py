@@ -146,26 +146,26 @@ class TestSteps:
     def opened(self, run, step=None):
         return open_tree(run, ReadOptions(step=step)).metadata
 
-    def test_latest_finished_one_is_chosen(self, run):
+    def test_latest_finished_step_is_chosen(self, run):
         metadata = self.opened(run)
         assert metadata.step == 10
         assert metadata.location == str(run / "10" / "items")
 
     @pytest.mark.parametrize("step", [0, 10])
-    def test_a_step_may_be_named(self, run, step):
+    def test_step_can_be_chosen(self, run, step):
         assert self.opened(run, step).step == step
 
     @pytest.mark.parametrize(
         ("step", "reason"),
         [(2, "damaged: no _METADATA"), (30, "an unfinished save: commit timestamp null")],
     )
-    def test_an_unfinished_step_is_refused(self, run, step, reason):
+    def test_unfinished_step_is_refused(self, run, step, reason):
         with pytest.raises(FormatError) as caught:
             self.opened(run, step)
         assert caught.value.message == f"step {step} is {reason}"
         assert caught.value.hint.endswith(f"`ckpt doctor {run / str(step)}` shows details")
 
-    def test_an_unknown_step_is_refused(self, run):
+    def test_unknown_step_is_refused(self, run):
         with pytest.raises(UsageError, match="step 5 does not exist") as caught:
             self.opened(run, 5)
         assert "0, 2, 10, 30" in caught.value.expected
@@ -180,14 +180,14 @@ class TestSteps:
         assert "step 30: commit timestamp null" in str(caught.value)
 
     @pytest.mark.parametrize("level", ["", "items"])
-    def test_an_unfinished_step_is_refused_by_its_own_path(self, run, level):
+    def test_unfinished_step_is_refused_by_its_own_path(self, run, level):
         with pytest.raises(FormatError, match="no _METADATA"):
             open_tree(run / "2" / level)
         with pytest.raises(FormatError, match="step 30 is an unfinished save: commit timestamp null"):
             open_tree(run / "30" / level)
 
     @pytest.mark.parametrize("level", ["", "items"])
-    def test_a_path_and_another_step_contradict(self, run, level):
+    def test_path_and_different_step_contradict(self, run, level):
         assert open_tree(run / "10" / level, ReadOptions(step=10)).metadata.step == 10
         with pytest.raises(UsageError, match="step 0 does not exist") as caught:
             open_tree(run / "10" / level, ReadOptions(step=0))
@@ -205,7 +205,7 @@ class TestSteps:
             (lambda step: shutil.rmtree(step / "items"), "no _METADATA"),
         ],
     )
-    def test_an_older_step_does_not_take_the_location_of_a_damaged_one(self, run, damage, reason):
+    def test_older_step_does_not_replace_a_damaged_one(self, run, damage, reason):
         """Orbax takes the damaged one for the latest; another one would be stale weights."""
         shutil.rmtree(run / "2")
         damage(run / "10")
@@ -236,7 +236,7 @@ class TestSteps:
         with pytest.warns(LaterStepWarning, match=f"step 10: {reason}"):
             assert self.opened(run).step == 0
 
-    def test_a_commit_marker_says_that_it_was_finished(self, run):
+    def test_commit_marker_shows_that_a_step_was_finished(self, run):
         """As steps of old versions on gs:// have it."""
         assert (run / "10" / "commit_success.txt").is_file()
         without_files(run / "10", "METADATA")
@@ -253,7 +253,7 @@ class TestSteps:
         assert not recwarn.list
 
     @pytest.mark.parametrize("name", ["backup_99", "backup_10"])
-    def test_steps_of_another_name_are_none_of_the_run(self, run, name, recwarn):
+    def test_differently_named_steps_are_not_part_of_the_run(self, run, name, recwarn):
         """Orbax's manager looks for one prefix only. They are opened by their own path."""
         for other in ("30", "40.orbax-checkpoint-tmp"):
             shutil.rmtree(run / other)
@@ -265,7 +265,7 @@ class TestSteps:
         assert not recwarn.list
         assert steps_around(open_tree(run)) == ({}, {})
 
-    def test_plain_numbers_are_the_steps_however_many_have_another_name(self, run, recwarn):
+    def test_plain_numbers_take_precedence_as_steps(self, run, recwarn):
         """Orbax looks for no prefix unless it is told one."""
         for other in ("0", "2", "30", "40.orbax-checkpoint-tmp"):
             shutil.rmtree(run / other)
@@ -276,7 +276,7 @@ class TestSteps:
         assert self.opened(run).location == str(run / "backup_99" / "items")
         assert not recwarn.list
 
-    def test_a_backup_beside_checkpoints_is_none_either(self, run, tmp_path, recwarn):
+    def test_backup_next_to_checkpoints_is_not_a_step(self, run, tmp_path, recwarn):
         above = tmp_path / "above"
         shutil.copytree(run / "10", above / "checkpoints" / "10")
         shutil.copytree(run / "0", above / "backup_99")
@@ -292,7 +292,7 @@ class TestSteps:
         assert beside.unfinished.keys() == {"30", "40.orbax-checkpoint-tmp"}
 
     @pytest.mark.parametrize("beside", ["export_2/100", "checkpoints_old_2"])
-    def test_a_step_below_claims_no_directory(self, run, tmp_path, beside):
+    def test_step_below_does_not_claim_a_directory(self, run, tmp_path, beside):
         """Neither one of safetensors, nor a run whose steps are in `checkpoints`."""
         hf = shutil.copytree(GOLDEN / "qwen3" / "hf", tmp_path / "hf")
         above = tmp_path / "above"
@@ -304,7 +304,7 @@ class TestSteps:
         assert open_tree(hf).metadata.format == "safetensors"
         assert self.opened(above).step == 10
 
-    def test_orbax_takes_the_damaged_one(self, run):
+    def test_orbax_opens_the_damaged_step(self, run):
         import orbax.checkpoint as ocp
 
         for unfinished in (run / "30", run / "40.orbax-checkpoint-tmp"):
@@ -341,23 +341,23 @@ class TestBareSteps:
             shutil.copytree(checkpoint, tmp_path / "run_9" / step)
         return tmp_path / "run_9"
 
-    def test_the_latest_is_chosen(self, run):
+    def test_latest_step_is_chosen(self, run):
         metadata = open_tree(run).metadata
         assert (metadata.step, metadata.location) == (6, str(run / "6"))
 
     @pytest.mark.parametrize("step", [5, 6])
-    def test_one_may_be_named(self, run, step):
+    def test_single_step_can_be_chosen(self, run, step):
         assert open_tree(run, ReadOptions(step=step)).metadata.location == str(run / str(step))
         metadata = open_tree(run / str(step)).metadata
         assert (metadata.step, metadata.custom) == (step, {"scan_layers": True})
 
-    def test_an_unfinished_one_is_refused(self, run):
+    def test_unfinished_run_step_is_refused(self, run):
         change_json(run / "6" / "_CHECKPOINT_METADATA", commit_timestamp_nsecs=None)
         assert open_tree(run).metadata.step == 5
         with pytest.raises(FormatError, match="unfinished save"):
             open_tree(run / "6")
 
-    def test_one_that_is_being_written_may_have_a_lower_number(self, run):
+    def test_step_in_progress_may_have_a_lower_number(self, run):
         """A job that went back to an earlier step saves some again, after the one that is opened."""
         (run / "5").rename(run / "5.orbax-checkpoint-tmp")
         assert [*steps_around(open_tree(run / "6")).unfinished] == ["5.orbax-checkpoint-tmp"]
@@ -381,7 +381,7 @@ def change_json(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_bytes()) | changes))
 
 
-def test_metadata_of_arrays_is_read_of_one_process(tmp_path):
+def test_array_metadata_is_read_from_one_process(tmp_path):
     """Orbax refuses saves whose processes write different ones: 1,000 files of a large job say the same."""
     array_metadata = {"param_name": "keys", "write_shape": [2], "ext_metadata": {"random_key_impl": "rbg"}}
     (tmp_path / "array_metadatas").mkdir()
@@ -394,7 +394,7 @@ def test_metadata_of_arrays_is_read_of_one_process(tmp_path):
 class TestDamaged:
     """What is wrong is said with its place; a damaged array does not hide the others."""
 
-    def test_a_missing_chunk(self, checkpoint):
+    def test_missing_chunk_is_reported(self, checkpoint):
         change_index(checkpoint, lambda entries: entries.pop(f"{QUERY}/c/0/0/0/0".encode()))
         error = self.error_of_query(checkpoint)
         assert error.message == "a chunk is missing"
@@ -402,7 +402,7 @@ class TestDamaged:
         assert "c/0/0/0/0" in error.location
 
     @pytest.mark.parametrize("length", [0, 2, 32766, 32770])
-    def test_a_chunk_of_the_wrong_length(self, checkpoint, length):
+    def test_chunk_of_the_wrong_length_is_reported(self, checkpoint, length):
         key = f"{QUERY}/c/0/0/0/0".encode()
 
         def change(entries):
@@ -414,7 +414,7 @@ class TestDamaged:
         assert (error.got, error.expected) == (f"{length} bytes", "32768 bytes")
         assert "query/kernel" in error.location
 
-    def test_a_missing_array(self, checkpoint):
+    def test_missing_array_is_reported(self, checkpoint):
         change_index(checkpoint, lambda entries: entries.pop(f"{QUERY}/zarr.json".encode()))
         with pytest.raises(FormatError, match=f"no {QUERY}/zarr.json") as caught:
             open_tree(checkpoint)
@@ -426,13 +426,13 @@ class TestDamaged:
             open_tree(checkpoint)
         assert f"{QUERY}/zarr.json" in caught.value.location
 
-    def test_a_missing_manifest(self, checkpoint):
+    def test_missing_manifest_is_reported(self, checkpoint):
         (checkpoint / "manifest.ocdbt").unlink()
         for level in (checkpoint.parents[1], checkpoint.parent, checkpoint):
             with pytest.raises(FormatError, match=r"step 0.*no manifest\.ocdbt in items"):
                 open_tree(level)
 
-    def test_a_damaged_manifest(self, checkpoint):
+    def test_damaged_manifest_is_reported(self, checkpoint):
         manifest = checkpoint / "manifest.ocdbt"
         data = bytearray(manifest.read_bytes())
         data[len(data) // 2] ^= 1
@@ -442,19 +442,19 @@ class TestDamaged:
         assert "manifest.ocdbt" in str(caught.value)
 
     @pytest.mark.parametrize("file", ["manifest.ocdbt", INDEX_FILE])
-    def test_a_truncated_index(self, checkpoint, file):
+    def test_truncated_index_is_reported(self, checkpoint, file):
         data = (checkpoint / file).read_bytes()
         (checkpoint / file).write_bytes(data[: len(data) // 2])
         with pytest.raises(FormatError) as caught:
             open_tree(checkpoint)
         assert file in str(caught.value)
 
-    def test_a_missing_index(self, checkpoint):
+    def test_missing_index_is_reported(self, checkpoint):
         (checkpoint / INDEX_FILE).unlink()
         with pytest.raises(FormatError, match=INDEX_FILE):
             open_tree(checkpoint)
 
-    def test_a_truncated_data_file(self, checkpoint):
+    def test_truncated_data_file_is_reported(self, checkpoint):
         data = checkpoint / "d" / "data"
         whole = data.read_bytes()
         data.write_bytes(whole[: len(whole) // 2])
@@ -467,19 +467,19 @@ class TestDamaged:
                 failed.add(path)
         assert 0 < len(failed) < len(open_tree(checkpoint).arrays)
 
-    def test_a_missing_data_file(self, checkpoint):
+    def test_missing_data_file_is_reported(self, checkpoint):
         (checkpoint / "d" / "data").unlink()
         with pytest.raises(FormatError, match="d/data"):
             leaves_by_package(open_tree(checkpoint))
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"tree_metadata": {"a": {}}}', '{"tree_metadata": 1}'])
-    def test_a_damaged_tree(self, checkpoint, text):
+    def test_damaged_tree_is_reported(self, checkpoint, text):
         (checkpoint / "_METADATA").write_text(text)
         with pytest.raises(FormatError) as caught:
             open_tree(checkpoint)
         assert caught.value.location == str(checkpoint / "_METADATA")
 
-    def test_a_directory_of_something_else(self, tmp_path):
+    def test_unrelated_directory_is_refused(self, tmp_path):
         (tmp_path / "0").mkdir()
         with pytest.raises(FormatError, match="not a checkpoint of a known format"):
             open_tree(tmp_path)

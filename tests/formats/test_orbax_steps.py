@@ -153,7 +153,7 @@ def inspected(path: Path) -> dict[str, object] | int:
 @settings(max_examples=15, deadline=None)
 @given(steps=STEPS, prefix=st.sampled_from(["", "step_"]))
 @example(steps=[("finished", "items", True), ("no tree", "items", True)], prefix="")
-def test_everyone_says_the_same_of_a_run(steps, prefix):
+def test_all_readers_agree_on_a_run(steps, prefix):
     with TemporaryDirectory() as top:
         run = Path(top) / "run"
         laid_out(run, prefix, steps)

@@ -167,7 +167,7 @@ class TestLoads:
 
     @pytest.mark.parametrize("loader", LOADERS)
     @EVERY
-    def test_an_array_that_is_the_whole_tree(self, results, name, loader):
+    def test_array_as_the_whole_tree_round_trips(self, results, name, loader):
         assert results[f"bare/{name}"][loader] == ""
 
 
@@ -182,7 +182,7 @@ class TestReadsBack:
         assert back.metadata.key_impls == tree.metadata.key_impls
 
     @EVERY
-    def test_an_array_that_is_the_whole_tree(self, runs, name):
+    def test_array_as_the_whole_tree_round_trips(self, runs, name):
         assert_same(open_tree(runs / "bare" / name), BARE)
 
     @EVERY
@@ -252,21 +252,21 @@ class TestFiles:
             assert [codec["name"] for codec in raw["codecs"]] == ["bytes"]
             assert [codec["name"] for codec in coded["codecs"]] == ["bytes", "zstd"]
 
-    def test_the_default_is_one_raw_data_file(self, tmp_path):
+    def test_default_is_one_raw_data_file(self, tmp_path):
         write(ARRAYS, OrbaxWriter(), tmp_path / "run")
         assert sorted(location.name for location in (tmp_path / "run/0/items/d").iterdir()) == [
             "data",
             "index",
         ]
 
-    def test_the_step_is_that_of_the_tree(self, tmp_path):
+    def test_step_is_taken_from_the_tree(self, tmp_path):
         write(ARRAYS, OrbaxWriter(step=None), tmp_path / "run")
         assert (tmp_path / "run" / str(STEP) / "items" / "_METADATA").exists()
         write(Tree(ARRAYS.leaves), OrbaxWriter(step=None), tmp_path / "stepless")
         assert (tmp_path / "stepless" / "0" / "items" / "_METADATA").exists()
 
     @EVERY
-    def test_a_tree_without_arrays(self, tmp_path, name):
+    def test_tree_without_arrays_round_trips(self, tmp_path, name):
         tree = Tree({("text",): Text("x")}, Metadata(step=STEP))
         write(tree, writer(name), tmp_path / "run")
         assert_same(open_tree(tmp_path / "run"), tree)
@@ -402,7 +402,7 @@ def large() -> Tree:
     st.sampled_from((16, 160, 4096, 1 << 20)),
     st.sets(st.integers(0, 3)),
 )
-def test_a_largest_chunk_is_kept_to(shape, itemsize, largest, single):
+def test_chunk_limit_is_respected(shape, itemsize, largest, single):
     axes = sorted(axis for axis in single if axis < len(shape))
     chunk = chunking.chunk_shape(shape, itemsize, axes, largest)
     assert prod(chunk) * itemsize <= largest
@@ -417,14 +417,14 @@ class TestCompression:
         assert parse_compression(text) == expected
 
     @pytest.mark.parametrize("text", ["lz4", "zstd:", "zstd:0", "zstd:20", "zstd:-1", "ZSTD", "", "zstd:1.5"])
-    def test_others_are_refused_with_what_there_is(self, text):
+    def test_unknown_names_are_refused_with_alternatives(self, text):
         with pytest.raises(UsageError) as caught:
             parse_compression(text)
         assert repr(text) in caught.value.message
         assert caught.value.expected == "none, zstd or zstd:LEVEL with a level from 1 to 19"
 
     @pytest.mark.parametrize("level", [1, 3, HIGHEST_LEVEL])
-    def test_the_same_bytes_from_any_thread(self, level):
+    def test_bytes_do_not_depend_on_threads(self, level):
         data = memoryview(np.arange(100_000, dtype=np.uint16).view(np.uint8))
         with ThreadPoolExecutor(4) as pool:
             (encoded,) = set(pool.map(Zstd(level).encode, [data] * 8))
@@ -445,7 +445,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("name", "what"), [("ocdbt-zarr3-raw", "zarr v3"), ("ocdbt-zarr2-raw", "zarr v2")]
     )
-    def test_dtypes_that_zarr_lacks(self, name, what):
+    def test_unsupported_dtypes_are_refused(self, name, what):
         leaves = {
             ("a", f"w{k}"): array(dtype, 2) for k, dtype in enumerate(("float6_e2m3fn", "float6_e3m2fn"))
         }
@@ -461,13 +461,13 @@ class TestRefusals:
         assert error.message == "Orbax cannot store arrays without elements:\n    w: [0, 3]"
         assert "to-zarr3" in error.hint
 
-    def test_two_paths_of_one_name(self):
+    def test_two_paths_with_one_name_are_refused(self):
         error = self.refused(Tree({("a.b",): array("float32", 2), ("a", "b"): array("float32", 2)}))
         assert error.location == "a/b"
         assert error.got == "a.b is also 'a.b'"
 
     @pytest.mark.parametrize("key", ["a/b", "..", "d", "_METADATA", "x" * 300, "manifest.ocdbt"])
-    def test_names_that_no_directory_can_have(self, tmp_path, key):
+    def test_invalid_directory_names_are_refused(self, tmp_path, key):
         tree = Tree({(key,): array("float32", 2)}, Metadata(step=STEP))
         error = self.refused(tree, "files-zarr3-raw")
         assert key in error.message
@@ -476,11 +476,11 @@ class TestRefusals:
         assert_same(open_tree(tmp_path / "run"), tree)
 
     @pytest.mark.parametrize("item", ["", "..", "a/b", "_METADATA", "x\ny", "x\x7f"])
-    def test_items_that_no_directory_can_be(self, item):
+    def test_invalid_item_names_are_refused(self, item):
         with pytest.raises(UsageError, match="cannot be the name of an item"):
             OrbaxWriter(item=item)
 
-    def test_a_target_size_without_data_files(self):
+    def test_target_size_without_data_files_is_refused(self):
         with pytest.raises(UsageError, match="a target size for data files does not apply"):
             OrbaxWriter(ocdbt=False, target_data_file_bytes=1)
 
@@ -501,6 +501,6 @@ def test_zarr2_spellings_are_tensorstores(tmp_path, name):
     assert from_zarr2(theirs["dtype"]) == dtype
 
 
-def test_stored_helpers_make_what_they_say():
+def test_stored_helpers_write_the_declared_layout():
     assert {leaf.dtype.name for path, leaf in ARRAYS.arrays.items() if path[0] == "dtypes"} == set(ZARR3)
     assert stored(values((4,), DTYPES["int2"]), DTYPES["int2"]).read().astype(int).min() >= -2

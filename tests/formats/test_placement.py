@@ -119,7 +119,7 @@ def test_estimates_are_near_the_truth(case, data):
 
 
 @given(st.integers(1, 5), st.integers(2, 6), st.integers(2, 6), st.integers(1, 6))
-def test_all_chunks_of_a_layer_are_one_run(layers, rows, columns, piece):
+def test_chunks_of_a_layer_are_contiguous(layers, rows, columns, piece):
     """Stacked in the middle, cut on the first axis: a layer's chunks are neighbors in file and buffer."""
     placement = Placement((rows * piece, layers, columns), 2, (rows, 1, columns), DataFile("f"))
     for layer in range(layers):
@@ -130,7 +130,7 @@ def test_all_chunks_of_a_layer_are_one_run(layers, rows, columns, piece):
     assert len(list(placement.runs(Region.whole(placement.shape)))) == 1
 
 
-def test_a_scalar_is_one_chunk():
+def test_scalar_is_one_chunk():
     placement = Placement((), 8, (), DataFile("f", 128))
     (run,) = placement.runs(Region.whole(()))
     assert (run.offset, run.position, run.nbytes) == (128, 0, 8)
@@ -138,12 +138,12 @@ def test_a_scalar_is_one_chunk():
     assert placement.estimated_runs(Region.whole(())) == 1
 
 
-def test_an_appended_chunk_has_no_location_yet():
+def test_appended_chunk_has_no_location_yet():
     with pytest.raises(TypeError, match="no location"):
         Placement((4,), 2, (2,), Appended("f", 100)).chunk_range((0,))
 
 
-def test_placements_that_differ_are_described_apart():
+def test_different_placements_have_different_descriptions():
     homes = (*HOMES, Appended("d/data", 10), Appended("d/data", 11))
     described = {Placement((4,), 2, (2,), home).described for home in homes}
     assert len(described) == len(homes)

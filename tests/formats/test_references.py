@@ -218,7 +218,7 @@ def bytes_of(locations, position: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", ("safetensors", "raw", "files", "zarr2-raw", "zarr3"))
 @settings(max_examples=50)
 @given(data=st.data())
-def test_every_chunk_is_the_bytes_that_its_location_says(stores, kind, data):
+def test_every_chunk_has_the_bytes_of_its_location(stores, kind, data):
     """Plain chunks are checked against the array itself, whatever it is made of."""
     array = data.draw(expressions(stores[kind]))
     blocks = Finder().blocks(array)
@@ -305,7 +305,7 @@ def chunks(array: LazyArray):
     return None if blocks is None else chunks_of(blocks, 1 << 20)
 
 
-def test_a_stack_of_transposed_matrices_has_a_chunk_for_each(weights):
+def test_stack_of_transposed_matrices_has_a_chunk_per_matrix(weights):
     result = chunks(stack([relayout(weight, *TRANSPOSED) for weight in weights], 1))
     assert result.chunk == (4, 1, 6)
     assert result.codecs[0] == {"name": "transpose", "configuration": {"order": [1, 2, 0]}}
@@ -318,7 +318,7 @@ def test_heads_are_atoms_of_the_same_bytes(weights):
     assert result.codecs[0]["configuration"]["order"] == [1, 2, 3, 0]
 
 
-def test_a_reshape_needs_no_transpose(weights):
+def test_reshape_needs_no_transpose(weights):
     result = chunks(relayout(weights[0], [(2, 3), (4,)], (0, 1, 2), (1, 1, 1)))
     assert (result.chunk, result.is_in_order) == ((2, 3, 4), True)
 
@@ -327,18 +327,18 @@ def test_interleaved_rows_cannot_be_referenced(weights):
     assert chunks(relayout(weights[0], [(2, 3), (4,)], (1, 0, 2), (2, 1))) is None
 
 
-def test_values_that_change_cannot_be_referenced(weights):
+def test_changed_values_cannot_be_referenced(weights):
     assert chunks(elementwise(weights[0], Cast(DTYPES["float32"], BF16))) is None
 
 
-def test_the_outer_axis_of_a_range_can_be_taken_and_cut(weights):
+def test_outer_axis_of_a_range_can_be_indexed_and_sliced(weights):
     result = chunks(take(relayout(weights[0], [(2, 3), (4,)], (0, 1, 2), (1, 1, 1)), 0, 1))
     assert (result.chunk, next(result.locations())[1]) == ((3, 4), weights[0].offset + 24)
     result = chunks(window(weights[0], (2, 0), (3, 4)))
     assert (result.chunk, next(result.locations())[1]) == ((3, 4), weights[0].offset + 16)
 
 
-def test_one_of_two_is_where_it_was(weights):
+def test_second_block_keeps_its_location(weights):
     """A stack lists the blocks of its parts, also of one that is the second of two."""
     pair = Stack((2, 6, 4), BF16, tuple(weights), 0)
     taken = tuple(Take((6, 4), BF16, pair, 0, index) for index in (1, 0))
@@ -356,7 +356,7 @@ def test_large_ranges_become_even_chunks(weights):
     assert chunks_of(blocks, 4).chunk == (4, 6)
 
 
-def test_an_inner_axis_that_is_taken_leaves_nothing_to_share(tmp_path, monkeypatch):
+def test_indexed_inner_axis_cannot_be_shared(tmp_path, monkeypatch):
     """Its elements are millions of places; they are not even listed."""
     (tmp_path / "x").touch()
     os.truncate(tmp_path / "x", 1 << 33)
@@ -397,14 +397,14 @@ def test_thousands_of_vectors_become_one_chunk(weights, monkeypatch, tmp_path):
     assert not is_referenced(plan, "stacked")
 
 
-def test_only_what_is_kept_as_it_is_counts_as_the_same_order(weights, stores):
+def test_only_unchanged_arrays_count_as_same_order(weights, stores):
     tree = Tree({("range",): weights[0], ("chunks",): stores["zstd"].arrays["float32", "w0"]})
     assert [is_referenced(planned(tree, SAME), *path) for path in tree] == [False, True]
     assert [is_referenced(planned(tree, ANY), *path) for path in tree] == [True, True]
     assert planned(tree, ReferenceMode.NONE).layout.links == {}
 
 
-def test_the_mode_is_what_the_user_says_else_what_the_command_is_for():
+def test_mode_follows_the_option_or_the_command():
     declared = {True: ANY, False: ReferenceMode.NONE}
     for asked, mode in declared.items():
         for default in (True, False):
@@ -426,7 +426,7 @@ def test_the_mode_is_what_the_user_says_else_what_the_command_is_for():
         (["--reference", "--compression", "zstd"], ANY, ANY),
     ],
 )
-def test_the_mode_that_options_mean(options, copying, sharing):
+def test_mode_of_option_combinations(options, copying, sharing):
     for shares, mode in ((False, copying), (True, sharing)):
         seen = []
 
@@ -443,7 +443,7 @@ def test_the_mode_that_options_mean(options, copying, sharing):
         assert result.destination == (None if mode is ReferenceMode.NONE else parse("DST"))
 
 
-def test_the_command_line_says_what_is_shared(model, tmp_path):
+def test_command_line_reports_shared_bytes(model, tmp_path):
     command = ["convert", "hf-to-maxtext", str(model), str(tmp_path / "out"), "--reference"]
     plan = json.loads(ckpt(*command, "--dry-run", "--json").stdout)
     assert list(plan["links"].values()) == [str(model / "model.safetensors")]
@@ -477,7 +477,7 @@ def test_written_arrays_next_to_references_use_requested_codec(weights, tmp_path
     assert "transpose" in str(result["shared"].spec())
 
 
-def test_the_plan_says_what_the_reader_pays(weights, stores, monkeypatch):
+def test_plan_reports_slower_loading(weights, stores, monkeypatch):
     plain = Tree({("w",): weights[0]}, Metadata(step=0))
     turned = Tree({("w",): relayout(weights[0], *TRANSPOSED)}, Metadata(step=0))
     assert not any("slower" in remark for remark in planned(plain, ANY).remarks)
@@ -487,7 +487,7 @@ def test_the_plan_says_what_the_reader_pays(weights, stores, monkeypatch):
 
 
 @pytest.mark.parametrize("how", [{"ocdbt": False}, {"zarr3": False}])
-def test_layouts_that_cannot_refer_are_refused(how):
+def test_layouts_without_references_are_refused(how):
     with pytest.raises(UsageError, match="zarr v3 under OCDBT"):
         OrbaxWriter(references=References(ANY), **how)
 
@@ -588,7 +588,7 @@ def by_reference(model: Path, out: Path, scan: bool = True, jobs: int | None = N
     return plan_to_maxtext(model, ToMaxText(scan=scan), writer=writer(ANY, out), resources=resources)
 
 
-def test_the_source_may_be_deleted(model, tmp_path):
+def test_source_can_be_deleted(model, tmp_path):
     before = digests(model)
     receipt = by_reference(model, tmp_path / "out").run(tmp_path / "out")
     assert digests(model) == before
@@ -608,14 +608,14 @@ def test_dead_bytes_are_counted(model, tmp_path):
     assert any("--copy" in remark for remark in plan.remarks)
 
 
-def test_bytes_that_two_arrays_share_are_dead_in_none(weights):
+def test_shared_bytes_are_not_dead(weights):
     plan = planned(Tree({("a",): weights[0], ("b",): weights[0], ("c",): weights[1]}), ANY)
     (source,) = plan.layout.links.values()
     assert plan.bytes_referenced == 3 * 48
     assert plan.bytes_dead == source.size - 2 * 48
 
 
-def test_a_symbolic_link_shares_the_file_that_it_names(model, tmp_path):
+def test_symbolic_link_shares_its_target(model, tmp_path):
     """As all files of the Hugging Face cache are."""
     (model / "model.safetensors").rename(tmp_path / "blob")
     (model / "model.safetensors").symlink_to(tmp_path / "blob")
@@ -640,7 +640,7 @@ def test_references_of_references_keep_the_names_short(model, tmp_path):
     )
 
 
-def test_a_plain_copy_is_the_same_as_if_nothing_had_been_referenced(model, tmp_path):
+def test_plain_copy_equals_unreferenced_conversion(model, tmp_path):
     by_reference(model, tmp_path / "out").run(tmp_path / "out")
     write(open_tree(tmp_path / "out"), OrbaxWriter(), tmp_path / "plain")
     plan_to_maxtext(model).run(tmp_path / "expected")
@@ -663,7 +663,7 @@ def test_square_matrices_under_a_transpose_codec_are_read_within_their_scratch(t
     not SHARED_MEMORY.is_dir() or SHARED_MEMORY.stat().st_dev == Path("/tmp").stat().st_dev,
     reason="needs two file systems",
 )
-def test_another_file_system_is_seen_beforehand(model, tmp_path):
+def test_other_file_system_is_detected_before_writing(model, tmp_path):
     location = SHARED_MEMORY / f"ckpttools-{os.getpid()}"
     try:
         plan = by_reference(model, location / "out").plan
@@ -703,7 +703,7 @@ def test_refused_links_are_copies_in_the_plan(model, tmp_path, monkeypatch, numb
 
 
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
-def test_links_that_are_refused_later_become_copies_of_what_is_needed(model, tmp_path, monkeypatch, number):
+def test_refused_links_become_copies(model, tmp_path, monkeypatch, number):
     conversion = by_reference(model, tmp_path / "out")
     monkeypatch.setattr(os, "link", refusing(number))
     receipt = conversion.run(tmp_path / "out")
@@ -723,7 +723,7 @@ def test_full_disk_is_reported(model, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["touched", "the header, at the same time"])
-def test_a_source_that_changed_is_not_linked(model, tmp_path, how):
+def test_changed_source_is_not_linked(model, tmp_path, how):
     conversion = by_reference(model, tmp_path / "out")
     path = model / "model.safetensors"
     before = path.stat()
@@ -809,7 +809,7 @@ def test_kill_nine_loses_nothing(model, tmp_path):
     assert digests(model) == before
 
 
-def test_a_file_of_weights_is_not_shared_for_a_scalar(model, tmp_path):
+def test_weights_file_is_not_shared_for_a_scalar(model, tmp_path):
     """All is cast but the step, which would keep the old weights on the disk."""
     plan_to_maxtext(model).run(tmp_path / "old")
     arguments = ["cast", str(tmp_path / "old"), str(tmp_path / "new"), "--dtype", "float32", "--json"]
@@ -818,7 +818,7 @@ def test_a_file_of_weights_is_not_shared_for_a_scalar(model, tmp_path):
     assert not list((tmp_path / "new").rglob("linked-*"))
 
 
-def test_shared_files_are_no_room_that_comes_back(model, tmp_path):
+def test_shared_files_do_not_count_as_reclaimable(model, tmp_path):
     """What an unfinished conversion shares is not freed when it is done anew."""
     from ckpttools.stores.local.directory import allocated
 
@@ -828,7 +828,7 @@ def test_shared_files_are_no_room_that_comes_back(model, tmp_path):
     assert allocated(tmp_path / "x") < 3 * 8192
 
 
-def test_the_source_is_not_replaced_by_what_shares_its_files(model, tmp_path):
+def test_source_is_not_replaced_by_sharing_output(model, tmp_path):
     by_reference(model, tmp_path / "out").run(tmp_path / "out")
     before = digests(tmp_path / "out")
     tree = open_tree(tmp_path / "out")
@@ -886,7 +886,7 @@ def restacked(tree: Tree, like: Tree, axis: int = 1) -> Tree:
     return Tree(leaves, tree.metadata)
 
 
-def test_orbax_loads_what_is_shared(model, tmp_path):
+def test_orbax_loads_shared_chunks(model, tmp_path):
     """All public loaders on 8 devices, with and without targets; every source is gone by then."""
     runs = {name: tmp_path / name for name in ("hf", "unstacked", "restacked", "orbax")}
     runs["hf"] = tmp_path / "converted"

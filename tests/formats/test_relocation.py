@@ -20,11 +20,11 @@ HERE = Relocation.of(["/data=/mnt/x"])
         ("/home/mnt/x/a gs://b/mnt/x", "/home/mnt/x/a gs://b/mnt/x"),
     ],
 )
-def test_whole_beginnings_of_paths_go_back(declared, meant):
+def test_path_prefixes_are_mapped_back(declared, meant):
     assert HERE.back(declared) == meant
 
 
-def test_paths_go_there_and_back():
+def test_paths_round_trip():
     assert HERE.there("/data/a") == "/mnt/x/a" and HERE.there("/database") == "/database"
     assert Relocation.of({"/data": "x"}).there("/data/a") == f"{Path.cwd()}/x/a"
     assert Relocation.of("/data=gs://b/x").there("/data/a") == "gs://b/x/a"

@@ -102,7 +102,7 @@ def tensors(draw, codes=tuple(WHOLE_CODES)):
 
 @few
 @given(data=st.data(), built=tensors(), padding=st.integers(0, 17))
-def test_hand_made_files_read_as_their_bytes(data, built, padding, folder):
+def test_handmade_files_read_correctly(data, built, padding, folder):
     keys = data.draw(st.permutations(list(built)))
     tree = opened(file_at(folder, packed(built, keys, padding)))
     assert set(tree) == {(name,) for name in built}
@@ -171,7 +171,7 @@ def unpacked_slowly(raw: bytes, bits: int, count: int) -> list[int]:
 
 @few
 @given(data=st.data(), built=tensors(tuple(PACKED_CODES)))
-def test_elements_of_less_than_a_byte(data, built, folder):
+def test_elements_smaller_than_a_byte_are_read(data, built, folder):
     tree = opened(file_at(folder, packed({"one": ("U8", [3], b"abc"), **built})))
     for name, (code, shape, raw) in built.items():
         dtype = from_safetensors(code)
@@ -197,25 +197,25 @@ def test_every_dtype_without_axes_or_elements(code, tmp_path):
         assert tree["one",].read().tobytes() == raw
 
 
-def test_data_that_is_not_aligned_to_its_elements(tmp_path):
+def test_unaligned_data_is_read(tmp_path):
     raw = np.arange(4, dtype="<f8").tobytes()
     for padding in range(8):
         path = file_at(tmp_path, packed({"x": ("U8", [1], b"\1"), "y": ("F64", [2, 2], raw)}, None, padding))
         assert opened(path)["y",].read().tolist() == [[0, 1], [2, 3]]
 
 
-def test_a_file_without_tensors(tmp_path):
+def test_file_without_tensors_is_read(tmp_path):
     tree = opened(file_at(tmp_path, framed(b"{}")))
     assert len(tree) == 0
     assert tree.metadata.custom == {}
 
 
-def test_the_header_may_carry_null_metadata_and_further_fields(tmp_path):
+def test_header_may_have_null_metadata_and_extra_fields(tmp_path):
     built = {"__metadata__": None, "x": {**entry(), "comment": "of somebody"}}
     assert list(opened(file_at(tmp_path, file_of(built, b"1234")))) == [("x",)]
 
 
-def test_a_sound_file_whose_length_looks_like_a_zip_archive(tmp_path):
+def test_valid_file_whose_length_looks_like_zip_is_read(tmp_path):
     plain = packed({"x": ("U8", [1], b"a")})
     length = int.from_bytes(plain[:8], "little")
     content = packed({"x": ("U8", [1], b"a")}, None, 0x4B50 - length)
@@ -357,11 +357,11 @@ def test_every_truncation_of_a_file_is_refused(tmp_path):
         refusal(file_at(tmp_path, content[:length]))
 
 
-def test_a_truncated_header_is_not_taken_for_a_pickle(tmp_path):
+def test_truncated_header_is_not_reported_as_pickle(tmp_path):
     assert_says(refusal(file_at(tmp_path, (0x280).to_bytes(8, "little") + b'{"x"')), "truncated")
 
 
-def test_the_limit_of_the_header_is_an_option(tmp_path):
+def test_header_limit_is_an_option(tmp_path):
     path = file_at(tmp_path, packed({"x": ("U8", [1], b"a")}, padding=200))
     length = path.stat().st_size - 9
     assert len(opened(path, max_header_bytes=length)) == 1
@@ -449,7 +449,7 @@ def test_shards_with_an_index(tmp_path):
         assert tree.metadata.location == str(location)
 
 
-def test_an_index_of_another_name(tmp_path):
+def test_index_with_another_name_is_read(tmp_path):
     write_index(tmp_path, shards(tmp_path), "diffusion.safetensors.index.json")
     file_at(tmp_path, small("other"), "other.safetensors")
     assert list(opened(tmp_path)) == [("t0",), ("t1",), ("t2",)]
@@ -484,12 +484,12 @@ def test_numbers_count_however_many_digits_they_have(tmp_path):
     assert not any("missing" in finding.what for finding in examine(tmp_path).findings)
 
 
-def test_numbers_of_absurd_count_are_names_like_others(tmp_path):
+def test_absurd_shard_counts_are_plain_names(tmp_path):
     file_at(tmp_path, small("x"), "w-1-of-99999999999999999999.safetensors")
     assert len(opened(tmp_path)) == 1
 
 
-def test_the_single_file_goes_before_the_index(tmp_path):
+def test_single_file_takes_precedence_over_the_index(tmp_path):
     write_index(tmp_path, shards(tmp_path))
     file_at(tmp_path, small("single"))
     assert list(opened(tmp_path)) == [("single",)]
@@ -501,7 +501,7 @@ def test_custom_metadata_of_all_shards(tmp_path):
     assert opened(tmp_path).metadata.custom == {"a": "1", "b": "2"}
 
 
-def test_a_directory_of_symbolic_links_as_the_hub_cache_has_it(tmp_path):
+def test_hub_cache_with_symbolic_links_is_read(tmp_path):
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
@@ -537,7 +537,7 @@ def test_more_shards_than_open_files(tmp_path):
     assert open_files() == before
 
 
-def test_a_refused_file_is_closed(tmp_path):
+def test_refused_file_is_closed(tmp_path):
     before = open_files()
     refusal(file_at(tmp_path, b"x" * 100))
     assert open_files() == before
@@ -556,7 +556,7 @@ def test_all_missing_shards_are_listed(tmp_path):
 @pytest.mark.parametrize(
     "name", ["../x.safetensors", "/etc/passwd", "a/../../x.safetensors", "", "a\0b", "."]
 )
-def test_an_index_that_points_outside(name, tmp_path):
+def test_index_pointing_outside_is_refused(name, tmp_path):
     write_index(tmp_path, {**shards(tmp_path), "x": name})
     assert_says(refusal(tmp_path), "outside", repr(name), "do not trust")
 
@@ -572,7 +572,7 @@ def test_index_of_tensors_that_its_files_lack_is_refused(tmp_path):
     assert "t1 (" not in str(error)
 
 
-def test_the_same_tensors_in_several_files(tmp_path):
+def test_duplicate_tensors_are_refused(tmp_path):
     for name in ("one.safetensors", "two.safetensors", "three.safetensors"):
         file_at(tmp_path, small("both"), name)
     declared = (
@@ -596,7 +596,7 @@ def test_the_same_tensors_in_several_files(tmp_path):
         ("<html>", ["a web page, not JSON"]),
     ],
 )
-def test_a_broken_index(text, words, tmp_path):
+def test_broken_index_is_refused(text, words, tmp_path):
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(text)
     error = refusal(tmp_path)
@@ -613,7 +613,7 @@ def test_a_broken_index(text, words, tmp_path):
         (POINTER.decode(), "", ["Git LFS pointer"]),
     ],
 )
-def test_a_broken_configuration(text, location, words, tmp_path):
+def test_broken_configuration_is_refused(text, location, words, tmp_path):
     path = file_at(tmp_path, small("x"))
     (tmp_path / "config.json").write_text(text)
     error = refusal(path, ConfigError)
@@ -623,13 +623,13 @@ def test_a_broken_configuration(text, location, words, tmp_path):
     assert_says(error, *words)
 
 
-def test_a_configuration_that_cannot_be_read(tmp_path):
+def test_unreadable_configuration_is_refused(tmp_path):
     file_at(tmp_path, small("x"))
     (tmp_path / "config.json").symlink_to("nowhere")
     assert_says(refusal(tmp_path, ConfigError), "link to nothing", "config.json")
 
 
-def test_a_configuration_that_is_no_text(tmp_path):
+def test_binary_configuration_is_refused(tmp_path):
     file_at(tmp_path, small("x"))
     (tmp_path / "config.json").write_bytes(b'{"a": "\xe9"}')
     assert_says(refusal(tmp_path, ConfigError), "not UTF-8", "config.json:1:8", "0xe9")
@@ -652,7 +652,7 @@ def test_format_is_recognized(tmp_path):
     assert asked.why_not(parse(tmp_path / "model-00001-of-00003.safetensors")) is None
 
 
-def test_two_indexes_are_one_too_many(tmp_path):
+def test_two_indexes_are_refused(tmp_path):
     write_index(tmp_path, {}, "a.safetensors.index.json")
     write_index(tmp_path, {}, "b.safetensors.index.json")
     assert "more than one index" in FORMAT.why_not(parse(tmp_path))
@@ -822,7 +822,7 @@ def values_of(folder):
     return {path[0]: float(item.read()[0]) for path, item in ckpttools.open(folder).arrays.items()}
 
 
-def test_tensors_that_an_index_misplaces_are_read_as_transformers_does(tmp_path):
+def test_misplaced_tensors_are_read_as_by_transformers(tmp_path):
     source = tmp_path / "m"
     source.mkdir()
     named = dict(save_shards(source, 2, 1))
@@ -846,7 +846,7 @@ def test_tensors_that_an_index_misplaces_are_read_as_transformers_does(tmp_path)
 
 @pytest.mark.parametrize("spelling", ["./{}", ".//{}", "sub/.././{}", "././{}"])
 @pytest.mark.parametrize("some", [True, False])
-def test_spellings_of_one_file_in_an_index_are_one_file(tmp_path, spelling, some):
+def test_different_spellings_of_a_file_are_one_file(tmp_path, spelling, some):
     named = dict(save_shards(tmp_path, 2, 1))
     respelled = {
         key: spelling.format(file) if not some or key == "t0" else file for key, file in named.items()
@@ -862,7 +862,7 @@ def test_spellings_of_one_file_in_an_index_are_one_file(tmp_path, spelling, some
     assert index_findings(tmp_path) == []
 
 
-def test_the_last_spelling_decides_which_file_counts(tmp_path):
+def test_last_spelling_decides_the_reading_order(tmp_path):
     # transformers sorts names as the index spells them: `./z` before `a`.
     save_file({"t": np.zeros(4, np.float32), "z": np.zeros(4, np.float32)}, tmp_path / "z.safetensors")
     save_file({"t": np.ones(4, np.float32), "a": np.ones(4, np.float32)}, tmp_path / "a.safetensors")
@@ -871,7 +871,7 @@ def test_the_last_spelling_decides_which_file_counts(tmp_path):
     assert [finding.level for finding in index_findings(tmp_path)] == ["warning"]
 
 
-def test_a_shard_whose_ending_transformers_does_not_know_is_reported(tmp_path):
+def test_shard_with_unknown_suffix_is_reported(tmp_path):
     named = dict(save_shards(tmp_path, 2, 1))
     first = min(named.values())
     upper = first.replace(".safetensors", ".SAFETENSORS")
@@ -881,7 +881,7 @@ def test_a_shard_whose_ending_transformers_does_not_know_is_reported(tmp_path):
     assert upper in result.what and result.command is not None
 
 
-def test_a_file_that_the_index_does_not_name_is_skipped_if_others_have_its_tensors(tmp_path):
+def test_unlisted_file_with_repeated_tensors_is_skipped(tmp_path):
     named = dict(save_shards(tmp_path, 2, 1))
     extra = tmp_path / "model-00003-of-00002.safetensors"
     save_file({"t0": np.full(4, 9, np.float32)}, extra)
@@ -891,7 +891,7 @@ def test_a_file_that_the_index_does_not_name_is_skipped_if_others_have_its_tenso
     assert set(values_of(tmp_path).values()) == {1.0}
 
 
-def test_a_file_with_tensors_of_its_own_that_the_index_does_not_name_is_refused(tmp_path):
+def test_unlisted_file_with_further_tensors_is_refused(tmp_path):
     named = dict(save_shards(tmp_path, 2, 1))
     held = values_of(tmp_path)
     files = sorted({*named.values()})
@@ -910,7 +910,7 @@ def test_a_file_with_tensors_of_its_own_that_the_index_does_not_name_is_refused(
             aside.unlink()
 
 
-def test_no_index_is_set_aside_where_none_could_be_written_in_its_location(tmp_path):
+def test_index_is_set_aside_only_if_it_can_be_rewritten(tmp_path):
     named = dict(save_shards(tmp_path, 3, 1))
     files = sorted({*named.values()})
     kept = {name: file for name, file in named.items() if file == files[0]}
@@ -939,7 +939,7 @@ def test_missing_files_are_a_stale_index_or_an_incomplete_download(tmp_path):
     assert_says(refusal(tmp_path), "the download is not complete")
 
 
-def test_tensors_in_a_file_of_another_name_are_found(tmp_path):
+def test_tensors_in_a_renamed_file_are_found(tmp_path):
     named = dict(save_shards(tmp_path, 2, 1))
     first, second = sorted({*named.values()})
     write_index(tmp_path, dict.fromkeys(named, first))

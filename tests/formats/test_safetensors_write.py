@@ -153,7 +153,7 @@ class TestTheReferenceImplementation:
         ours = {name: list(map(str, group)) for name, group in zip(names, groups, strict=True)}
         assert ours == theirs.filename_to_tensors
 
-    def test_the_limit_is_that_of_huggingface_hub(self):
+    def test_limit_matches_huggingface_hub(self):
         from huggingface_hub.serialization._base import MAX_SHARD_SIZE, parse_size_to_int
 
         assert parse_size_to_int(MAX_SHARD_SIZE) == DEFAULT_SHARD_BYTES
@@ -178,7 +178,7 @@ class TestLocations:
                 assert begin % 4096 == 0, name
         assert pages > 10
 
-    def test_a_file_without_whole_pages_has_a_short_header(self, tmp_path):
+    def test_small_file_has_a_short_header(self, tmp_path):
         write(flat_tree({"a": array()}), ONE, tmp_path / "out")
         _, start = header(tmp_path / "out" / "model.safetensors")
         assert start % 8 == 0
@@ -220,7 +220,7 @@ class TestRuns:
         assert digests(tmp_path / "a") == digests(tmp_path / "b")
         assert len(digests(tmp_path / "a")) > 2
 
-    def test_an_interrupted_run_is_no_checkpoint_and_goes_on_to_the_same_files(self, tmp_path, monkeypatch):
+    def test_interrupted_run_resumes_to_the_same_files(self, tmp_path, monkeypatch):
         monkeypatch.setattr(planning, "LARGEST_TASK", 1 << 16)
         monkeypatch.setattr(planning, "_SMALLEST_TASK", 1 << 12)
         monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)
@@ -305,7 +305,7 @@ class TestTheWayBack:
         # A name of a framework that says nothing may be there beside what the user said.
         assert dict(back.metadata.custom) in (custom, {**custom, "format": "pt"})
 
-    def test_names_alone_need_no_description(self, tmp_path):
+    def test_plain_names_need_no_description(self, tmp_path):
         tree = flat_tree({"model.layers.0.w": array(), "lm_head": array()}, custom={"note": "x"})
         back = come_back(tree, tmp_path / "out")
         assert header(tmp_path / "out" / "model.safetensors")[0]["__metadata__"] == {
@@ -319,7 +319,7 @@ class TestTheWayBack:
         assert come_back(tree, tmp_path / "out").metadata.custom == {"format": "pt"}
 
     @pytest.mark.parametrize("count", [2, 3])
-    def test_one_shard_alone_has_its_arrays_under_their_names(self, tmp_path, count):
+    def test_single_shard_has_its_arrays_by_name(self, tmp_path, count):
         tree = many_leaves(2 * count)
         write(tree, SafetensorsWriter(50), tmp_path / "out")
         for number in (1, 2):
@@ -329,7 +329,7 @@ class TestTheWayBack:
             assert back.metadata.custom == {"format": "pt"}
         assert_same(opened(tmp_path / "out" / "model.safetensors.index.json"), tree)
 
-    def test_one_that_calls_itself_the_first_of_one_is_a_whole_tree(self, tmp_path):
+    def test_shard_1_of_1_is_a_complete_tree(self, tmp_path):
         tree = many_leaves(2)
         write(tree, ONE, tmp_path / "out")
         built = (tmp_path / "out" / "model.safetensors").rename(tmp_path / "a-00001-of-00001.safetensors")
@@ -390,7 +390,7 @@ class TestContradictions:
         rewritten(location, with_entry(SOUND))
         assert list(opened(location)) == [("a", "b")]
 
-    def test_an_array_more(self, location):
+    def test_extra_array_is_refused(self, location):
         def change(fields, data):
             fields["more"] = {"dtype": "U8", "shape": [1], "data_offsets": [len(data), len(data) + 1]}
             return data + b"x"
@@ -398,7 +398,7 @@ class TestContradictions:
         rewritten(location, change)
         self.refused(location, "present, but not described (1):\n    more", "another program")
 
-    def test_an_array_less(self, location):
+    def test_missing_array_is_refused(self, location):
         def change(fields, data):
             fields["A"] = fields.pop("a.b")
 
@@ -407,11 +407,11 @@ class TestContradictions:
             location, "described, but missing (1):\n    a.b", "present, but not described (1):\n    A"
         )
 
-    def test_an_array_twice(self, location):
+    def test_duplicate_description_is_refused(self, location):
         rewritten(location, with_entry({**SOUND, "leaves": [*LEAVES, [["a", "b"], "empty", "Dict"]]}))
         self.refused(location, 'described twice (1):\n    ["a", "b"]')
 
-    def test_a_later_version(self, location):
+    def test_later_version_is_refused(self, location):
         rewritten(location, with_entry({**SOUND, "version": 2, "leaves": "other"}))
         self.refused(location, "version 2", "update ckpttools")
 
@@ -454,7 +454,7 @@ class TestRefused:
             assert word in str(caught.value)
         assert list(location.iterdir()) == []
 
-    def test_two_paths_of_one_name(self, tmp_path):
+    def test_two_paths_with_one_name_are_refused(self, tmp_path):
         leaves = {("a", "b"): array(), ("a.b",): array(), ("x", 0): array(), ("x", "0"): array()}
         tree = Tree({**leaves, ("y/z",): array(), ("y", "z"): array()})
         words = ("""["a", "b"] and ["a.b"]: 'a.b'""", """["x", 0] and ["x", "0"]: 'x.0'""", "`separator`")
@@ -466,21 +466,21 @@ class TestRefused:
         tree = Tree({("a", "b"): array(), ("a.b",): Empty("None"), ("x",): Text("t")})
         assert_same(come_back(tree, tmp_path / "out"), tree)
 
-    def test_every_array_of_a_dtype_that_the_format_lacks(self, tmp_path):
+    def test_all_arrays_of_unsupported_dtypes_are_listed(self, tmp_path):
         lacking = [dtype.name for dtype in DTYPES.values() if dtype not in HELD]
         assert {"int4", "float8_e3m4", "complex128", "float4_e2m1fn"} <= set(lacking)
         tree = Tree({("w", name): array(name, (4, 2)) for name in (*lacking, "float32")})
         words = (f"{len(lacking)} arrays", *(f"w/{name}: {name}\n" for name in lacking))
         self.refused(tree, tmp_path, *words, 'dtype="bfloat16"', "complex128, int2, int4")
 
-    def test_the_way_out_fits_the_dtype(self, tmp_path):
+    def test_hint_fits_the_dtype(self, tmp_path):
         self.refused(flat_tree({"w": array("complex128")}), tmp_path, "hint     `dtype` leaves complex128")
         with pytest.raises(FormatError, match="bfloat16") as caught:
             write(flat_tree({"w": array("float8_e3m4")}), ONE, tmp_path / "out")
         assert "Orbax" not in str(caught.value)
 
     @pytest.mark.parametrize("name", ["float8_e3m4", "float8_e4m3b11fnuz", "float4_e2m1fn", "float6_e2m3fn"])
-    def test_the_cast_that_is_named_does(self, tmp_path, name):
+    def test_suggested_cast_works(self, tmp_path, name):
         from ckpttools.formats.registry import open_tree
         from ckpttools.transforms.cast import cast
 
@@ -492,10 +492,10 @@ class TestRefused:
         assert open_tree(tmp_path / "out")["w",].dtype.name == "bfloat16"
 
     @pytest.mark.parametrize("name", ["__metadata__", "half \ud800"])
-    def test_names_that_the_format_cannot_hold(self, tmp_path, name):
+    def test_unsupported_names_are_refused(self, tmp_path, name):
         self.refused(flat_tree({name: array()}), tmp_path, repr(name), "rename")
 
-    def test_metadata_that_json_cannot_hold(self, tmp_path):
+    def test_unserializable_metadata_is_refused(self, tmp_path):
         tree = flat_tree({"w": array()}, custom={"good": 1, "bad": {1, 2}})
         self.refused(tree, tmp_path, "custom metadata 'bad'", "leave it out")
 
@@ -508,18 +508,18 @@ class TestRefused:
         self.refused(tree, tmp_path, r"half \ud800", "Unicode text", "rename")
 
     @pytest.mark.parametrize("custom", [{"k": ["half \ud800"]}, {"half \ud800": 1}], ids=["value", "key"])
-    def test_metadata_that_could_not_be_read_again(self, tmp_path, custom):
+    def test_unreadable_metadata_is_refused(self, tmp_path, custom):
         tree = flat_tree({"w": array()}, custom=custom)
         self.refused(tree, tmp_path, "custom metadata", "surrogates not allowed")
 
-    def test_a_header_longer_than_readers_accept(self, tmp_path, monkeypatch):
+    def test_overlong_header_is_refused(self, tmp_path, monkeypatch):
         monkeypatch.setattr(safetensors_write, "MAX_HEADER_BYTES", 1000)
         tree = flat_tree({f"w{k}": array() for k in range(100)})
         self.refused(tree, tmp_path, "header", "at most 1,000 bytes", "`max_shard_size`")
         write(tree, SafetensorsWriter(100), tmp_path / "out")
 
 
-def test_an_array_can_be_planned_from_safetensors_again(tmp_path):
+def test_output_can_be_planned_again(tmp_path):
     write(STRUCTURED, ONE, tmp_path / "a")
     plan_tree(opened(tmp_path / "a"), SafetensorsWriter(60, "/")).run(tmp_path / "b")
     assert_same(opened(tmp_path / "b"), STRUCTURED)

@@ -117,7 +117,7 @@ def test_deviation_compares_some_rows_of_a_large_table():
     assert result.rows == result.compared == 64
 
 
-def test_deviation_reports_another_shape():
+def test_deviation_reports_different_shapes():
     dtype = DTYPES["float32"]
     arrays = stored(noise((5, 4), dtype), dtype), stored(noise((4, 4), dtype), dtype)
     assert str(StoredHead(NAMES, *arrays).deviation(memory=PLENTY)) == "another shape"

@@ -50,7 +50,7 @@ class TestOrbaxToOrbax:
         assert list(back) == list(EVERYTHING)
         assert back.metadata.key_impls == EVERYTHING.metadata.key_impls
 
-    def test_the_metadata_of_the_tree_is_the_same(self, source, tmp_path):
+    def test_tree_metadata_is_unchanged(self, source, tmp_path):
         run("to-orbax", source, tmp_path / "out")
         ours, theirs = (
             json.loads((location / str(STEP) / "items" / "_METADATA").read_bytes())
@@ -70,7 +70,7 @@ class TestOrbaxToOrbax:
         assert (tmp_path / "out" / "12" / "state" / "_METADATA").is_file()
         assert open_tree(tmp_path / "out").metadata.step == 12
 
-    def test_the_step_of_the_source_is_kept(self, source, tmp_path):
+    def test_step_of_the_source_is_kept(self, source, tmp_path):
         run("to-orbax", source, tmp_path / "out")
         assert [location.name for location in (tmp_path / "out").iterdir()] == [str(STEP)]
 
@@ -111,21 +111,21 @@ def test_safetensors_to_orbax(tmp_path):
 
 
 class TestMessages:
-    def test_an_unknown_compression(self, source, tmp_path):
+    def test_unknown_compression_is_refused(self, source, tmp_path):
         output = run("to-orbax", source, tmp_path / "out", "--compression", "lz4", code=2)
         assert "none, zstd or zstd:LEVEL" in output
 
-    def test_a_target_size_without_ocdbt(self, source, tmp_path):
+    def test_target_size_without_ocdbt_is_refused(self, source, tmp_path):
         options = ("--no-ocdbt", "--target-data-file-size", "1GB")
         output = run("to-orbax", source, tmp_path / "out", *options, code=2)
         assert "a target size for data files does not apply" in output
 
-    def test_a_bad_item(self, source, tmp_path):
+    def test_invalid_item_is_refused(self, source, tmp_path):
         assert "cannot be the name of an item" in run(
             "to-orbax", source, tmp_path / "out", "--item", "a/b", code=2
         )
 
-    def test_a_backslash_without_ocdbt(self, tmp_path):
+    def test_backslash_without_ocdbt_is_refused(self, tmp_path):
         """Orbax looks for `a/b` there."""
         write(Tree({("a\\b",): array("float32", 2)}, Metadata(step=0)), OrbaxWriter(), tmp_path / "in")
         output = run("to-orbax", tmp_path / "in", tmp_path / "out", "--no-ocdbt", code=3)

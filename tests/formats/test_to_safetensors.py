@@ -72,7 +72,7 @@ class TestThereAndBack:
                 got = file.get_tensor(separator.join(map(str, path)))
                 assert got.tobytes() == array.read().tobytes()
 
-    def test_orbax_by_way_of_safetensors_is_the_same_orbax(self, orbax, tmp_path):
+    def test_orbax_round_trips_through_safetensors(self, orbax, tmp_path):
         plan_tree(ckpttools.open(orbax), SafetensorsWriter(40_000)).run(tmp_path / "st")
         plan_tree(ckpttools.open(tmp_path / "st"), OrbaxWriter(step=0)).run(tmp_path / "orbax")
         assert_same(ckpttools.open(tmp_path / "orbax"), ckpttools.open(orbax))
@@ -89,7 +89,7 @@ class TestThereAndBack:
             got, expected = ckpttools.open(tmp_path / location), ckpttools.open(sharded)
             assert_same(got.with_metadata(custom={}), expected.with_metadata(custom={}))
 
-    def test_a_step_of_several(self, tmp_path):
+    def test_step_of_a_run_can_be_chosen(self, tmp_path):
         for step in (3, 20):
             tree = Tree({("w", 0): stored(noise((4,), DTYPES["int32"], step), DTYPES["int32"])})
             write(tree.with_metadata(step=step), OrbaxWriter(step=step), tmp_path / f"run{step}")
@@ -103,7 +103,7 @@ class TestThereAndBack:
 
 
 class TestTheCommand:
-    def test_says_what_it_did_and_leaves_nothing_behind(self, orbax, tmp_path):
+    def test_reports_the_result_and_leaves_no_files_behind(self, orbax, tmp_path):
         output = succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--no-progress").stdout
         assert output.startswith(f"{tmp_path / 'st'}: ")
         assert [location.name for location in tmp_path.iterdir()] == ["st"]
@@ -116,7 +116,7 @@ class TestTheCommand:
         dtypes = {str(array.dtype) for array in ckpttools.open(tmp_path / "st").arrays.values()}
         assert dtypes == {"float16", "int64"} or dtypes == {"float16", "int32"}
 
-    def test_a_dry_run_writes_nothing_and_tells_the_files(self, orbax, tmp_path):
+    def test_dry_run_lists_the_files_and_writes_nothing(self, orbax, tmp_path):
         arguments = ("convert", "to-safetensors", orbax, tmp_path / "st", "--max-shard-size=40KB")
         output = succeed(*arguments, "--dry-run").stdout
         assert list(tmp_path.iterdir()) == []
@@ -126,7 +126,7 @@ class TestTheCommand:
         assert plan["files"] == sizes
         assert all(name in output for name in sizes)
 
-    def test_a_destination_that_exists(self, orbax, tmp_path):
+    def test_existing_destination_is_refused(self, orbax, tmp_path):
         (tmp_path / "st").mkdir()
         (tmp_path / "st" / "precious").write_text("x")
         assert "precious" in refused(2, orbax, tmp_path / "st", "--overwrite")
@@ -149,7 +149,7 @@ class TestTheCommand:
         assert "does not fit into the memory" in refused(4, orbax, destination, "--memory=1MiB")
         assert list(tmp_path.iterdir()) == []
 
-    def test_dtypes_that_safetensors_lacks(self, tmp_path):
+    def test_unsupported_dtypes_are_refused(self, tmp_path):
         dtype = DTYPES["float8_e3m4"]
         tree = Tree({("w", "a"): stored(noise((4, 2), dtype), dtype)}, Metadata(step=0))
         write(tree, OrbaxWriter(), tmp_path / "orbax")
@@ -158,7 +158,7 @@ class TestTheCommand:
         assert "--dtype bfloat16" in message
         succeed("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "st", "--dtype", "bfloat16")
 
-    def test_names_that_collide(self, tmp_path):
+    def test_colliding_names_are_refused(self, tmp_path):
         dtype = DTYPES["int8"]
         leaves = {path: stored(noise((2,), dtype), dtype) for path in (("a", "b/c"), ("a/b", "c"))}
         write(Tree(leaves, Metadata(step=0)), OrbaxWriter(), tmp_path / "orbax")

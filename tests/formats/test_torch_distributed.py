@@ -45,7 +45,7 @@ def copied(source, target):
 
 
 class TestMetadataAndFiles:
-    def test_every_tensor_is_what_the_processes_gathered(self):
+    def test_tensors_equal_those_gathered_by_processes(self):
         """Cut by rows (7 on 4), columns, twice on one axis, both axes; replicated; plain; transposed."""
         tree = open_tree(DCP)
         for name, array in WHOLE.items():
@@ -68,7 +68,7 @@ class TestMetadataAndFiles:
         assert "healthy" in ckpt("doctor", DCP).output
         assert "float32[10,9]" in ckpt("inspect", "tree", DCP).output
 
-    def test_a_process_whose_file_is_missing(self, tmp_path):
+    def test_missing_process_file_is_reported(self, tmp_path):
         part = copied(DCP, tmp_path / "c")
         (part / "__2_0.distcp").unlink()
         told = run("hash", part, code=3)
@@ -76,13 +76,13 @@ class TestMetadataAndFiles:
         (part / ".metadata").unlink()
         assert "the save is unfinished" in run("hash", part, code=3)
 
-    def test_a_file_that_is_cut(self, tmp_path):
+    def test_truncated_file_is_reported(self, tmp_path):
         part = copied(DCP, tmp_path / "c")
         file = part / "__1_0.distcp"
         file.write_bytes(file.read_bytes()[:-1])
         assert "__1_0.distcp: 17,407 bytes of 17,408" in run("hash", part, code=3)
 
-    def test_a_file_of_another_save(self, tmp_path):
+    def test_file_of_another_save_is_reported(self, tmp_path):
         """As long, and with other tensors in it: whoever reads one sees that it is another."""
         part = copied(DCP, tmp_path / "c")
         first, second = (part / f"__{rank}_0.distcp" for rank in (1, 3))
@@ -90,7 +90,7 @@ class TestMetadataAndFiles:
         first.write_bytes(short + bytes(len(long) - len(short)))
         assert ckpt("hash", part).exit_code == 3
 
-    def test_a_file_that_is_there_twice(self, tmp_path):
+    def test_copied_file_is_reported(self, tmp_path):
         """Files of processes that have the same parts by shape: only numbers tell them apart."""
         part = copied(FSDP, tmp_path / "c")
         first, second = (part / f"__{rank}_0.distcp" for rank in (0, 1))
@@ -99,13 +99,13 @@ class TestMetadataAndFiles:
         assert "__0_0.distcp = __1_0.distcp" in run("hash", part, code=3)
 
     @pytest.mark.parametrize("kind", ("replicated", "experts"))
-    def test_experts_that_are_copies_of_each_other(self, kind):
+    def test_identical_experts_are_accepted(self, kind):
         """A model that begins as one of a dense model: each process has some of the experts."""
         tree = open_tree(FIXTURES / "upcycled" / kind)
         experts = tree["model/layers.0.gate_up"].read()
         assert experts.shape == (6, 8, 8) and (experts == experts[0]).all() and len({*experts[0].flat}) == 64
 
-    def test_differing_shards_are_not_taken_for_copies(self, tmp_path):
+    def test_differing_shards_do_not_count_as_copies(self, tmp_path):
         """Files of two processes or three: alike where they are looked at first, of what and in what else."""
 
         def refused(rows, *contents, processes=2, **spans):
@@ -171,7 +171,7 @@ def resay(file, change, only_last=False):
 
 
 class TestSafetensors:
-    def test_every_tensor_is_what_the_processes_gathered(self):
+    def test_tensors_equal_those_gathered_by_processes(self):
         tree = open_tree(SHARDS)
         assert {f"model.{dotted(path)}" for path in tree.arrays} == WHOLE.keys() - {"optim.exp_avg"}
         # What is transposed was saved as another: this writer of torch takes contiguous tensors only.
@@ -189,7 +189,7 @@ class TestSafetensors:
         assert "one process's part" in run("hash", one, code=3)
 
     @pytest.mark.parametrize("rank", [1, 2, 3])
-    def test_all_files_of_a_process_are_missing(self, tmp_path, rank):
+    def test_missing_files_of_a_process_are_listed(self, tmp_path, rank):
         part = copied(SHARDS, tmp_path / "c")
         for file in part.glob(f"shard-{rank:05d}-*"):
             file.unlink()
@@ -220,20 +220,20 @@ class TestSafetensors:
             file.unlink()
         assert "shard-…-model-00003-of-00003.safetensors" in run("hash", tmp_path, code=3)
 
-    def test_parts_that_overlap(self, tmp_path):
+    def test_overlapping_parts_are_refused(self, tmp_path):
         part = copied(SHARDS, tmp_path / "c")
         for file in part.glob("*-00001-of-*"):
             resay(file, lambda offsets: [max(0, at - 1) for at in offsets])
         assert "two of its parts contain element" in run("hash", part, code=3)
 
     @pytest.mark.parametrize("wrong", [-1, 1 << 62, 0.0, None, "1"])
-    def test_offsets_that_are_no_locations(self, tmp_path, wrong):
+    def test_invalid_offsets_are_refused(self, tmp_path, wrong):
         part = copied(SHARDS, tmp_path / "c")
         file = part / "shard-00001-model-00001-of-00002.safetensors"
         resay(file, lambda offsets: [*offsets[:-1], wrong], only_last=True)
         assert "offsets that are not lists of indices" in run("hash", part, code=3)
 
-    def test_a_file_of_another_save(self, tmp_path):
+    def test_file_of_another_save_is_reported(self, tmp_path):
         """Of as many processes and more: what they had is there twice."""
         part = copied(SHARDS, tmp_path / "c")
         for file in sorted(part.glob("shard-00001-*")):
@@ -248,14 +248,14 @@ class TestSafetensors:
 class TestRanks:
     """`model_world_size_4_rank_0.pt` and so on, of DTensors on meshes of 4 and of 2 by 2."""
 
-    def test_every_tensor_is_what_the_processes_gathered(self):
+    def test_tensors_equal_those_gathered_by_processes(self):
         tree = open_tree(RANKS)
         assert {f"model.{dotted(path)}" for path in tree.arrays} == WHOLE.keys() - {"optim.exp_avg"}
         for path, array in tree.arrays.items():
             assert array.read().tobytes() == WHOLE[f"model.{dotted(path)}"].read().tobytes(), path
 
     @pytest.mark.parametrize("rank", range(4))
-    def test_a_missing_rank(self, rank, tmp_path):
+    def test_missing_rank_is_reported(self, rank, tmp_path):
         part = copied(RANKS, tmp_path / "c")
         (part / f"model_world_size_4_rank_{rank}.pt").unlink()
         told = run("hash", part, code=3)
@@ -265,7 +265,7 @@ class TestRanks:
         assert "of their files those of ranks " in run("hash", part, code=3)
         assert "are missing: " in " ".join(ckpt("doctor", part).output.split())
 
-    def test_files_of_another_save(self, tmp_path):
+    def test_files_of_another_save_are_reported(self, tmp_path):
         part = copied(RANKS, tmp_path / "c")
         shutil.copy(part / "model_world_size_4_rank_1.pt", part / "model_world_size_8_rank_5.pt")
         assert "world sizes 4, 8" in run("hash", part, code=3)
@@ -273,7 +273,7 @@ class TestRanks:
         shutil.copy(part / "model_world_size_4_rank_1.pt", part / "model_world_size_4_rank_2.pt")
         assert "two of its parts" in run("hash", part, code=3) or "elements out" in run("hash", part, code=3)
 
-    def test_a_file_that_is_there_twice_or_empty(self, tmp_path):
+    def test_copied_or_empty_file_is_reported(self, tmp_path):
         part = copied(RANKS, tmp_path / "c")
         other = part / "model_world_size_4_rank_1.pt"
         shutil.copy(part / "model_world_size_4_rank_0.pt", other)
@@ -305,7 +305,7 @@ class TestRanks:
                     assert {path: array.read().tobytes() for path, array in tree.arrays.items()} != truth
         assert told
 
-    def test_a_process_that_is_preferred(self, tmp_path):
+    def test_preferred_process_provides_values(self, tmp_path):
         """Buffers that each process has for itself: none is taken unasked, and whose it is is told."""
         part = copied(RANKS, tmp_path / "c")
         for rank in range(4):
@@ -325,7 +325,7 @@ class TestRanks:
         assert ckpt("diff", part, tmp_path / "out", "--prefer-rank", 2).exit_code == 0
         assert "one of " in run("hash", part, "--prefer-rank", 4, code=2)
 
-    def test_the_process_to_prefer_is_one_that_has_the_tensor(self, tmp_path):
+    def test_hint_prefers_a_process_with_the_tensor(self, tmp_path):
         """Of the first stage of a pipeline there may be no tensor of its own."""
         part = copied(RANKS, tmp_path / "c")
         for rank in (2, 3):
@@ -342,7 +342,7 @@ class TestRanks:
         run("convert", "to-safetensors", part, tmp_path / "out", "--prefer-rank", 2)
         assert {*open_tree(tmp_path / "out")["stage"].read().tobytes()} == {2}
 
-    def test_a_preference_where_no_process_has_files(self, tmp_path):
+    def test_preference_without_process_files_is_refused(self, tmp_path):
         one, other = FIXTURES / "pytorch_model.bin", FIXTURES / "pytorch_model.safetensors"
         for call in (("hash", DCP), ("diff", one, other), ("average", one, other, tmp_path / "out")):
             told = run(*call, "--prefer-rank", 0, code=2)
@@ -352,7 +352,7 @@ class TestRanks:
             assert "only in A" in ckpt("diff", *pair, "--prefer-rank", 0).output
         assert ckpt("inspect", "tree", other, "--against", RANKS, "--prefer-rank", 0).exit_code == 1
 
-    def test_steps_that_are_said_beside_them(self, tmp_path):
+    def test_different_recorded_steps_are_refused(self, tmp_path):
         part = copied(RANKS, tmp_path / "c")
         for rank in range(4):
             save(part / f"extra_state_world_size_4_rank_{rank}.pt", {"lr_scheduler": {"last_epoch": 7}})
@@ -362,12 +362,12 @@ class TestRanks:
         told = run("hash", part, code=3)
         assert "several steps" in told and "rank_2.pt: step 8" in told
 
-    def test_plain_tensors_alone_belong_nowhere(self, tmp_path):
+    def test_only_plain_tensors_are_refused(self, tmp_path):
         for rank in range(2):
             save(tmp_path / f"model_world_size_2_rank_{rank}.pt", {"x": whole_tensor(np.ones(3, "f4"))})
         assert "no tensor in these files records" in run("hash", tmp_path, code=3)
 
-    def test_configuration_beside_it_goes_along(self, tmp_path):
+    def test_configuration_is_copied_along(self, tmp_path):
         part = copied(RANKS, tmp_path / "c")
         (part / "huggingface").mkdir()
         (part / "huggingface/config.json").write_text('{"model_type": "tiny"}')
@@ -397,7 +397,7 @@ def boxes_of(shape, inner):
     st.data(),
     st.sampled_from(("uint8", "float32", "int64")),
 )
-def test_a_tensor_by_itself_in_any_order_of_axes(tmp_path_factory, shape, data, dtype):
+def test_separately_saved_tensor_in_any_axis_order(tmp_path_factory, shape, data, dtype):
     """As torch saves a transposed one: its storage whole, and strides that fall in another order."""
     order = data.draw(st.permutations(range(len(shape))))
     stored = np.arange(np.prod(shape)).astype(dtype).reshape([shape[axis] for axis in order])
@@ -411,7 +411,7 @@ def test_a_tensor_by_itself_in_any_order_of_axes(tmp_path_factory, shape, data, 
         assert (Decoded(tuple(shape), DTYPES[dtype], one).read() == expected).all()
 
 
-def test_a_tensor_by_itself_with_gaps_between_its_elements(tmp_path):
+def test_separately_saved_tensor_with_gaps_is_refused(tmp_path):
     path = save(tmp_path / "one.pt", View(np.arange(400, dtype="float32"), 0, (7, 3, 5), (50, 13, 2)))
     with parse(str(path)).open() as file:
         one = SavedTensor(file, 0, file.size, (7, 3, 5), DTYPES["float32"])
@@ -420,7 +420,7 @@ def test_a_tensor_by_itself_with_gaps_between_its_elements(tmp_path):
 
 
 @given(cuts(), st.randoms(), st.data())
-def test_any_region_of_boxes_is_that_of_the_whole(cut, chosen, data):
+def test_regions_of_boxes_match_the_complete_array(cut, chosen, data):
     shape, inner = cut
     truth = np.arange(int(np.prod(shape)), dtype="f4").reshape(shape)
     whole = lazy(truth)
@@ -454,7 +454,7 @@ def test_damaged_metadata(tmp_path):
                 break
 
 
-def test_two_names_at_one_location(tmp_path):
+def test_two_names_with_one_path_are_refused(tmp_path):
     part = copied(DCP, tmp_path / "c")
     whole = (part / ".metadata").read_bytes()
     # The key that a tensor has in the saved tree: a text of pickle's protocol 4, after its length.
@@ -463,7 +463,7 @@ def test_two_names_at_one_location(tmp_path):
         open_tree(part)
 
 
-def test_parts_that_are_cut_unevenly_are_no_cells_of_a_row_each():
+def test_uneven_parts_do_not_become_one_cell_per_row():
     """A vocabulary on a mesh of two axes: 151,937 rows that end at odd places."""
     rows, ends = 151_937, (0, 50_646, 75_969, 101_292, 151_937)
     whole = Constant((rows, 3), DTYPES["float32"], bytes(4))
@@ -481,7 +481,7 @@ def test_parts_that_are_cut_unevenly_are_no_cells_of_a_row_each():
 
 
 @pytest.mark.parametrize("location", [0, -1])
-def test_both_ends_of_copies_are_looked_at_to_the_last_element(location):
+def test_replicas_are_compared_at_both_ends(location):
     one = np.zeros(1 << 20, np.float32)
     other = one.copy()
     other[location] = 1

@@ -54,7 +54,7 @@ def test_torch_files_are_read_bit_for_bit():
         assert theirs[path].read().tobytes() == array.read().tobytes(), path
 
 
-def test_values_that_are_no_arrays():
+def test_values_other_than_arrays_are_kept():
     tree = open_tree(FIXTURES / "full.pt")
     assert tree["name",] == Text("x") and tree["none",] == Empty("None")
     assert tree["step"].read() == 7 and tree["lr"].read() == 1e-3 and tree["l", 0].read() == 1
@@ -77,7 +77,7 @@ def test_unreadable_torch_files_are_refused_by_name(name, says):
     assert ckpt("doctor", FIXTURES / name).exit_code == 1
 
 
-def test_views_with_steps_are_what_torch_sliced():
+def test_strided_views_match_torch():
     x, y, z = (np.arange(n, dtype="f4") for n in (60, 49, 105))
     x, y, z = x.reshape(12, 5), y.reshape(7, 7), z.reshape(7, 5, 3)
     expected = {
@@ -98,7 +98,7 @@ def test_views_with_steps_are_what_torch_sliced():
         assert np.array_equal(array.read().astype("f4"), expected[name].astype("f4")), name
 
 
-def test_a_tar_of_before_2018_is_known_for_what_it_is(tmp_path):
+def test_tar_from_before_2018_is_identified(tmp_path):
     with tarfile.open(tmp_path / "a.pt", "w", format=tarfile.USTAR_FORMAT) as tar:
         for name in ("sys_info", "pickle"):
             tar.addfile(tarfile.TarInfo(name))
@@ -108,7 +108,7 @@ def test_a_tar_of_before_2018_is_known_for_what_it_is(tmp_path):
     assert "torch: it does not start like a torch.save file" in run("hash", tmp_path / "b.pt", code=3)
 
 
-def test_the_commands_take_it(tmp_path):
+def test_commands_accept_it(tmp_path):
     """A model of the hub with pytorch_model.bin: looked at, converted, proved, its configuration along."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in/pytorch_model.bin").write_bytes((FIXTURES / "pytorch_model.bin").read_bytes())
@@ -121,7 +121,7 @@ def test_the_commands_take_it(tmp_path):
     assert "no errors" in ckpt("doctor", tmp_path / "in").output
 
 
-def test_an_adapter_is_no_model(tmp_path):
+def test_adapter_is_not_a_model(tmp_path):
     save(tmp_path / "adapter_model.bin", {"base_model.model.x.lora_A.weight": whole(np.ones((2, 4), "f4"))})
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "me/base"}')
     told = run("convert", "hf-to-maxtext", tmp_path, tmp_path.parent / "out", code=3)
@@ -157,7 +157,7 @@ def test_shards_and_their_index(tmp_path):
         open_tree(whole_one)
 
 
-def test_an_index_that_says_otherwise(tmp_path):
+def test_contradicting_index_is_refused(tmp_path):
     first, second = NAMES
     wrong = sharded(
         tmp_path / "w", {first: ["a"], second: ["b", "c"]}, {"a": first, "b": second, "d": second}
@@ -322,7 +322,7 @@ class QuantizedTensor:
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_a_method_that_is_called_is_named_with_its_class(tmp_path, protocol):
+def test_called_method_is_reported_with_its_class(tmp_path, protocol):
     path = archived(tmp_path / "x.pt", pickle.dumps({"x": QuantizedTensor()}, protocol), {})
     told = ckpt("inspect", "tree", path).output
     assert "getattr" in told and "QuantizedTensor" in told and "tensor.dequantize()" in told
@@ -347,7 +347,7 @@ def names_in(data: bytes) -> set[str]:
 
 
 @given(st.integers(0, 2**32))
-def test_no_bytes_import_anything(number):
+def test_no_input_imports_anything(number):
     """Mutants of a real pickle: a value or a FormatError, and never a look at a module."""
     seeds = [
         zipfile.ZipFile(FIXTURES / name).read(f"{name.split('.')[0]}/data.pkl")
@@ -373,7 +373,7 @@ def test_no_bytes_import_anything(number):
         builtins.__import__ = imported
 
 
-def test_records_keep_what_objects_would_have_been():
+def test_records_keep_the_state_of_objects():
     data, _ = pickled({"x": whole(np.zeros((2, 3), "f4"))})
     value = unpickled(data, is_of_training, "x")
     assert isinstance(value["x"], Record) and value["x"].name == "_rebuild_tensor_v2"
@@ -404,7 +404,7 @@ def shared(depth: int) -> bytes:
         (b"", "damaged"),
     ],
 )
-def test_hostile_pickles(tmp_path, data, says):
+def test_hostile_pickles_are_refused(tmp_path, data, says):
     with pytest.raises(FormatError, match=says):
         open_tree(archived(tmp_path / "x.pt", data, {}))
 
@@ -444,7 +444,7 @@ def changed(source, target, *edits):
 
 
 @pytest.mark.parametrize("mark", ("conj", "neg"))
-def test_views_that_only_note_what_they_are_of(tmp_path, mark):
+def test_lazily_conjugated_views_are_refused(tmp_path, mark):
     """torch 2.13 writes `_rebuild_tensor_v2(…, {"conj": True})`: what is stored is not what the tensor is."""
     path = save(tmp_path / "x.pt", {"x": whole(np.ones(3, "f4"))})
     word = mark.encode()
@@ -460,7 +460,7 @@ def test_unsupported_tensor_class_is_refused(tmp_path):
         open_tree(archived(tmp_path / "x.pt", b"\x80\x02" + data, {}))
 
 
-def test_two_keys_of_one_name(tmp_path):
+def test_two_keys_with_one_name_are_refused(tmp_path):
     tensor = whole(np.ones(1, "f4"))
     with pytest.raises(FormatError, match=r"two values of the file have the same name:\n    a\.b"):
         open_tree(save(tmp_path / "x.pt", {"a": {"b": tensor}, "a.b": tensor}))
@@ -478,7 +478,7 @@ def test_copies_are_counted():
 
 
 @given(st.integers(0, 2**32))
-def test_a_cut_or_changed_file_is_refused_or_the_same_arrays(tmp_path_factory, number):
+def test_damaged_file_is_refused_or_reads_the_same(tmp_path_factory, number):
     """Names, shapes and places are under the archive's checksum; elements are not, in no program."""
     whole_file = (FIXTURES / "pytorch_model.bin").read_bytes()
     chosen = random.Random(number)
@@ -488,7 +488,7 @@ def test_a_cut_or_changed_file_is_refused_or_the_same_arrays(tmp_path_factory, n
         open_tree(path)
 
 
-def test_a_file_without_checksums(tmp_path, monkeypatch):
+def test_file_without_checksums_is_read(tmp_path, monkeypatch):
     """As torch writes it after `torch.serialization.set_crc32_options(False)`: all are 0."""
     with monkeypatch.context() as patched:
         patched.setattr(zipfile, "crc32", lambda *_: 0)
@@ -498,7 +498,7 @@ def test_a_file_without_checksums(tmp_path, monkeypatch):
     assert open_tree(path)["a"].read().tolist() == [1, 1, 1]
 
 
-def test_a_flipped_bit_in_what_is_no_tensor(tmp_path):
+def test_flipped_bit_outside_of_tensors_is_detected(tmp_path):
     path = save(tmp_path / "x.pt", {"lr": 0.5, "a": whole(np.ones(3, "f4"))})
     path.write_bytes(path.read_bytes().replace(b"\x3f\xe0", b"\x3f\xe1", 1))
     with pytest.raises(FormatError, match="the bytes of archive") as told:
@@ -506,7 +506,7 @@ def test_a_flipped_bit_in_what_is_no_tensor(tmp_path):
     assert "fetch the file again" in told.value.hint
 
 
-def test_archives_that_mislead(tmp_path):
+def test_misleading_archives_are_refused(tmp_path):
     data, storages = pickled({"x": whole(np.zeros(4, "f4"))})
     big = tmp_path / "big.pt"
     with zipfile.ZipFile(big, "w") as archive:
@@ -551,7 +551,7 @@ def central(raw, name):
         (24, 100, "archive/data/0 reaches into archive/data/1"),
     ],
 )
-def test_members_that_overlap(tmp_path, at, value, says):
+def test_overlapping_members_are_refused(tmp_path, at, value, says):
     """Another member's place, or more bytes than it has: other numbers would be read."""
     first, second = (np.full(6, number, "f4") for number in (1, 2))
     path = save(tmp_path / "a.pt", {"a": whole(first), "b": whole(second)})
@@ -566,7 +566,7 @@ def test_members_that_overlap(tmp_path, at, value, says):
     assert says in run("hash", path, code=3)
 
 
-def test_a_member_of_another_name(tmp_path):
+def test_member_with_another_name_is_refused(tmp_path):
     """The directory and the member itself must agree on what it is."""
     path = save(tmp_path / "a.pt", {"a": whole(np.ones(6, "f4")), "b": whole(np.zeros(6, "f4"))})
     raw = bytearray(path.read_bytes())
@@ -588,7 +588,7 @@ def test_members_with_sizes_of_64_bits(tmp_path):
     assert open_tree(tmp_path / "a.pt")["a"].read().tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_values_that_do_not_fit_into_the_memory(tmp_path, monkeypatch):
+def test_values_beyond_the_memory_budget_are_refused(tmp_path, monkeypatch):
     """Whatever a pickle makes, no more is resident than was allowed: it is looked at on the way."""
     from ckpttools.formats.torch import unpickling
 
@@ -597,7 +597,7 @@ def test_values_that_do_not_fit_into_the_memory(tmp_path, monkeypatch):
     assert "does not fit into the memory limit" in run("hash", path, "--memory", "1MiB", code=4)
 
 
-def test_an_index_that_leaves_a_file_of_its_series_out(tmp_path):
+def test_index_without_a_file_of_its_series_is_refused(tmp_path):
     names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
     for name in names:
         save(tmp_path / name, {name[14:19]: whole(np.ones(3, "f4"))})
@@ -610,7 +610,7 @@ def test_an_index_that_leaves_a_file_of_its_series_out(tmp_path):
 
 
 @pytest.mark.parametrize("args", [("x", None, []), (Global("torch", "_rebuild_tensor_v2"), None, [])])
-def test_a_subclass_of_tensors_that_is_made_of_no_arguments(args):
+def test_tensor_subclass_without_arguments_is_refused(args):
     record = Record(Global("torch._tensor", "_rebuild_from_type_v2"), args)
     with pytest.raises(NotReadableError, match="of an object that is not a tensor"):
         _unwrapped(record)
@@ -637,7 +637,7 @@ def numbers(count, first):
     return np.arange(first, first + count, dtype="f4")
 
 
-def test_a_flipped_bit_in_numbers_is_seen_with_checksums(tmp_path):
+def test_flipped_bit_in_values_is_detected_by_checksums(tmp_path):
     """Nothing else sees it: neither torch nor any conversion looks at checksums of storages."""
     path = save(tmp_path / "x.pt", {"a": whole(numbers(3_000_000, 0)), "b": whole(numbers(9, -9))})
     command = f"ckpt doctor {path} --checksums"
@@ -657,7 +657,7 @@ def test_a_flipped_bit_in_numbers_is_seen_with_checksums(tmp_path):
     assert ckpttools.doctor(path).compared is False and ckpttools.doctor(FIXTURES / "full.pt").healthy
 
 
-def test_without_checksums_nothing_is_accused(tmp_path, monkeypatch):
+def test_files_without_checksums_have_no_findings(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(zipfile, "crc32", lambda *_: 0)
         path = save(tmp_path / "x.pt", {"a": whole(numbers(9, 1))})
@@ -674,7 +674,7 @@ def test_without_checksums_nothing_is_accused(tmp_path, monkeypatch):
         ("deepspeed/stage1/global_step3", "mp_rank_00_model_states.pt"),
     ],
 )
-def test_checksums_of_all_that_torch_saves(tmp_path, name, file):
+def test_checksums_cover_everything_torch_saves(tmp_path, name, file):
     """Of what is not read by default, such as moments, too."""
     source = tmp_path / "c"
     shutil.copytree(FIXTURES / name, source)
@@ -701,7 +701,7 @@ def test_truncated_file_is_reported_once(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "name"), [("torch-distributed", "dcp"), ("torch", "full.pt")])
-def test_a_bucket_that_does_not_answer_is_no_file_without_checksums(gcs, kind, name):
+def test_unreachable_bucket_is_an_error(gcs, kind, name):
     """Else it would be said that all data has its checksums."""
     files = [FIXTURES / name] if name.endswith(".pt") else (FIXTURES / name).iterdir()
     location = gcs.filled({str(file.relative_to(FIXTURES)): file.read_bytes() for file in files}) / name

@@ -23,7 +23,7 @@ TRAINED = FIXTURES.parent / "deepspeed"
 
 
 @pytest.mark.parametrize("stage", (1, 2, 3))
-def test_weights_are_what_deepspeeds_own_script_makes_of_them(stage):
+def test_weights_match_the_script_of_deepspeed(stage):
     """`zero_to_fp32.py` of DeepSpeed 0.19.8 on the same files; stage 2 with gaps behind parameters."""
     theirs = open_tree(FIXTURES / f"stage{stage}.safetensors").arrays
     ours = open_tree(FIXTURES / f"stage{stage}").arrays
@@ -72,7 +72,7 @@ def test_commands(tmp_path):
     assert "\n1 checkpoint of deepspeed-zero\n\nhealthy" in ckpt("doctor", source).output
 
 
-def test_files_of_two_saves(tmp_path):
+def test_files_of_two_saves_are_refused(tmp_path):
     """With and without bf16_: of fp16 training that went on in bfloat16."""
     part = tmp_path / "c"
     shutil.copytree(FIXTURES / "stage1", part)
@@ -81,7 +81,7 @@ def test_files_of_two_saves(tmp_path):
     assert "the directory has files of two saves" in run("hash", part, code=3)
 
 
-def test_a_number_of_processes_that_nobody_has(tmp_path):
+def test_absurd_number_of_processes_is_refused(tmp_path):
     """It is asked for each of them: a file may say any number, and a name too."""
     step = write_zero(tmp_path / "z", 1, [{"a": np.ones(3, "f4")}], 1)
     state = {"zero_stage": 1, "partition_count": 1 << 60}
@@ -114,13 +114,13 @@ def test_values_of_other_kinds(tmp_path, counts, frozen, why):
 
 
 @pytest.mark.parametrize("stage", (1, 2, 3))
-def test_a_parameter_without_elements(tmp_path, stage):
+def test_parameter_without_elements_is_read(tmp_path, stage):
     group = {"a": np.ones(3, "f4"), "empty": np.zeros((0, 4), "f4"), "b": np.full(2, 7, "f4")}
     tree = open_tree(write_zero(tmp_path / "z", stage, [group], 2))
     assert tree["empty"].read().shape == (0, 4) and tree["b"].read().tolist() == [7, 7]
 
 
-def test_frozen_weights_that_are_listed_nowhere(tmp_path):
+def test_unlisted_frozen_weights_are_read(tmp_path):
     """Of DeepSpeed before it kept `frozen_param_shapes`: the model's own file has them."""
     step = write_zero(tmp_path / "z", 2, [{"a": np.ones(3, "f4")}], 2)
     frozen = np.arange(6, dtype="f4").reshape(2, 3)
@@ -259,7 +259,7 @@ def test_missing_files_are_named(tmp_path, stage):
 
 
 @pytest.mark.parametrize("stage", (1, 3))
-def test_files_of_another_run_do_not_add_up(tmp_path, stage):
+def test_files_of_another_run_are_refused(tmp_path, stage):
     root = write_zero(tmp_path / "t", stage, MODEL, 2)
     other = write_zero(tmp_path / "o", stage, [{"a": np.ones(4, "f4")}], 2)
     shutil.copy(other / "zero_pp_rank_1_mp_rank_00_optim_states.pt", root)
@@ -267,21 +267,21 @@ def test_files_of_another_run_do_not_add_up(tmp_path, stage):
 
 
 @pytest.mark.parametrize("stage", (2, 3))
-def test_ranks_of_two_steps(tmp_path, stage):
+def test_ranks_of_two_steps_are_refused(tmp_path, stage):
     """Shapes are the same: without this a mixture of two saves would be read at exit code 0."""
     root = write_zero(tmp_path / "t", stage, MODEL, 3, steps=(7, 7, 8))
     assert "of two saves" in run("hash", root, code=3)
 
 
 @pytest.mark.parametrize("stage", (2, 3))
-def test_a_file_that_is_there_twice(tmp_path, stage):
+def test_copied_file_is_reported(tmp_path, stage):
     root = write_zero(tmp_path / "t", stage, [{"a": np.arange(60, dtype="f4")}], 3)
     first, _, last = sorted(root.glob("*optim_states.pt"))
     shutil.copy(last, first)
     assert f"{first.name} = {last.name}" in run("hash", root, code=3)
 
 
-def test_files_under_each_others_names(tmp_path):
+def test_exchanged_file_names_are_reported(tmp_path):
     """DeepSpeed's own: vectors of equal lengths, which would make up other weights."""
     shutil.copytree(TRAINED / "stage1/global_step3", tmp_path / "t")
     first, second, *_ = sorted((tmp_path / "t").glob("*optim_states.pt"))
@@ -291,7 +291,7 @@ def test_files_under_each_others_names(tmp_path):
     assert f"{first.name} is rank 1's file" in run("hash", tmp_path / "t", code=3)
 
 
-def test_moments_are_asked_for(tmp_path):
+def test_moments_are_read_on_request(tmp_path):
     root = write_zero(tmp_path / "t", 2, MODEL, 2)
     assert "moments are left out" in run("convert", "to-safetensors", root, tmp_path / "w")
     run("convert", "to-safetensors", root, tmp_path / "all", "--with-optimizer")
@@ -313,7 +313,7 @@ def test_unknown_zero_layout_is_refused(tmp_path):
         open_tree(root)
 
 
-def test_a_file_of_shapes_that_is_there_twice(tmp_path):
+def test_copied_shape_file_is_reported(tmp_path):
     """With stage 3 each has other parts of the weights that are not trained."""
     part = tmp_path / "c"
     shutil.copytree(TRAINED / "stage3", part)
@@ -323,7 +323,7 @@ def test_a_file_of_shapes_that_is_there_twice(tmp_path):
 
 
 @pytest.mark.parametrize(("latest", "kept"), [("latest", "global_step3"), ("latest_universal", "y")])
-def test_a_step_that_is_named_and_is_not_there(tmp_path, latest, kept):
+def test_missing_named_step_is_reported(tmp_path, latest, kept):
     source = tmp_path / "c"
     source.mkdir()
     shutil.copytree(
@@ -344,7 +344,7 @@ def test_a_step_that_is_named_and_is_not_there(tmp_path, latest, kept):
     run("hash", source)
 
 
-def test_a_step_that_is_gone_and_its_universal_checkpoint_is_not(tmp_path):
+def test_universal_checkpoint_of_deleted_step_is_opened(tmp_path):
     source = tmp_path / "c"
     shutil.copytree(TRAINED / "stage1", source)
     (source / "global_step3").rename(source / "global_step2")
@@ -361,7 +361,7 @@ def exchange(one, other):
     spare.rename(other)
 
 
-def test_a_file_of_stage_3_under_anothers_name_by_the_device_in_it(tmp_path):
+def test_exchanged_stage_3_files_are_found_by_device(tmp_path):
     """On accelerators alone; nothing else in a file says of which process it is."""
     step = write_zero(tmp_path / "z", 3, MODEL, 3, devices=NODE)
     whole_tree = run("hash", step)
@@ -380,7 +380,7 @@ def test_a_file_of_stage_3_under_anothers_name_by_the_device_in_it(tmp_path):
 @pytest.mark.parametrize(
     "devices", [NODE + NODE, sorted(NODE + NODE), ["cuda:0"] * 6, ["cpu"] * 6, [*NODE, "cpu", "cpu", "cpu"]]
 )
-def test_devices_in_any_order_that_launchers_have(tmp_path, devices):
+def test_device_orders_of_launchers_are_accepted(tmp_path, devices):
     step = write_zero(tmp_path / "z", 3, MODEL, 6, devices=devices)
     assert not open_tree(step, ReadOptions(with_optimizer=True)).metadata.notes.remarks
 
@@ -391,7 +391,7 @@ def universal(tmp_path, stage="stage1"):
     return built
 
 
-def test_a_universal_checkpoint_says_that_moments_are_left_out(tmp_path):
+def test_universal_checkpoint_reports_left_out_moments(tmp_path):
     source = universal(tmp_path)
     (remark,) = open_tree(source).metadata.notes.remarks
     assert "moments are left out" in remark
@@ -399,7 +399,7 @@ def test_a_universal_checkpoint_says_that_moments_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("stage", ("stage1", "stage3"))
-def test_moments_that_a_universal_checkpoint_lacks(tmp_path, stage):
+def test_missing_moments_of_universal_checkpoint_are_refused(tmp_path, stage):
     """Parameters of which an optimizer keeps something else have none of the files of others."""
     source = universal(tmp_path, stage)
     folders = [item for item in (source / "zero").iterdir() if (item / "exp_avg.pt").exists()]
@@ -425,7 +425,7 @@ def test_moments_that_a_universal_checkpoint_lacks(tmp_path, stage):
         (("other.weight", "fp32.pt", (6, 6)), "other.weight is not a parameter of the model"),
     ],
 )
-def test_a_universal_checkpoint_with_files_of_another(tmp_path, change, says):
+def test_universal_checkpoint_with_foreign_files_is_refused(tmp_path, change, says):
     name, file, shape = change
     source = universal(tmp_path)
     (source / "zero" / name).mkdir(exist_ok=True)
@@ -442,7 +442,7 @@ def test_a_universal_checkpoint_with_files_of_another(tmp_path, change, says):
             run("hash", source)
 
 
-def test_a_universal_checkpoint_whose_weights_are_no_numbers_of_weights(tmp_path):
+def test_universal_checkpoint_with_wrong_dtype_is_refused(tmp_path):
     source = universal(tmp_path)
     save(source / "zero/norm.bias/fp32.pt", {"param": whole(np.ones(6, "i8"))})
     assert "norm.bias/fp32.pt has int64" in " ".join(run("hash", source, code=3).split())
@@ -452,7 +452,7 @@ def test_a_universal_checkpoint_whose_weights_are_no_numbers_of_weights(tmp_path
 
 
 @pytest.mark.parametrize("stage", (2, 3))
-def test_moments_of_some_parameters_alone(tmp_path, stage):
+def test_moments_of_only_some_parameters_are_left_out(tmp_path, stage):
     """As where Muon takes the matrices, and Adam the rest: what is left out is told."""
     step = write_zero(tmp_path / "z", stage, [{"a": np.ones(4, "f4")}, {"b": np.ones(4, "f4")}], 2, cut_at=2)
     (remark,) = open_tree(step).metadata.notes.remarks

@@ -70,7 +70,7 @@ def test_wrapped_names_are_plain_again(outer, prefix, number, inner):
         [("model.embed_tokens.weight",), ("model.norm.weight",)],  # a tied model's own names
     ],
 )
-def test_all_else_stays_as_it_is(paths):
+def test_everything_else_is_unchanged(paths):
     tree = tree_of(paths)
     built = strip_wrappers(tree)
     assert built.tree is tree and not built.notes.remarks
@@ -106,7 +106,7 @@ def test_keys_stand_for_all_below_them(pattern, expected):
     assert expand_branches([pattern], ["norm", "norm.bias", "optim.state.a", "optim.lr"]) == (expected,)
 
 
-def test_brackets_of_a_copied_name_are_no_glob():
+def test_brackets_in_names_are_not_globs():
     names = ["blocks[0].w", "blocks0.w"]
     for pattern in ("blocks[0]", "blocks[0].w"):
         assert matching(names, expand_branches([pattern], names))[0] == names[0]
@@ -157,7 +157,7 @@ def test_llama_names_become_those_of_the_hub(heads, groups, pairs, embed, is_sai
         assert np.array_equal(built[f"model.layers.0.{hub}.weight"], arrays[f"layers.0.{native}.weight"])
 
 
-def test_llama_names_of_another_model():
+def test_llama_names_of_another_model_are_kept():
     """Whose rotary pairs may lie otherwise."""
     tree = tree_with(llama_state(2, 1, 2, 3), {**LLAMA_CONFIG, "model_type": "qwen3"})
     assert with_hub_names(tree).tree is tree
@@ -165,7 +165,7 @@ def test_llama_names_of_another_model():
         to_maxtext(tree, ToMaxText())
 
 
-def test_the_file_of_one_device_of_several_is_no_model():
+def test_file_of_one_of_several_devices_is_not_a_model():
     """As `consolidated.00.pth` beside others: every matrix is cut, every name is there."""
     tree = Select(drop=("optimizer", "train_state"))(open_tree(TITAN)).tree
     half = {
@@ -180,7 +180,7 @@ def test_the_file_of_one_device_of_several_is_no_model():
         to_maxtext(cut, ToMaxText())
 
 
-def test_names_of_the_source_and_of_the_hub_are_dropped_alike():
+def test_source_and_hub_names_can_be_dropped():
     tree = open_tree(TITAN)
     beside = ("optimizer", "train_state")
     for head in ("output.weight", "out*", "lm_head.weight"):
@@ -212,7 +212,7 @@ def test_names_of_the_source_and_of_the_hub_are_dropped_alike():
 @pytest.mark.parametrize(
     "locations", [(TITAN, HUB), (HUB, FSDP), (TITAN, FSDP), (TITAN, TITAN), ("bare", HUB)]
 )
-def test_comparisons_take_what_trainers_left_for_what_it_is(locations):
+def test_comparisons_unwrap_trainer_names(locations):
     trees = [open_tree(TITAN if location == "bare" else location) for location in locations]
     if "bare" in locations:
         trees[0] = trees[0].with_metadata(config=None)
@@ -273,7 +273,7 @@ def test_extra_module_state_is_left_out_of_conversions(tmp_path):
     assert drop_states(ckpttools.open(tmp_path / "plain")).notes.remarks == ()
 
 
-def test_a_list_beside_a_state_dict_stays_whole():
+def test_list_next_to_a_state_dict_is_kept():
     """Numbers and texts in it, too: without its first element the others have no place."""
     paths = [*(("model", name) for name in NAMES), ("l", 1), ("l", 3)]
     tree = tree_of(paths, [("l", 0), ("epoch",)])
@@ -283,7 +283,7 @@ def test_a_list_beside_a_state_dict_stays_whole():
     assert "1 number left out (epoch)" in " ".join(built.notes.remarks)
 
 
-def test_a_list_of_which_something_is_not_read_is_no_hindrance(tmp_path):
+def test_partly_unreadable_list_does_not_prevent_reading(tmp_path):
     """The gap was there before anything was renamed."""
     saved = {"model": {name: whole(np.ones(2, "f4")) for name in NAMES}, "l": [{1}, whole(np.ones(2, "f4"))]}
     save(tmp_path / "pytorch_model.bin", saved)
@@ -293,7 +293,7 @@ def test_a_list_of_which_something_is_not_read_is_no_hindrance(tmp_path):
     assert "ckpt inspect tree" in succeed(tmp_path).output
 
 
-def test_many_arrays_beside_a_model_are_told_in_a_line():
+def test_many_arrays_next_to_a_model_are_one_remark():
     """The hint would be below a hundred names that it is about; what is missing is named all the same."""
     titan = open_tree(TITAN)
     moments = {

@@ -30,7 +30,7 @@ FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3fn")
 
 
 @given(st.data(), st.integers(0, 1), st.sampled_from(FLOATS))
-def test_a_row_that_is_not_zero_is_found_wherever_it_is(data, axis, name):
+def test_nonzero_row_is_found_anywhere(data, axis, name):
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
     kept = data.draw(st.integers(0, shape[axis] - 1))
     dtype = DTYPES[name]
@@ -55,7 +55,7 @@ def test_a_row_that_is_not_zero_is_found_wherever_it_is(data, axis, name):
     assert rest.tobytes() == np.ascontiguousarray(truth[:kept] if axis == 0 else truth[:, :kept]).tobytes()
 
 
-def test_they_are_read_within_the_memory_and_no_others():
+def test_padding_rows_are_read_within_the_memory():
     extra = Surplus.of("a", stored(np.zeros((9, 4), np.uint16), DTYPES["bfloat16"]), 0, 5)
     with pytest.raises(MemoryBudgetError):
         extra.first_learned(memory=90 << 20)
@@ -65,7 +65,7 @@ def test_they_are_read_within_the_memory_and_no_others():
     assert extra.location == "a[5:9]"
 
 
-def test_only_what_differs_in_nothing_but_rows_has_rows_beyond():
+def test_only_extra_rows_count_as_padding():
     embedding = {"token_embedder/embedding": stored(np.zeros((9, 4), np.float32), DTYPES["float32"])}
     for shape, result in (((5, 4), 1), ((9, 4), 0), ((10, 4), 0), ((5, 3), 0), ((5,), 0), ((5, 4, 1), 0)):
         assert len(find_surpluses(embedding, {"token_embedder/embedding": shape})) == result
@@ -84,7 +84,7 @@ def with_learned(source: Path, destination: Path, path: tuple[str, ...]) -> Path
 @pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 @pytest.mark.parametrize("family", ["llama3.1", "llama3.2-tied"])
 class TestPadded:
-    def test_zeros_are_left_out_with_a_word(self, tmp_path, family, scan):
+    def test_zero_rows_are_left_out_with_a_remark(self, tmp_path, family, scan):
         source, built, manifest = GOLDEN / family / "hf", tmp_path / "maxtext", tmp_path / "m.json"
         convert(built, family, scan=scan, pad_vocab=300)
         run("convert", "maxtext-to-hf", built, tmp_path / "hf")
@@ -132,7 +132,7 @@ class TestPadded:
             filtered = run("diff", built, source, "--filter", "*norm*")
             assert "256:300" not in filtered
 
-    def test_a_conversion_keeps_or_drops_them_only_when_that_is_said(self, tmp_path, family, scan):
+    def test_conversion_keeps_or_drops_rows_only_on_request(self, tmp_path, family, scan):
         source, built, out = GOLDEN / family / "hf", tmp_path / "learned", tmp_path / "out"
         convert(tmp_path / "maxtext", family, scan=scan, pad_vocab=300)
         like = ("--like", source)
@@ -159,7 +159,7 @@ class TestPadded:
         run("verify", tmp_path / "again", "--against", built, "--parameters")
 
 
-def test_a_multimodal_configuration_says_it_where_it_says_it(tmp_path):
+def test_multimodal_configuration_is_read(tmp_path):
     convert(tmp_path / "maxtext", "gemma3", pad_vocab=300, carry=True)
     run("convert", "maxtext-to-hf", tmp_path / "maxtext", tmp_path / "hf", "--padding-rows", "keep")
     config = json.loads((tmp_path / "hf" / "config.json").read_bytes())

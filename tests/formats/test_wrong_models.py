@@ -44,7 +44,7 @@ def adapter(location: Path) -> Path:
 
 
 @BOTH_WAYS
-def test_an_adapter_of_peft(tmp_path, way):
+def test_peft_adapter_is_refused(tmp_path, way):
     there = adapter(tmp_path / "adapter")
     for source in (there, there / "adapter_model.safetensors"):
         told = run("convert", way, source, tmp_path / "out", code=3)
@@ -52,7 +52,7 @@ def test_an_adapter_of_peft(tmp_path, way):
         assert "ckpt adapter merge" in told and "missing" not in told
 
 
-def test_an_adapter_as_the_model_that_it_came_from(maxtext, tmp_path):
+def test_adapter_as_like_is_refused(maxtext, tmp_path):
     told = run(
         "convert", "maxtext-to-hf", maxtext, tmp_path / "out", "--like", adapter(tmp_path / "a"), code=3
     )
@@ -86,7 +86,7 @@ def test_adapters_of_maxtext(maxtext, tmp_path, way, alone):
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_a_model_that_peft_has_wrapped(tmp_path, apart):
+def test_peft_wrapped_model_is_refused(tmp_path, apart):
     """As verl saves it: `base_layer` and `lora_A.default` in one state, perhaps `lora_adapter` beside it."""
     module = "base_model.model.model.layers.0.self_attn.q_proj"
     names = ("base_layer.weight", "lora_A.default.weight", "lora_B.default.weight")
@@ -103,7 +103,7 @@ def test_a_model_that_peft_has_wrapped(tmp_path, apart):
 
 
 @pytest.mark.parametrize("carried", [True, False])
-def test_another_model_as_the_one_that_it_came_from(maxtext, tmp_path, carried):
+def test_other_model_as_like_is_refused(maxtext, tmp_path, carried):
     shutil.copytree(maxtext, tmp_path / "maxtext")
     if not carried:
         shutil.rmtree(tmp_path / "maxtext/0/items/hf")

@@ -52,7 +52,7 @@ VALUES = st.dictionaries(
 
 @settings(max_examples=25)
 @given(VALUES, st.sampled_from(("zarr", "zarr3")), st.booleans())
-def test_any_names(tmp_path_factory, shapes, driver, in_database):
+def test_any_names_round_trip(tmp_path_factory, shapes, driver, in_database):
     root = tmp_path_factory.mktemp("z") / "c"
     nested = [name for name in shapes if any(other.startswith(f"{name}/") for other in shapes)]
     values = {
@@ -91,7 +91,7 @@ def test_jax_array_serialization_is_read(tmp_path):
     assert "healthy" in ckpt("doctor", tmp_path / "step-12").output
 
 
-def test_chunks_that_are_lost_and_those_that_are_not_stored(tmp_path):
+def test_lost_and_omitted_chunks_are_distinguished(tmp_path):
     write(tmp_path / "c/w", np.arange(4, dtype="f4"))
     (tmp_path / "c/w/1").unlink()
     assert "c: w, chunk 1" in run("hash", tmp_path / "c", code=3)
@@ -118,7 +118,7 @@ def test_steps_of_a_run_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "declared", "keys"), [("step-10", 7, 2), ("7", 7, 2), ("7", None, 3)])
-def test_one_step_is_the_run(tmp_path, name, declared, keys):
+def test_single_step_is_opened_from_its_run(tmp_path, name, declared, keys):
     """A number alone may be a key, where nothing else says that it is a step."""
     write(tmp_path / name / "model/w", np.ones(3, "f4"), "zarr3")
     if declared:
@@ -137,7 +137,7 @@ def test_saves_of_orbax_without_their_metadata_stay_refused(tmp_path):
         open_tree(item)
 
 
-def test_checkpoints_beside_each_other_are_not_one(tmp_path):
+def test_neighboring_checkpoints_are_separate(tmp_path):
     """Of other programs, or several of this format, each with the file that lies at its root."""
     for name, step in (("a", "step-10"), ("b", "step-7")):
         write(tmp_path / name / step / "model/w", np.ones(3, "f4"), "zarr3")
@@ -151,7 +151,7 @@ def test_checkpoints_beside_each_other_are_not_one(tmp_path):
 
 
 @pytest.mark.parametrize("driver", ("zarr", "zarr3"))
-def test_an_array_in_the_directory_of_another_is_not_lost(tmp_path, driver):
+def test_array_inside_another_is_kept(tmp_path, driver):
     write(tmp_path / "c/m/w", np.arange(4, dtype="f4"), driver)
     write(tmp_path / "c/m/w/sub", np.ones(2, "f4"), driver)
     assert {"/".join(path): array.shape for path, array in open_tree(tmp_path / "c").arrays.items()} == {
@@ -171,7 +171,7 @@ def test_chunks_without_their_metadata(tmp_path, driver, document, shape):
         open_tree(tmp_path / "c")
 
 
-def test_links_that_lead_to_where_they_are(tmp_path):
+def test_link_cycles_are_refused(tmp_path):
     """What is below has no end: of two such links 2^40 directories."""
     write(tmp_path / "c/m/w", np.ones(3, "f4"))
     (tmp_path / "v").symlink_to("c/m/w")
@@ -185,7 +185,7 @@ def test_links_that_lead_to_where_they_are(tmp_path):
 
 
 @pytest.mark.parametrize("document", ("", '{"zarr_format": 3, "node_type": "group"}'))
-def test_links_that_double_the_names_of_directories(tmp_path, document):
+def test_exponential_links_are_refused(tmp_path, document):
     """Three steps make eight names of an array, nineteen 2^19; groups of zarr v3 have a document.
 
     Linux follows at most 40 links in a path. If it has to start over, it counts those of both attempts.
@@ -212,7 +212,7 @@ def test_links_that_double_the_names_of_directories(tmp_path, document):
     ],
 )
 @pytest.mark.parametrize("in_database", (False, True))
-def test_metadata_of_nothing_known(tmp_path, text, told, in_database):
+def test_unknown_metadata_is_refused(tmp_path, text, told, in_database):
     """The array would be missing, and nobody would be told."""
     root = tmp_path / "c"
     write(
@@ -238,7 +238,7 @@ def sharded(path, value):
     ts.open(spec, create=True, open=True).result().write(value).result()
 
 
-def test_pieces_of_shards_that_are_not_stored(tmp_path):
+def test_omitted_shard_pieces_are_filled(tmp_path):
     """The index of a shard says so: nothing is lost, and nobody need be told."""
     value = np.array([[1, 2], [0, 0], [3, 4]], "f4")
     sharded(tmp_path / "c/m/w", value)
@@ -254,7 +254,7 @@ def test_pieces_of_shards_that_are_not_stored(tmp_path):
         ({"fill_value": [1, 2]}, "invalid fill value"),
     ],
 )
-def test_metadata_of_another_kind(tmp_path, change, told):
+def test_other_metadata_is_refused(tmp_path, change, told):
     write(tmp_path / "c/m/w", np.ones(3, "f4"), "zarr3")
     location = tmp_path / "c/m/w/zarr.json"
     location.write_text(json.dumps(json.loads(location.read_text()) | change))
@@ -364,7 +364,7 @@ def test_directories_above_several_checkpoints_name_the_one_to_open(tmp_path, ma
 @pytest.mark.parametrize(
     "keys", ("model/descriptor/w", "layers/0/w layers/1/w", "a/7/b/0/w a/7/b/1/w", "a/b/c/w")
 )
-def test_keys_of_one_tree_are_not_steps(tmp_path, keys):
+def test_numeric_keys_are_not_steps(tmp_path, keys):
     for key in keys.split():
         write(tmp_path / "c" / key, np.ones(2, "f4"))
     assert {"/".join(path) for path in open_tree(tmp_path / "c")} == {*keys.split()}
