@@ -111,8 +111,7 @@ class Mirrors:
         return any(of[: len(outside)] != outside for of in self._whole.get(tail, ()))
 
     def mirrors(self, path: Path, start: int) -> bool:
-        """Return whether the path below the first `start` keys ends like an outside array's, with that
-        shape."""
+        """Return whether the path below the first `start` keys matches an outside array of that shape."""
         for k in range(start, len(path)):
             for of in self._outside(path, path[:start], path[k:], start, self._whole):
                 if self.arrays[path].shape == self.arrays[of].shape:

@@ -487,7 +487,7 @@ def test_hint_names_the_nested_model(model, tmp_path):
     assert "`ckpt formats`" in told and "doctor" not in told
     shutil.copy(model / "config.json", tmp_path / "empty")
     told = ckpt("inspect", "tree", tmp_path / "empty").output
-    assert "config.json of a model, and not its weights" in told and f"--local-dir {tmp_path}/empty" in told
+    assert "model's config.json but not its weights" in told and f"--local-dir {tmp_path}/empty" in told
     assert "Did you mean 'adapter extract'?" in ckpt("extract", model).output
     assert "There are: extract, merge, to-maxtext, to-peft." in ckpt("adapter", "convert", model).output
     assert "There are: hf-to-maxtext, maxtext-to-hf, to-orbax" in ckpt("convert", model, "x").output

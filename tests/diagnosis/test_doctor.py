@@ -242,7 +242,7 @@ class TestOrbax:
     def test_unnamed_array_is_reported(self, tmp_path):
         item = self.item(tmp_path)
         change_json(item / "_METADATA", tree_metadata={})
-        assert any("does not name (1): w" in finding.what for finding in examine(item).findings)
+        assert any("does not contain (1): w" in finding.what for finding in examine(item).findings)
 
     @pytest.mark.parametrize("changed", [{"shape": [300, 2]}, {"data_type": "float128"}, {"codecs": 3}])
     def test_metadata_of_another_array(self, tmp_path, changed):
@@ -575,7 +575,7 @@ class TestSafetensors:
         folder = self.folder(tmp_path)
         named = self.named(folder)
         self.rename(folder, {**named, "model.extra": self.shards(folder)[0].name})
-        assert "1 tensor that its files do not hold: model.extra" in only(folder, "safetensors-index").what
+        assert "1 tensor that its files do not contain: model.extra" in only(folder, "safetensors-index").what
 
     def test_an_index_that_does_not_name_all(self, tmp_path):
         folder = self.folder(tmp_path)

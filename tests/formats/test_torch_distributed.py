@@ -242,7 +242,7 @@ class TestSafetensors:
 
     def test_doctor_knows_it(self):
         told = ckpt("doctor", SHARDS).output
-        assert "what each process saved of a distributed checkpoint" in told and "--fix" not in told
+        assert "files of single processes of a PyTorch distributed checkpoint" in told and "--fix" not in told
 
 
 class TestRanks:

@@ -196,7 +196,7 @@ class TestLocal:
             index = ocdbt_encode.encode([(b"a/.zarray", entry)], "d/index")
         (item / "d" / "index").write_bytes(index.nodes)
         (item / "manifest.ocdbt").write_bytes(index.manifest)
-        with pytest.raises(FormatError, match="not a path of a data file") as caught:
+        with pytest.raises(FormatError, match="not the path of a data file") as caught:
             ckpttools.copy(run_of_steps, tmp_path / "out")
         assert entry.file in str(caught.value) and not (tmp_path / "out").exists()
 

@@ -219,8 +219,8 @@ def spoil(run: Path, name: str, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ("note", "no part of a checkpoint: note.txt"),
-        ("directory", "no part of a checkpoint: mine"),
+        ("note", "not part of a checkpoint: note.txt"),
+        ("directory", "not part of a checkpoint: mine"),
         ("record", "Orbax is deleting its item metrics"),
         ("uncommitted", "commit timestamp null"),
         ("index", "cannot be read"),

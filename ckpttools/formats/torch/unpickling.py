@@ -52,7 +52,7 @@ def unpickled(data: bytes, allowed: Callable[[Global], bool], location: str) -> 
         if isinstance(error, NamelessCallError):
             _refuse_strange(machine, allowed, location)
         raise FormatError(
-            "the file is not a valid pickle",
+            "the pickle is damaged, or not a pickle",
             location=location,
             got=f"{type(error).__name__} at byte {machine.at:,} of {len(data):,}: {error}",
             hint="fetch or save the file again",
