@@ -174,7 +174,7 @@ class TestOrbax:
         file = item / extents(item)[0].file
         file.unlink()
         result = only(item, "chunks")
-        assert (result.location, "No such file" in result.what) == (str(file), True)
+        assert (result.location, "missing" in result.what) == (str(file), True)
 
     def test_unreferenced_data_file_is_reported(self, tmp_path):
         item = self.item(tmp_path)

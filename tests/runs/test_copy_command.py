@@ -204,7 +204,7 @@ class TestLocal:
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / "notes").write_text("n")
         assert ckpt("copy", tmp_path / "x", tmp_path / "y").exit_code == 3
-        assert ckpt("copy", tmp_path / "none", tmp_path / "y").exit_code == 5
+        assert ckpt("copy", tmp_path / "none", tmp_path / "y").exit_code == 2
         assert ckpt("copy", HF / "config.json", tmp_path / "y").exit_code == 3
         assert ckpt("copy", HF / "model.safetensors", tmp_path / "y").exit_code == 2
         assert ckpt("copy", HF, tmp_path / "y", "--step", "1").exit_code == 2
