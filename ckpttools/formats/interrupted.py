@@ -45,8 +45,8 @@ def refuse_interrupted(location: Location) -> None:
 
 
 def interrupted_error(location: Location, left: Unfinished) -> FormatError:
-    """Return the error for a directory in which a conversion grows."""
-    what = "what is being written" if left.writer else f"an interrupted {left.kind}"
+    """Return the error for a directory with a conversion in progress."""
+    what = "a checkpoint that is being written" if left.writer else f"an interrupted {left.kind}"
     return FormatError(f"{what} is not a checkpoint yet", location=location, hint=next_step(left))
 
 

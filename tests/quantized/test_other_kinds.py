@@ -66,7 +66,7 @@ def test_files_in_trainer_directories_are_named(tmp_path):
     actor = shutil.copytree(trainers / "verl/global_step_10/actor", tmp_path / "a/b/c/global_step_1/actor")
     (actor.parent / "data.pt").touch()
     assert f"name one of them: ckpt hash {actor}" in run("hash", actor.parent, code=3)
-    assert f"lie in the directory above: name {actor}" in run("hash", actor / "huggingface", code=3)
+    assert f"are in the parent directory: pass {actor}" in run("hash", actor / "huggingface", code=3)
     assert f"ckpt {actor.parent.parent}" in succeed(tmp_path / "a").output
     assert f"ckpt {actor}" in succeed(actor.parent.parent).output
     meta = tmp_path / "meta"

@@ -74,7 +74,7 @@ def _peers(result: dict[Location, list[Location]]) -> dict[Location, list[Locati
 def not_together(
     path: Location, hosts: Mapping[Location, Sequence[Location]], lacking: str = ""
 ) -> FormatError:
-    """Return the error of a directory that holds those of hosts, of which no step is complete.
+    """Return the error for a directory of hosts without a complete step.
 
     Args:
         path: the directory.

@@ -55,7 +55,7 @@ class Joined(Indexed):
 
 
 def joined_save(path: Location, hosts: Mapping[Location, Sequence[Location]], options: ReadOptions) -> Save:
-    """Return the newest complete save of the hosts whose directories are at a path.
+    """Return the newest complete save of the hosts below a path.
 
     Args:
         path: the directory.

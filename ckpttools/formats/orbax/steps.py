@@ -320,7 +320,7 @@ class OrbaxRun:
         """Directories that look like steps, finished or not, with consistent names.
 
         Plain numbers go first, as Orbax looks for one prefix only, and for none unless it is told; else the
-        prefix that most have. Several prefixes of which none is usual for steps are those of models.
+        prefix that most have. Several unusual prefixes are those of models.
         """
         named: dict[str, dict[int, Step]] = {}
         for step in sorted(map(Step, directories(self.path)), key=lambda step: not step.is_in_progress):
@@ -392,7 +392,7 @@ def directories(path: Location) -> list[Location]:
 
 
 def _are_independent(items: Collection[Location]) -> bool:
-    """Whether items in a directory without step metadata are checkpoints of their own.
+    """Return whether items in a directory without step metadata are checkpoints of their own.
 
     Each has metadata of its own if `Checkpointer.save` wrote it. Old versions of Orbax wrote none, in steps
     either; then names decide.
