@@ -17,6 +17,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.diagnosis.probing import is_directory
 from ckpttools.formats.base import SIDECARS, ReadOptions, SupportsLocation, SupportsStepFiles
+from ckpttools.formats.detect import LocationKind, find_leftover
 from ckpttools.formats.interrupted import absent
 from ckpttools.formats.json_file import json_object
 from ckpttools.formats.known_formats import formats
@@ -27,7 +28,6 @@ from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE, needs_i
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.orbax.steps import (
     IN_PROGRESS,
-    PRUNE_DIRECTORY,
     Step,
     StepMetadata,
     has_metadata,
@@ -41,10 +41,7 @@ from ckpttools.formats.zarr.legacy_runs import STATE, LegacyRun, legacy_run_in
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.location import Location, require_file_error, suppress_file_errors
-from ckpttools.stores.publishing import read_unfinished
 
-# What the fix set-aside appends.
-SET_ASIDE = ".unfinished"
 # Formats whose files are told apart here; others are asked themselves.
 _OWN = ("orbax", "safetensors", "zarr3")
 SAFETENSORS, INDEX = ".safetensors", ".safetensors.index.json"
@@ -275,7 +272,7 @@ def inventory_of(path: Location, read: ReadOptions | None = None) -> Inventory:
         return Inventory(
             path, weights=tuple(_one_file(path)), read=read or ReadOptions(), others=_others([path])
         )
-    if read_unfinished(path):
+    if find_leftover(path) is LocationKind.INTERRUPTED:
         return Inventory(path, leftovers=(path,))
     walk = _Walk(read or ReadOptions())
     walk.visit(path, 0)
@@ -321,12 +318,7 @@ class _Walk:
                 self._step_into(path / name, depth)
 
     def _step_into(self, path: Location, depth: int) -> None:
-        if (
-            IN_PROGRESS in path.name
-            or path.name == PRUNE_DIRECTORY
-            or path.name.endswith(SET_ASIDE)
-            or read_unfinished(path)
-        ):
+        if find_leftover(path) is not None:
             self._leftovers.append(path)
         # The directory of the prune, which is a leftover, names it.
         elif depth < _DEEPEST and not Step(path).is_being_deleted:

@@ -353,6 +353,9 @@ def find_leftover(location: Location) -> LocationKind | None:
     Raises:
         StorageError: it cannot be accessed.
     """
+    named = _leftover_of(location, None)
+    if named is not None and not location.name.endswith(SUFFIX):
+        return named[0]
     result = _leftover_of(location, read_unfinished(location))
     return result and result[0]
 

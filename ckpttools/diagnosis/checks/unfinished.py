@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from ckpttools.core.errors import FormatError
 from ckpttools.core.text import sort_naturally
 from ckpttools.diagnosis.base import ERROR, WARNING, Check, Finding, Fix, mending, pasted
-from ckpttools.diagnosis.inventory import SET_ASIDE, Directory, Inventory, ListedItem
+from ckpttools.diagnosis.inventory import Directory, Inventory, ListedItem
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.detect import SET_ASIDE
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE
 from ckpttools.formats.orbax.skipping import is_passed_over, remedy
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun, StepMetadata, commits_by_file
