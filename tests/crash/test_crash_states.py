@@ -19,10 +19,13 @@ def test_every_state_after_a_crash(cases, scenario):
     wrong = [f"{crash.text}: {error}" for crash in result for error in _not_whole(case, crash)]
     # In the middle of the run most tasks are entered in the journal, which must not say more than is there.
     least = [crash for crash in result if crash.least]
-    # At the end the mark is gone already that tells what was just published.
-    journal = f"{LOCATION}/{scenario.destination}.partial/journal.ckpttools"
-    last = next(crash for crash in reversed(result) if journal in case.disk.state(crash.steps))
-    chosen = (last, least[len(least) // 2], *some_and_last(result, 4, scenario.name))
+    # At the end, the journal is in the place of the mark.
+    names = (f"{scenario.destination}.partial/journal.ckpttools", f"{scenario.destination}/.ckpttools-plan")
+    last = [
+        next(crash for crash in reversed(result) if f"{LOCATION}/{name}" in case.disk.state(crash.steps))
+        for name in names
+    ]
+    chosen = (*last, least[len(least) // 2], *some_and_last(result, 4, scenario.name))
     for number, crash in enumerate(chosen):
         state = case.disk.state(crash.steps)
         for model in (MODEL, OTHER) if ALL or number % 2 else (MODEL,):

@@ -718,3 +718,51 @@ def test_undeletable_files_are_named_with_full_path(tmp_path, monkeypatch):
     assert (tmp_path / "tree" / "mark").exists()
     remove_tree(tmp_path / "tree", last="mark")
     assert names(tmp_path) == []
+
+
+# Kills the process at the call with this number that changes a name after the manifest was written.
+KILLED_LATE = """
+import os, sys
+left = int(sys.argv.pop(1))
+manifest = sys.argv[sys.argv.index("--manifest") + 1]
+def hook(event, arguments):
+    global left
+    if event in ("os.rename", "os.rmdir", "os.remove") and os.path.exists(manifest):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), 9)
+sys.addaudithook(hook)
+from ckpttools.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_same_command_finishes_after_a_kill_during_the_last_steps(models, out, tmp_path, number):
+    expected = converted(models, "a", tmp_path)
+    manifest = tmp_path / "out.json"
+    words = ["convert", "hf-to-maxtext", models / "a", out, "--manifest", manifest, "--no-progress"]
+    words = [str(word) for word in words]
+    killed = subprocess.run([sys.executable, "-c", KILLED_LATE, str(number), *words], capture_output=True)
+    assert killed.returncode == -9
+    text = manifest.read_bytes()
+    other = ckpt(*words[:2], str(models / "b"), *words[3:])
+    assert other.exit_code == 2 and "Error" in other.output and manifest.read_bytes() == text
+    assert ckpt(*words).exit_code == 0
+    assert content(out) == expected and manifest.read_bytes() == text
+    assert not out.with_name("out.partial").exists()
+
+
+def test_file_that_changed_after_a_kill_during_the_last_steps_is_not_reported_as_complete(
+    models, out, tmp_path
+):
+    words = ["convert", "hf-to-maxtext", models / "a", out, "--manifest", tmp_path / "m", "--no-progress"]
+    words = [str(word) for word in words]
+    subprocess.run([sys.executable, "-c", KILLED_LATE, "1", *words], capture_output=True)
+    changed = out / "0/_CHECKPOINT_METADATA"
+    changed.write_bytes(changed.read_bytes() + b" ")
+    again = ckpt(*words)
+    assert again.exit_code == 2 and "exists" in again.output
+    again = ckpt(*words, "--overwrite")
+    assert again.exit_code == 0, again.output
+    assert content(out) == converted(models, "a", tmp_path)

@@ -76,7 +76,7 @@ def _left_by_prune(location: Location) -> Finding:
 def _locations(inventory: Inventory) -> list[Location]:
     """Return leftovers; for a conversion to a bucket, the location of its journal."""
     beside = find_unfinished(inventory.path)
-    result = [*inventory.leftovers, *([beside.location] if beside else [])]
+    result = [*inventory.leftovers, *([beside.location] if beside and beside.location.lexists() else [])]
     return [location for location in result if location.with_name(location.name + SUFFIX) not in result]
 
 

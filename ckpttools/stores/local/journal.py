@@ -25,7 +25,7 @@ from typing import Literal, TypeAlias
 
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import format_age
-from ckpttools.stores.local.files import moved_error, write_all, write_error
+from ckpttools.stores.local.files import moved_error, sync_directory, write_all, write_error
 from ckpttools.stores.local.staging_names import JOURNAL
 from ckpttools.stores.publishing import JobInfo, LockedError, Record
 
@@ -57,13 +57,14 @@ class Journal:
         preparing: the plan for which the directory is being emptied, while the journal is locked; or "".
     """
 
-    def __init__(self, directory: Path, access: Access = "alone") -> None:
+    def __init__(self, directory: Path, access: Access = "alone", name: str = JOURNAL) -> None:
         """Open and lock the journal; create it if needed.
 
         Args:
             directory: the staging directory.
             access: "alone" for an exclusive lock, "together" for a shared one, or "looking" for none. Only
-                "alone" creates and writes the file.
+                "alone" writes the file.
+            name: the name of the file. Only a file with the default name is created.
 
         Raises:
             FileNotFoundError: the directory does not exist, or the file was removed before it was locked.
@@ -71,9 +72,11 @@ class Journal:
             UsageError: the file was not written by ckpttools, or has another hard link.
             OSError: it cannot be opened.
         """
-        self._path = directory / JOURNAL
+        self._path = directory / name
         self._access = access
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT if access == "alone" else os.O_RDONLY
+        flags = os.O_RDWR | os.O_APPEND if access == "alone" else os.O_RDONLY
+        if access == "alone" and name == JOURNAL:
+            flags |= os.O_CREAT
         self._descriptor = os.open(self._path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             if access != "looking":
@@ -221,6 +224,20 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def move(self, path: Path) -> bool:
+        """Rename the locked file durably, replacing a file of the new name. Returns whether it still existed.
+
+        Raises:
+            OSError: the system reports an error.
+        """
+        there = self._is_in_location()
+        if there:
+            self._path.rename(path)
+            for directory in (path.parent, self._path.parent):
+                sync_directory(directory)
+            self._path = path
+        return there
+
     def remove(self) -> bool:
         """Delete the locked file. Returns whether it still existed.
 
@@ -251,10 +268,18 @@ def lines(data: bytes) -> Iterator[tuple[str, object]]:
             yield kind, content
 
 
-def read_job_info(directory: Path) -> JobInfo | None:
-    """Return the conversion of a staging directory, locked or not; None if its journal is unreadable."""
+def is_journal(path: Path) -> bool:
+    """Return whether a file begins like a journal."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _BEGINNING.match(file.read(len(_LEAST_BEGINNING))) is not None
+
+
+def read_job_info(path: Path) -> JobInfo | None:
+    """Return the conversion in a journal, locked or not; None if it is unreadable."""
     try:
-        with (directory / JOURNAL).open("rb") as file:
+        with path.open("rb") as file:
             line = file.readline(_LONGEST_PLAN)
     except OSError:
         return None

@@ -33,7 +33,7 @@ from ckpttools.stores.local.files import (
     sync_tree,
     write_synced,
 )
-from ckpttools.stores.local.journal import Journal
+from ckpttools.stores.local.journal import Journal, is_journal
 from ckpttools.stores.local.mounts import first_mount
 from ckpttools.stores.local.parts import members, remove_parts
 from ckpttools.stores.local.staging_names import JOURNAL, read_mark, remove_mark
@@ -214,6 +214,7 @@ class LocalStaging(StagingDirectory):
                 raise storage_error("cannot create", error.filename or self.directory, error) from error
             with errors_of(self.directory):
                 self._refuse_foreign()
+                self._restore_journal()
                 # Another process may just have finished and removed the directory: try again.
                 with suppress(FileNotFoundError) if attempt < _ATTEMPTS else nullcontext():
                     return self._locked_alone()
@@ -236,12 +237,30 @@ class LocalStaging(StagingDirectory):
 
     def looked_at(self) -> Journal | None:
         """Return the journal without locking it; None if there is none."""
-        try:
-            result = Journal(self.directory, "looking")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        result.close()
-        return result
+        locations = [(self.directory, JOURNAL)]
+        if is_journal(self.destination / PLAN_MARK):
+            locations.append((self.destination, PLAN_MARK))
+        for directory, name in locations:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                result = Journal(directory, "looking", name)
+                result.close()
+                return result
+        return None
+
+    def _restore_journal(self) -> None:
+        """Move the journal back if a run was interrupted between its last steps; see `finalize`.
+
+        Raises:
+            LockedError: that run is not interrupted.
+        """
+        if not is_journal(self.destination / PLAN_MARK) or os.path.lexists(self.directory / JOURNAL):
+            return
+        with suppress(FileNotFoundError):  # That process may just have removed it.
+            journal = Journal(self.destination, "alone", PLAN_MARK)
+            try:
+                journal.move(self.directory / JOURNAL)
+            finally:
+                journal.close()
 
     def _refuse_foreign(self) -> None:
         """Raise UsageError if the directory is not empty, and unowned or a link."""
@@ -407,15 +426,22 @@ class LocalStaging(StagingDirectory):
     def finalize(self, journal: Journal) -> None:
         """Remove all traces of the work.
 
+        The journal takes the place of the mark, so that it can be removed after the directory. Until then,
+        the same command can finish.
+
         Raises:
             StorageError: they cannot be removed.
         """
         with errors_of(self.directory):
             remove_parts(self.directory)
-            remove_mark(self.destination)
-            journal.remove()
+            if not self.destination.is_dir():
+                journal.remove()
+            elif not journal.move(self.destination / PLAN_MARK):
+                remove_mark(self.destination)
             with suppress(OSError):  # Another process may have put something there.
                 self.directory.rmdir()
+                sync_directory(self.directory.absolute().parent)
+            remove_mark(self.destination)
 
     def _leave(self, journal: Journal) -> None:
         """Remove the directory if it contains no work to resume."""

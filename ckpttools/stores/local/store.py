@@ -240,7 +240,7 @@ class LocalStore(Store):
         replaced = _below(key, REPLACED)
         result = self.stat(replaced)
         is_there = result is not None and result.kind is FileKind.DIRECTORY
-        begun = read_job_info(Path(key)) or JobInfo("")
+        begun = read_job_info(Path(key, JOURNAL)) or JobInfo("")
         return Unfinished(
             _location(key),
             _location(replaced) if is_there else None,
@@ -251,10 +251,28 @@ class LocalStore(Store):
         )
 
     def find_unfinished(self, key: str) -> Unfinished | None:
-        from ckpttools.stores.publishing import SUFFIX
+        from ckpttools.stores.local.journal import is_journal, read_job_info
+        from ckpttools.stores.publishing import PLAN_MARK, SUFFIX
 
         path = Path(key)
-        return None if path.name in ("", "..") else self.unfinished(str(path) + SUFFIX)
+        if path.name in ("", ".."):
+            return None
+        moved = path / PLAN_MARK
+        if (
+            (result := self.unfinished(str(path) + SUFFIX))
+            or not self.stat(str(moved))
+            or not is_journal(moved)
+        ):
+            return result
+        begun = read_job_info(moved) or JobInfo("")
+        return Unfinished(
+            _location(str(path) + SUFFIX),
+            None,
+            begun.command,
+            directory=begun.directory,
+            plan=begun.plan,
+            division=begun.division,
+        )
 
 
 def _entry(result: os.DirEntry[str]) -> DirEntry:
