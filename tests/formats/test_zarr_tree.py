@@ -133,7 +133,7 @@ def test_saves_of_orbax_without_their_metadata_stay_refused(tmp_path):
     item = tmp_path / "items"
     shutil.copytree(ROOT / "fixtures/golden/llama3.1/maxtext_scanned/0/items", item)
     (item / "_METADATA").unlink()
-    with pytest.raises(FormatError, match="no _METADATA"):
+    with pytest.raises(FormatError, match="without _METADATA"):
         open_tree(item)
 
 
@@ -672,7 +672,7 @@ def test_only_step_of_a_legacy_run_follows_commit_files_and_the_given_number(tmp
     location = cloud.filled({str(path.relative_to(tmp_path)): path.read_bytes() for path in files}) / "run"
     with pytest.raises(FormatError, match=r"no commit_success\.txt"):
         open_tree(location)
-    with pytest.raises(UsageError, match="there is no step 8"):
+    with pytest.raises(UsageError, match="step 8 does not exist"):
         open_tree(tmp_path / "run", ReadOptions(step=8))
 
 

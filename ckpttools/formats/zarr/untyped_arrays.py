@@ -77,12 +77,12 @@ class BareFormat(ReadOnlyFormat):
         # Directories below this may be named like keys.
         names = chain[0].names.union(*(item.files for item in chain))
         if names & {TREE_FILE, *_OF_ORBAX} or IN_PROGRESS in str(chain[-1].path):
-            return "a save of Orbax"
+            return "an Orbax checkpoint"
         if _find_legacy_run(chain[0]):
             return None
         if MANIFEST in chain[-1].names:
             root = chain[-1].path
-            return None if has_state(root) or _is_nested(root) else "a save of Orbax"
+            return None if has_state(root) or _is_nested(root) else "an Orbax checkpoint"
         if _only_item(chain[-1]):
             return None
         if any(_has_steps(item, may_be_keys=item.path != path) for item in chain):
