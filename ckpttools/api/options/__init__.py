@@ -62,7 +62,7 @@ READING = (MAX_HEADER_BYTES, MAX_INDEX_BYTES, WITH_OPTIMIZER, PREFER_RANK)
 OPENING = (STEP, *READING)
 
 # How much a function may use.
-MEMORY = Option("memory", parse_size, "1GiB", "Peak memory limit: 512MiB, 2GB, …")
+MEMORY = Option("memory", parse_size, "1GiB", "Peak memory limit, such as 512MiB or 2GB.")
 JOBS = count("jobs", "Parallel workers. Default: one per core, two per core when writing, at most 16.")
 REQUESTS = count("requests", "Concurrent network requests. Default: adjusted between 4 and 32.")
 DOWNLOAD = switch("download", "Download hf:// inputs to the Hugging Face cache first, and verify them.")

@@ -23,8 +23,8 @@ def parse_dtype_of_pattern(text: str) -> tuple[str, DType]:
     return pattern, parse_dtype(dtype)
 
 
-KEEP = patterns("keep", "Keep only what matches, such as 'params/*', or a key and everything below it.")
-DROP = patterns("drop", "Leave out what matches, even where {keep} matches.")
+KEEP = patterns("keep", "Keep only matching arrays, such as 'params/*', or a key and everything below it.")
+DROP = patterns("drop", "Leave out matching arrays, even if {keep} matches them too.")
 SELECT = (
     KEEP,
     DROP,

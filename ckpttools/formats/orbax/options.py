@@ -24,26 +24,26 @@ STORAGE = (
         "ocdbt",
         bool,
         True,
-        "Write few data files with an index, or a directory for each array and a file for each chunk.",
+        "Store chunks in few data files with an index (OCDBT), or each chunk in a file of its own.",
     ),
-    Option("zarr3", bool, True, "Write arrays as zarr v3, or as v2."),
+    Option("zarr3", bool, True, "Store arrays as zarr version 3, or version 2."),
     COMPRESSION,
     CHUNKS,
     Option(
         "target_data_file_size",
         parse_size,
         None,
-        "With OCDBT, start a new data file at this size (default: one file).",
+        "With {ocdbt}, start a new data file at this size. Default: one data file.",
         "SIZE",
     ),
     Option(
         "reference",
         bool,
         None,
-        "Share bytes with SRC by hard links if possible, or write all bytes. By default, "
-        "commands that change the tree share unchanged zarr chunks, unless another "
-        "option sets their encoding; ckpt convert writes all. Ranges of safetensors keep "
-        "their order of axes, which loads slower.",
+        "Share bytes with {source} by hard links where possible, or write all of them. Default: `ckpt "
+        "convert` writes all; commands that change the tree share unchanged zarr chunks, unless another "
+        "storage option is given. Shared ranges of safetensors keep their order of axes, which loads "
+        "slower.",
     ),
 )
 """Options for how chunks are stored."""
@@ -53,20 +53,21 @@ OPTIONS = (
         "level",
         ("run", "step", "item"),
         "run",
-        "Write DST as a run directory with one step, as a step of an existing run, or as a single item.",
+        "What {destination} becomes: a run directory with one step, a step of an existing run, or a single "
+        "item.",
     ),
     Option(
         "item",
         str,
         None,
-        "Name of the item (default: as in the run's other steps, as in SRC, or items).",
+        "Name of the item. Default: as in the run's other steps, else as in {source}, else items.",
         "NAME",
     ),
     Option(
         "as_step",
         int,
         None,
-        "Step number to write (default: the step of SRC, or 0).",
+        "Number of the step to write. Default: that of {source}, or 0 if it has none.",
         "N",
     ),
     *STORAGE,

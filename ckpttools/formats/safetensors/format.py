@@ -60,10 +60,13 @@ MAX_SHARD = Option(
     parse_size,
     # Default of huggingface_hub (MAX_SHARD_SIZE); transformers uses 50 GB from version 5 on.
     "5GB",
-    "Maximum bytes of tensors in one file, except for a single larger tensor; as in huggingface_hub.",
+    "Limit of tensor bytes in one file; a larger tensor gets its own file. Files are split as by "
+    "huggingface_hub.",
     "SIZE",
 )
-SEPARATOR = Option("separator", (".", "/"), ".", "Separator between the keys of a path in a tensor's name.")
+SEPARATOR = Option(
+    "separator", (".", "/"), ".", "Separator between the keys of a path in the name of a tensor."
+)
 
 
 @dataclass(frozen=True)

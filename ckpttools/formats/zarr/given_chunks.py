@@ -113,7 +113,7 @@ CHUNKS = Option(
     "chunks",
     parse_chunks,
     None,
-    "Chunk shapes for arrays that match a pattern: '*/wo/kernel=512x1x-,*/scale=-', where - is a whole "
-    "axis. Other arrays have chunks of 4 to 64 MiB.",
+    "Chunk shapes by patterns of array names: '*/wo/kernel=512x1x-,*/scale=-', where - is a whole axis. "
+    "Other arrays have chunks of 4 to 64 MiB.",
     "PATTERN=SHAPE,…",
 )
