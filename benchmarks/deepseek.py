@@ -85,7 +85,16 @@ def plan_of(source: Path, name: str, *options: str) -> None:
     print(f"  {declared}: {taken:.1f} s, peak {peak:.2f} GiB", flush=True)
 
 
-# In a process of its own, as a part is.
+# In a process of its own, as a part is: what each part would do if the plan held only the call.
+_AGAIN = """
+import sys, time
+start, cpu = time.perf_counter(), time.process_time()
+import ckpttools
+from ckpttools.run.fingerprint import fingerprint
+prepared = ckpttools.hf_to_maxtext.plan(sys.argv[1], sys.argv[2])
+fingerprint(prepared.plan, prepared.writer)
+print(time.perf_counter() - start, time.process_time() - cpu)
+"""
 _PART = """
 import sys, time
 from ckpttools.plan.parts import dealt
@@ -108,6 +117,10 @@ def dealing(source: Path) -> None:
     file.write_bytes(encoded(prepared.plan, header_of(prepared)))
     words = [sys.executable, "-c", _PART, file]
     taken = float(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
+    words = [sys.executable, "-c", _AGAIN, source, source.with_name("out")]
+    done = subprocess.run(words, capture_output=True, check=True, text=True)
+    again, cpu = map(float, done.stdout.split())
+    print(f"  planned again, with the fingerprint: {again:.1f} s, {cpu:.1f} s of CPU")
     sizes = read_plan(parse(file)).groups
     print(f"  in a file: {file.stat().st_size / 1e6:.1f} MB, one of 64 parts is read in {taken:.2f} s")
     for count in (8, 64, 256, 1024):
