@@ -195,6 +195,21 @@ class MissingPathError(StorageError):
     exit_code = 2
 
 
+def system_error(doing: str, path: object, error: OSError, hint: str | None = None) -> StorageError:
+    """Convert an error of the system, keeping its message.
+
+    Args:
+        doing: What failed, such as "cannot read".
+        path: Path of the file.
+        error: The system's error; a path that does not exist becomes a MissingPathError.
+        hint: What to do.
+    """
+    is_missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+    return (MissingPathError if is_missing else StorageError)(
+        f"{doing} {path}", got=f"{error.strerror} (errno {error.errno})", hint=hint
+    )
+
+
 class LostValuesWarning(Warning):
     """Values that changed because the dtype cannot represent them."""
 

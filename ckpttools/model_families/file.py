@@ -6,7 +6,7 @@ from pathlib import Path
 from runpy import run_path
 from traceback import extract_tb
 
-from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError
+from ckpttools.core.errors import FormatError, MappingError, UsageError, system_error
 from ckpttools.core.user_code import check_code
 from ckpttools.mapping.documents import add_location
 from ckpttools.model_families.family import Family
@@ -47,7 +47,7 @@ def _content(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"cannot read {path}", got=error.strerror, hint="check the path") from error
+        raise system_error("cannot read", path, error, "check the path") from error
     except UnicodeDecodeError as error:
         raise FormatError("not a text file in UTF-8", location=path, got=error) from error
 

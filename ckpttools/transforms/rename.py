@@ -21,7 +21,7 @@ from pathlib import Path as FilePath
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CoverageError, MappingError, StorageError, listing, near_names
+from ckpttools.core.errors import CoverageError, MappingError, listing, near_names, system_error
 from ckpttools.core.notes import Notes
 from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.documents import fields, length, list_of, mapping, text, truth
@@ -280,7 +280,7 @@ def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
     try:
         content = file.read_text()
     except OSError as error:
-        raise StorageError(f"cannot read {file}", got=error.strerror, hint=_FILE_OF_RULES) from error
+        raise system_error("cannot read", file, error, _FILE_OF_RULES) from error
     except UnicodeDecodeError as error:
         raise MappingError("a file of rules must be text in UTF-8", location=file, got=error) from error
     try:

@@ -17,13 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpttools.core.errors import (
-    CheckpointError,
-    FormatError,
-    MissingPathError,
-    SourceChangedError,
-    StorageError,
-)
+from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError, system_error
 from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.base import LARGEST_WHOLE, File, too_large
 
@@ -369,9 +363,4 @@ def storage_error(doing: str, path: str | Path, error: OSError) -> StorageError:
         "PermissionError": "check who owns it and its mode bits",
         "FileNotFoundError": "check the spelling of the path",
     }
-    is_missing = isinstance(error, FileNotFoundError)
-    return (MissingPathError if is_missing else StorageError)(
-        f"{doing} {path}",
-        got=f"{error.strerror} (errno {error.errno})",
-        hint=hints.get(type(error).__name__),
-    )
+    return system_error(doing, path, error, hints.get(type(error).__name__))
