@@ -1,8 +1,10 @@
-"""Report configuration values that transformers refuses regardless of the weights."""
+"""Report configuration values that transformers refuses or cannot compute with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from typing import Any
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.message_terms import option
@@ -43,10 +45,35 @@ _LAYER_TYPES = {
 }
 
 
+# Numbers that transformers computes with, and whether they must be greater than 0. A missing or null base of
+# the rotary embedding has a default.
+_NUMBERS = {
+    "layer_norm_eps": False,
+    "norm_eps": False,
+    "rms_norm_eps": False,
+    "rope_local_base_freq": True,
+    "rope_theta": True,
+}
+_MAY_BE_NULL = ("rope_local_base_freq", "rope_theta")
+# Parts of the configuration with a base of the rotary embedding, also one for each type of layer.
+_ROPE_PARTS = ("rope_parameters", "rope_scaling")
+_ACTIVATIONS = ("hidden_act", "hidden_activation")
+# Names in ACT2FN of transformers 5.23.
+_KNOWN_ACTIVATIONS = frozenset(
+    (
+        *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh"),
+        *("gelu_pytorch_tanh", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu", "relu"),
+        *("relu2", "relu6", "sigmoid", "silu", "swish", "tanh", "xielu"),
+    )
+)
+
+
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     if model.config is None:
         return
     yield from _integers(model)
+    yield from _numbers(model)
+    yield from _activations(model)
     yield from _layer_types(model)
     yield from _model_type(model)
 
@@ -65,6 +92,59 @@ def _integers(model: ModelDirectory) -> Iterator[ModelFinding]:
                 "transformers refuses the configuration, or fails to create the model",
                 f"correct {prefix}{name} in {CONFIG}",
                 expected="a positive integer",
+                got=repr(value),
+            )
+
+
+def _numbers(model: ModelDirectory) -> Iterator[ModelFinding]:
+    for prefix, part in _parts_with_numbers(model.config or {}):
+        for name, is_positive in _NUMBERS.items():
+            if name not in part or (part[name] is None and name in _MAY_BE_NULL):
+                continue
+            value = part[name]
+            is_number = type(value) is int or (type(value) is float and isfinite(value))
+            if is_number and (value > 0 or (value == 0 and not is_positive)):
+                continue
+            yield ModelFinding(
+                "error",
+                CHECK.name,
+                model.path(CONFIG),
+                f"{prefix}{name} is {value!r}",
+                "transformers and MaxText fail, or compute other values",
+                f"correct {prefix}{name} in {CONFIG}",
+                expected="a positive number" if is_positive else "a number of at least 0",
+                got=repr(value),
+            )
+
+
+def _parts_with_numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the parts of a configuration with their prefixes, and those about the rotary embedding."""
+    for prefix, part in config_parts(config):
+        yield prefix, part
+        for name in _ROPE_PARTS:
+            rope = part.get(name)
+            if isinstance(rope, Mapping):
+                yield f"{prefix}{name}.", rope
+                inner = ((key, value) for key, value in rope.items() if isinstance(value, Mapping))
+                yield from ((f"{prefix}{name}.{key}.", value) for key, value in inner)
+
+
+def _activations(model: ModelDirectory) -> Iterator[ModelFinding]:
+    if (model.config or {}).get("auto_map"):
+        return
+    for prefix, part in config_parts(model.config or {}):
+        for name in _ACTIVATIONS:
+            value = part.get(name)
+            if value is None or (isinstance(value, str) and value in _KNOWN_ACTIVATIONS):
+                continue
+            yield ModelFinding(
+                "warning",
+                CHECK.name,
+                model.path(CONFIG),
+                f"{prefix}{name} is {value!r}, which transformers does not know",
+                "transformers fails to create the model, unless a later version knows it",
+                f"correct {prefix}{name} in {CONFIG}",
+                expected=f"a name such as {sample_names(['silu', 'gelu_pytorch_tanh'])}",
                 got=repr(value),
             )
 
@@ -90,13 +170,28 @@ def _layer_types(model: ModelDirectory) -> Iterator[ModelFinding]:
 
 
 def _model_type(model: ModelDirectory) -> Iterator[ModelFinding]:
-    """Report an unknown model type if the arrays have the names of a known family."""
+    """Report a missing model type, and an unknown one if the arrays have the names of a known family."""
     config = model.config or {}
     kind = config.get("model_type")
-    if model.tree is None or config.get("auto_map") or not isinstance(kind, str) or is_known(kind):
+    if model.tree is None or config.get("auto_map") or (isinstance(kind, str) and is_known(kind)):
         return
     names = families_with_names_of(model.tree)
-    if names:
+    if not isinstance(kind, str):
+        # Configurations of other libraries have neither.
+        if names or config.get("architectures"):
+            what = "no model_type" if kind is None else f"model_type is {kind!r}"
+            named = f", or name the family: {option('family', names[0])}" if names else ""
+            yield ModelFinding(
+                "error",
+                CHECK.name,
+                model.path(CONFIG),
+                what,
+                "transformers and conversions to MaxText do not know which model it is",
+                f"write model_type into {CONFIG}{named}",
+                expected="a string such as llama",
+                got=repr(kind),
+            )
+    elif names:
         yield ModelFinding(
             "warning",
             CHECK.name,
@@ -110,6 +205,6 @@ def _model_type(model: ModelDirectory) -> Iterator[ModelFinding]:
 
 CHECK = ModelCheck(
     "config-values",
-    "sizes and layer types that transformers refuses, and an unknown `model_type`",
+    "values that transformers refuses or cannot compute with, and a missing or unknown `model_type`",
     _check,
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ckpttools.array.tree import Tree
 from ckpttools.checks.base import Level, ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.checks.tied_head import stored_tied_head
-from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, MappingError
+from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, MappingError, ShapeError
 from ckpttools.formats.adapters import has_adapter
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.maxtext.conversion_options import ToMaxText
@@ -95,22 +95,25 @@ def _level(error: CheckpointError, tree: Tree) -> Level:
         return "info"
     if isinstance(error, NotCoveredError | MappingError):
         return "info" if patterns_outside_model(tree) else "error"
-    return "warning" if isinstance(error, ConfigError) else "info"
+    return "warning" if isinstance(error, ConfigError | ShapeError) else "info"
 
 
 def _refusal(tree: Tree) -> CheckpointError | None:
     """Return the error of a conversion, or None."""
-    # If MaxText cannot scan the layers of a model, the model itself is not at fault.
-    for options in (ToMaxText(), ToMaxText(scan=False)):
-        try:
-            to_maxtext(tree, options)
-        except CheckpointError as error:
-            refusal = error
-            if isinstance(error, CoverageError):
-                return error
-        else:
-            return None
-    return refusal
+    refusal = _refusal_with(tree, ToMaxText())
+    # If MaxText cannot scan the layers of a model, the model itself is not at fault, unless they differ.
+    if refusal is None or isinstance(refusal, CoverageError):
+        return refusal
+    unscanned = _refusal_with(tree, ToMaxText(scan=False))
+    return refusal if unscanned is None and isinstance(refusal, ShapeError) else unscanned
+
+
+def _refusal_with(tree: Tree, options: ToMaxText) -> CheckpointError | None:
+    try:
+        to_maxtext(tree, options)
+    except CheckpointError as error:
+        return error
+    return None
 
 
 CHECK = ModelCheck(

@@ -10,7 +10,10 @@ from math import prod
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import concat, elementwise, relayout, stack, take, window
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import ShapeError
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
+from ckpttools.core.text import sample_names
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup
 from ckpttools.mapping.row import Row
@@ -48,13 +51,37 @@ class RowConversion:
     op: BoundOp | None = None
 
     def at(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> LazyArray:
-        """Return the target array at `index`, a coordinate of each axis of the target's key."""
-        body = self._stacked(dict(index), self._stacked_axes, arrays)
+        """Return the target array at `index`, a coordinate of each axis of the target's key.
+
+        Raises:
+            ShapeError: arrays that are stacked differ in shape or dtype.
+        """
+        try:
+            body = self._stacked(dict(index), self._stacked_axes, arrays)
+        except ShapeError as error:
+            differences = self._differences(index, arrays)
+            raise error if differences is None else differences from error
         if self._groups == self.target.groups:
             return body
         split = tuple((self.sizes[axis],) for axis in self.target.array_axes)
         merge = tuple(len(group) for group in self.target.groups)
         return relayout(body, split, tuple(range(len(split))), merge)
+
+    def _differences(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> ShapeError | None:
+        """Return the error that names the source arrays which differ from most others; None if none does."""
+        kinds: dict[str, list[str]] = {}
+        for key in self.source_keys(index):
+            kinds.setdefault(f"{arrays[key].dtype}{list(arrays[key].shape)}", []).append(key)
+        usual, *others = sorted(kinds, key=lambda kind: -len(kinds[kind]))
+        if not others:
+            return None
+        return ShapeError(
+            "layers cannot be stacked, because these arrays differ in shape or dtype from the others: "
+            + sample_names([key for kind in others for key in kinds[kind]]),
+            got="; ".join(f"{sample_names(kinds[kind])}: {kind}" for kind in others),
+            expected=f"{usual}, as {sample_names(kinds[usual])}",
+            hint=f"if only dtypes differ, cast them with {option('dtype')}",
+        )
 
     def source_keys(self, index: Mapping[str, int]) -> Iterator[str]:
         """Return the keys of all source arrays of the target array at `index`."""

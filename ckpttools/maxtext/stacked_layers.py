@@ -15,6 +15,7 @@ from ckpttools.array.tree import Leaf, Path, Tree, collision, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, listing
 from ckpttools.core.region import Shape
+from ckpttools.core.text import sample_names
 from ckpttools.maxtext.layers import LayerStack, is_scale_of_layer, layer_key_slice
 from ckpttools.maxtext.layout import DECODER, STATE_AXIS
 from ckpttools.maxtext.view import MaxTextView, view_of
@@ -178,10 +179,13 @@ def _stack_leaves(path: Path, gathered: _StackLeaves) -> Leaf:
         raise FormatError(
             "some of the layers that are to be stacked hold no data here", location=keystr(path)
         )
-    kinds = {(part.shape, part.dtype.name) for part in arrays}
+    kinds: dict[str, list[str]] = {}
+    for spot, array in zip(sorted(gathered.leaves), arrays, strict=True):
+        kinds.setdefault(f"{array.dtype.name}{list(array.shape)}", []).append(keystr(gathered.paths[spot]))
     if len(kinds) != 1 or len(arrays[0].shape) < axis:
+        lines = [f"{kind}: {sample_names(names)}" for kind, names in sorted(kinds.items())]
         raise ShapeError(
-            "the layers' arrays cannot be stacked" + listing(sorted(f"{d}{list(s)}" for s, d in kinds)),
+            "the layers' arrays cannot be stacked" + listing(lines),
             location=keystr(path),
             expected=f"one shape of at least {axis} axes, one dtype",
         )

@@ -171,6 +171,80 @@ class TestChecks:
         model.write(tmp_path / "model")
         assert any(name in item["what"] for item in self.reported(tmp_path / "model", "config-values"))
 
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0, "1e6", True, [1.0]])
+    @pytest.mark.parametrize(
+        "name", ["rope_theta", "rope_parameters.rope_theta", "rope_scaling.full.rope_theta"]
+    )
+    def test_base_of_the_rotary_embedding(self, tmp_path, name, value):
+        model = base("llama", 2)
+        *parts, field = name.split(".")
+        part = model.config
+        for key in parts:
+            part = part.setdefault(key, {})
+        part[field] = value
+        model.write(tmp_path / "model")
+        (result,) = self.reported(tmp_path / "model", "config-values")
+        assert name in result["what"] and result["level"] == "error"
+
+    @pytest.mark.parametrize("value", [None, float("nan"), -1e-6, "1e-6", False])
+    def test_epsilon(self, tmp_path, value):
+        model = base("llama", 2)
+        model.config["rms_norm_eps"] = value
+        model.write(tmp_path / "model")
+        (result,) = self.reported(tmp_path / "model", "config-values")
+        assert "rms_norm_eps" in result["what"] and result["level"] == "error"
+
+    @pytest.mark.parametrize("value", ["swiglu", "SiLU", 3])
+    def test_activation(self, tmp_path, value):
+        model = base("llama", 2)
+        model.config["hidden_act"] = value
+        model.write(tmp_path / "model")
+        (result,) = self.reported(tmp_path / "model", "config-values")
+        assert "hidden_act" in result["what"] and result["level"] == "warning"
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"rope_theta": None}, {"rope_theta": 10000}, {"rms_norm_eps": 0}, {"hidden_act": "gelu_new"}],
+    )
+    def test_values_that_transformers_computes_with(self, tmp_path, change):
+        model = base("llama", 2)
+        model.config |= change
+        model.write(tmp_path / "model")
+        assert not self.reported(tmp_path / "model", "config-values")
+
+    def test_conversion_reports_values_that_cannot_be_computed_with(self, tmp_path):
+        model = base("llama", 2)
+        model.config |= {"rope_theta": -1.0, "hidden_act": "swiglu"}
+        model.write(tmp_path / "model")
+        result = ckpt("convert", "to-safetensors", tmp_path / "model", tmp_path / "out", "--no-progress")
+        assert result.exit_code == 0
+        assert "rope_theta is -1.0" in result.output and "hidden_act is 'swiglu'" in result.output
+
+    @pytest.mark.parametrize("kind", [None, "", 3])
+    def test_missing_model_type(self, tmp_path, kind):
+        model = base("qwen3", 2)
+        model.config["model_type"] = kind
+        model.write(tmp_path / "model")
+        (result,) = self.reported(tmp_path / "model", "config-values")
+        assert "model_type" in result["what"]
+        assert result["level"] == ("warning" if kind == "" else "error")
+
+    @pytest.mark.parametrize("dtype", ["float16", "float64"])
+    def test_layers_of_different_dtypes(self, tmp_path, dtype):
+        model = base("llama", 1)
+        (file,) = model.shards
+        name = "model.layers.1.mlp.up_proj.weight"
+        model.shards[file][name] = model.shards[file][name].astype(dtype)
+        model.write(tmp_path / "model")
+        (result,) = self.reported(tmp_path / "model", "coverage")
+        assert name in result["what"] and result["level"] == "warning"
+        refused = ckpt("convert", "hf-to-maxtext", tmp_path / "model", tmp_path / "out", "--no-progress")
+        assert refused.exit_code == 3 and name in refused.output
+        unscanned = ("--no-scan", "--no-progress")
+        assert (
+            ckpt("convert", "hf-to-maxtext", tmp_path / "model", tmp_path / "out", *unscanned).exit_code == 0
+        )
+
     def test_model_type(self, tmp_path):
         model = base("qwen3", 2)
         model.config["model_type"] = "qwen33"
