@@ -162,7 +162,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ckpttools' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_HOMES[name]), name)
+    if _HOMES[name].startswith("ckpttools.api.") and not isinstance(value, type):
+        terms = import_module("ckpttools.core.message_terms")
+        value = globals()[name] = terms.for_python(value)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,8 @@ from reference import reference_page
 
 from ckpttools.checks.registry import checks as model_checks
 from ckpttools.cli.main import main
-from ckpttools.core.message_terms import as_flags, option
+from ckpttools.cli.output import with_flags
+from ckpttools.core.message_terms import option
 from ckpttools.diagnosis.base import Check
 from ckpttools.diagnosis.examine import checks as doctor_checks
 from ckpttools.mapping.settings import Condition
@@ -153,8 +154,7 @@ MaxText has no setting for these. A model with another value is converted, and t
 
 def deviations_page() -> str:
     """The table of known deviations, then the rules of the families."""
-    with as_flags():
-        known = [deviation_cells(deviation) for deviation in known_deviations()]
+    known = [tuple(map(with_flags, deviation_cells(deviation))) for deviation in known_deviations()]
     head = ("models", "what", "what MaxText does", "how far apart", "what to do")
     fixed = [
         (f"`{name}`", f"`{limit.expected}`{where(limit.conditions)}", limit.reason)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import cached_property
-from shlex import quote
 from typing import Any
 
 from ckpttools.adapters.factors import Adapter
@@ -19,7 +18,7 @@ from ckpttools.array.tree import Path, Tree, by_name, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, listing, near_names
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
 from ckpttools.formats.adapters import ADAPTER, BASE_NAME
@@ -232,8 +231,8 @@ def missing_weights_error(
         location=adapter,
         got=base,
         expected="the model that was adapted",
-        hint=f"`ckpt inspect tree {quote(adapter)}` shows the base model that the adapter records; with "
-        f"`--against {quote(base)}` it lists every mismatch",
+        hint=f"{action('inspect', adapter)} shows the base model that the adapter records; with "
+        f"{option('against', base)} it lists every mismatch",
     )
 
 

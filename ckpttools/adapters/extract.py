@@ -17,7 +17,7 @@ from ckpttools.core.budget import format_size
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, MemoryBudgetError, ShapeError, UsageError, listing
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, sample_names, sort_naturally
 from ckpttools.quantized.modules import is_linear
@@ -118,7 +118,7 @@ def extract_low_rank(tuned: Base, base: Base, options: ExtractOptions, memory: i
             "no matrix of a linear layer differs between the models",
             location=tuned.tree.metadata.location,
             got=base.tree.metadata.location,
-            hint="`ckpt diff` lists the differences",
+            hint=f"{action('diff')} lists the differences",
         )
     return ExtractedAdapter(
         Adapter(tuned.tree.metadata.location, tuple(factors)), nbytes, _notes(factors, errors, other_names)

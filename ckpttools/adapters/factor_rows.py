@@ -18,6 +18,7 @@ from typing import Literal
 from ckpttools.adapters.bases import Base
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError
+from ckpttools.core.message_terms import action
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup, Key
@@ -171,7 +172,7 @@ def required_family(base: Base) -> Family:
         raise ConfigError(
             "the family of the base is unknown",
             location=base.tree.metadata.location,
-            expected=f"a {CONFIG} of a model that `ckpt families` lists",
+            expected=f"a {CONFIG} of a model that {action('families')} lists",
             hint=f"copy {CONFIG} of the base model there",
         )
     return base.family

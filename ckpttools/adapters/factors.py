@@ -13,7 +13,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import dora_update, low_rank, relayout, swap_last_axes
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.region import Region, Shape, split_evenly
 
 Kind = Literal["linear", "embedding", "experts"]
@@ -130,8 +130,8 @@ class FactorPair:
                 location=self.name,
                 got=f"A {list(self.a.shape)} and B {list(self.b.shape)}, for a weight {list(shape)}",
                 expected="A (rank, inputs) and B (outputs, rank)",
-                hint="check that the adapter belongs to this model: `ckpt inspect tree ADAPTER --against "
-                "BASE`",
+                hint="check that the adapter belongs to this model: "
+                f"{action('inspect', 'ADAPTER', against='BASE')}",
             )
 
 

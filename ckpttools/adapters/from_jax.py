@@ -33,7 +33,7 @@ from ckpttools.array.tree import Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ConfigError, FormatError, UsageError, listing
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.formats.adapters import ADAPTER, BASE_NAME
 from ckpttools.formats.json_file import read_json
 from ckpttools.mapping.row import Row
@@ -82,7 +82,7 @@ def factor_pairs(tree: Tree) -> dict[str, KernelFactors]:
             "one of the two factors of a kernel is missing",
             location=f"{tree.metadata.location}, {incomplete[0]}",
             expected="both lora_a and lora_b",
-            hint="check that the checkpoint is complete: `ckpt doctor`",
+            hint=f"check that the checkpoint is complete: {action('doctor')}",
         )
     return {name: KernelFactors(pair["a"], pair["b"]) for name, pair in halves.items()}
 
@@ -205,7 +205,7 @@ def _matching_row(
             location=f"{location}, {name}",
             got=f"A {list(pair.a.shape)} and B {list(pair.b.shape)}",
             expected="unstacked factors",
-            hint="unstack them: ckpt unstack ADAPTER DST --scan-axis N",
+            hint=f"unstack them: {action('unstack', 'ADAPTER', 'DST', scan_axis='N')}",
         )
     if first is not None:
         return first

@@ -31,14 +31,14 @@ def adapter_report(tree: Tree) -> AdapterReport | None:
     try:
         settings = read_json(location.folder() / ADAPTER)
     except CheckpointError as error:
-        return AdapterReport("", {}, None, {}, problem=error.line)
+        return AdapterReport("", {}, None, {}, problem=error.raw.line)
     base, alpha = str(settings.get(BASE_NAME) or ""), settings.get("lora_alpha")
     alpha = alpha if isinstance(alpha, int | float) else None
     try:
         return _peft_report(peft_adapter(tree, settings), base, alpha)
     except CheckpointError as error:
         kind = str(settings.get("peft_type") or LORA)
-        return AdapterReport(base, {}, alpha, {}, problem=error.line, kind=kind)
+        return AdapterReport(base, {}, alpha, {}, problem=error.raw.line, kind=kind)
 
 
 def is_maxtext_adapter(tree: Tree) -> bool:
@@ -57,7 +57,7 @@ def _jax_report(tree: Tree) -> AdapterReport:
     try:
         pairs, settings = factor_pairs(tree), recorded_settings(tree)
     except CheckpointError as error:
-        return AdapterReport("", {}, None, {}, problem=error.line, names=names)
+        return AdapterReport("", {}, None, {}, problem=error.raw.line, names=names)
     recorded_alpha = settings.get("lora_alpha")
     alpha = recorded_alpha if isinstance(recorded_alpha, int | float) else None
     # The module of a kernel; a name may consist of a single key.

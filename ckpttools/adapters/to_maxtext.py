@@ -6,7 +6,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from shlex import quote
 from typing import Literal
 
 from ckpttools.adapters.bases import Base, other_base_remarks
@@ -28,7 +27,7 @@ from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError, listing
-from ckpttools.core.message_terms import step
+from ckpttools.core.message_terms import action
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural, sample_names
@@ -140,10 +139,7 @@ def _refuse_unsupported(base: Base, adapter: Adapter, by_weight: Mapping[str, Ro
 
 def _merge_hint(base: Base, adapter: Adapter) -> str:
     model, location = base.tree.metadata.location or "BASE", adapter.location
-    return step(
-        f'ckpttools.merge_adapter("{model}", DST, adapter="{location}")',
-        f"ckpt adapter merge {quote(model)} {quote(location)} DST",
-    )
+    return action("merge_adapter", model, "DST", adapter=location)
 
 
 def _scales(factors: Sequence[FactorPair], sign: float) -> tuple[float, dict[str, float]]:

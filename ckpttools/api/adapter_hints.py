@@ -9,6 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.message_terms import action, call
 from ckpttools.formats.adapters import ADAPTER, PREFIX, is_adapter, merge_command
 from ckpttools.maxtext.layout import MODULE_PATH, PARAMS, VALUE
 from ckpttools.maxtext.view import view_of
@@ -30,9 +31,9 @@ def is_peft_adapter(tree: Tree, location: Location) -> bool:
 def loading_steps(tree: Tree, location: Location) -> tuple[str, ...]:
     """Return command lines that load an adapter; empty for anything else."""
     if is_peft_adapter(tree, location):
-        merging = f"in the weights: `ckpt adapter merge BASE {quote(str(location))} DST`"
+        merging = f"in the weights: {action('merge_adapter', 'BASE', 'DST', adapter=str(location))}"
         if location.store.scheme not in ("file", "hf"):
-            return (f"PEFT reads disks and the hub: `ckpt copy {quote(str(location))} DIR`", merging)
+            return (f"PEFT reads disks and the hub: {action('copy', str(location), 'DIR')}", merging)
         loading = f"PeftModel.from_pretrained(model, {json.dumps(str(location))})"
         # Of other names it makes nothing, with a warning; `merge` reads them.
         is_loaded = all(dotted(path).startswith(PREFIX) for path in tree.arrays)
@@ -65,7 +66,7 @@ def elsewhere(location: Location) -> str | None:
     """Return the command that moves a checkpoint where MaxText reads it; None if it is there."""
     if location.store.scheme in ("file", "gs"):
         return None
-    return f"MaxText reads disks and gs:// alone: `ckpt copy {quote(str(location))} DIR`"
+    return f"MaxText reads disks and gs:// alone: {action('copy', str(location), 'DIR')}"
 
 
 def _is_read(tree: Tree) -> bool:
@@ -125,8 +126,8 @@ def _alpha_to_set(tree: Tree) -> Iterator[str]:
         yield "alpha is 0, so the adapter does not change the model: set lora.lora_alpha as in its training"
     elif alpha < 0:
         yield (
-            f"alpha is {_decimal(alpha)}, and MaxText refuses a negative alpha: `ckpt adapter to-peft`, then "
-            "`ckpt adapter to-maxtext`, negates a factor instead"
+            f"alpha is {_decimal(alpha)}, and MaxText refuses a negative alpha: {action('adapter_to_peft')}, "
+            f"then {action('adapter_to_maxtext')}, negates a factor instead"
         )
 
 
@@ -136,14 +137,14 @@ def _decimal(number: float) -> str:
 
 
 def commands(path: str, result: AdapterReport | None, *, is_peft: bool) -> Iterator[str]:
-    """Return commands that accept the adapter at a quoted path."""
-    yield f"ckpt inspect tree {path}"
+    """Return calls that accept the adapter at a path."""
+    yield call("inspect", path)
     if result is not None and result.problem:
         return
     # Without it, neither command knows the scale.
-    alpha = " --alpha ALPHA" if result is not None and not is_peft and result.alpha is None else ""
-    yield f"ckpt adapter merge BASE {path} DST{alpha}"
+    alpha = "ALPHA" if result is not None and not is_peft and result.alpha is None else None
+    yield call("merge_adapter", "BASE", "DST", adapter=path, alpha=alpha)
     if not is_peft:
-        yield f"ckpt adapter to-peft {path} DST --base BASE{alpha}"
+        yield call("adapter_to_peft", path, "DST", base="BASE", alpha=alpha)
     elif result is None or not ({*result.features} - _KNOWN_TO_MAXTEXT or result.replaced):
-        yield f"ckpt adapter to-maxtext {path} DST --base BASE"
+        yield call("adapter_to_maxtext", path, "DST", base="BASE")

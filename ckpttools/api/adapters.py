@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from shlex import quote
 from typing import Literal, Unpack
 
 from ckpttools.adapters.bases import Base, open_base
@@ -26,8 +25,8 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.message_terms import location as called
-from ckpttools.core.message_terms import option, step
 from ckpttools.core.options import declare
 from ckpttools.formats.adapters import ADAPTER, WEIGHTS_STEM, is_adapter
 from ckpttools.formats.base import ReadOptions
@@ -250,10 +249,7 @@ def _bases(model: ModelOptions, like: LocationLike | None, *trees: Tree) -> list
 def _refuse_adapter(tree: Tree) -> None:
     location = tree.metadata.location
     if adapter_report(tree) is not None:
-        merging = step(
-            f'ckpttools.merge_adapter(BASE, DST, adapter="{location}")',
-            f"ckpt adapter merge BASE {quote(location)} DST",
-        )
+        merging = action("merge_adapter", "BASE", "DST", adapter=location)
         raise FormatError(
             "this is an adapter, and not a model",
             location=location,
@@ -329,7 +325,7 @@ def _peft_alone(where: LocationLike) -> Adapter:
 
 
 def _what(location: str) -> str:
-    return f"`ckpt {quote(location or 'PATH')}` says what it is"
+    return f"{action('summary', location or 'PATH')} identifies it"
 
 
 def _check_base(base: Source, destination: LocationLike) -> None:

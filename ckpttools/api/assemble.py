@@ -18,6 +18,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.core.message_terms import action
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.core.text import natural_key, plural, sample_names
@@ -214,7 +215,7 @@ def _shares(hosts: Sequence[Location], max_index_bytes: int) -> list[HostShare]:
             "no step of a host is here",
             location=", ".join(map(str, hosts)),
             expected="directories of hosts with STEP/state, or one with those of several hosts in it",
-            hint="`ckpt PATH` says what is there",
+            hint=f"{action('summary', 'PATH')} says what is there",
         )
     map_concurrently(hosts[0].store, lambda share: share.fault, result.values())
     return list(result.values())

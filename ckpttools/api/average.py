@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from shlex import quote
 from typing import Any, Unpack
 
 from ckpttools.api.arguments import float_dtype_of
@@ -17,7 +16,7 @@ from ckpttools.api.sources import Source, location_of, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.options import declare
 from ckpttools.core.text import first_and_last
 from ckpttools.formats.detect import detect
@@ -183,7 +182,7 @@ def _run_at(where: LocationLike) -> OrbaxRun:
         raise UsageError(
             f"{location} has no steps",
             expected="a run directory, with a directory for each step",
-            hint=f"`ckpt {quote(str(location))}` says what it is",
+            hint=f"{action('summary', str(location))} identifies it",
         )
     return result
 
@@ -226,4 +225,4 @@ def _require_there(parts: Sequence[Sequence[int]], run: OrbaxRun, declared: obje
 
 
 def _listing(run: OrbaxRun) -> str:
-    return f"`ckpt ls {quote(str(run.path))}` lists all"
+    return f"{action('ls', str(run.path))} lists all"

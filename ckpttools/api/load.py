@@ -227,7 +227,7 @@ def _request(
         chosen = dtype if dtype == "like" else dtype_of(dtype)
         return build_request(built, template, devices, chosen, source.metadata.location)
     except CoverageError as error:
-        if template is None or error.hint is not None:
+        if template is None or error.raw.hint is not None:
             raise
         raise error.at(hint=next_step(source, to, template)) from error
 

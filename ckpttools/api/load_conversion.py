@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttools.array.tree import Tree
@@ -20,7 +19,7 @@ from ckpttools.core.errors import (
     StorageError,
     UsageError,
 )
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option, rename_option
 from ckpttools.core.notes import Notes
 from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.layout import EMBEDDING
@@ -130,9 +129,7 @@ def next_step(tree: Tree, to: str | None, template: TreeTemplate) -> str:
     kind = (tree.metadata.config or {}).get("model_type")
     what = f"it is a model of type {kind}" if kind else "it may be another model"
     shown = (
-        f": `ckpt inspect tree {quote(tree.metadata.location)}` lists its arrays"
-        if tree.metadata.location
-        else ""
+        f": {action('inspect', tree.metadata.location)} lists its arrays" if tree.metadata.location else ""
     )
     return f"see whether {option('like')} describes this checkpoint; {what}{shown}"
 
@@ -194,8 +191,7 @@ def _worded(what: str) -> Iterator[None]:
         raise error.at(hint=f"leave out {option('to', what)}: its arrays have these names already") from error
     except (ConfigError, StorageError) as error:
         # Those calls name the model `like`.
-        declared = (error.hint or "").replace("like=", "model=").replace(option("like"), "`model`")
-        raise error.at(hint=declared or None) from error
+        raise error.at(hint=rename_option(error.raw.hint or "", "like", "model") or None) from error
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from shlex import join, quote
+from shlex import join
 
 from ckpttools.api.adapter_hints import elsewhere, loading_steps
 from ckpttools.api.maxtext_config import maxtext_config
@@ -14,6 +14,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
+from ckpttools.core.message_terms import action
 from ckpttools.maxtext.config.observed_model import LOAD_PARAMETERS, PARAM_SCAN_AXIS
 from ckpttools.maxtext.config.report import MaxTextConfig
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
@@ -117,7 +118,7 @@ def _of_maxtext(tree: Tree, location: Location) -> NextSteps | None:
     if away := elsewhere(location):
         return NextSteps((away,))
     if view_of(tree).optimizer is None and view_of(tree).flavour.name != _LOADED_FLAVOUR:
-        built = f"`ckpt strip-optimizer {quote(str(location))} DST --flavour {_LOADED_FLAVOUR}`"
+        built = action("strip_optimizer", str(location), "DST", flavour=_LOADED_FLAVOUR)
         return NextSteps((f"{LOAD_PARAMETERS} takes parameters in Linen's nesting: {built}",))
     config, problem = _config_of(tree)
     told = config.told if config is not None and config.is_named else ()
@@ -126,7 +127,7 @@ def _of_maxtext(tree: Tree, location: Location) -> NextSteps | None:
     ]
     uses = [join([*declared, *_stored(tree)])]
     if config is not None and not config.is_named:
-        uses.append(f"all settings: `ckpt maxtext-config {quote(str(location))}`")
+        uses.append(f"all settings: {action('maxtext_config', str(location))}")
     resumed = _resumed(tree)
     problems = [problem] if problem else []
     return NextSteps((*uses, *resumed), (*problems, *_surprises(tree), *_of_model(tree, config)))
@@ -139,8 +140,8 @@ def _config_of(tree: Tree) -> tuple[MaxTextConfig | None, str]:
     except CheckpointError as error:
         if ModelFiles.of(tree, None).config is None:
             return None, ""
-        facts = "; ".join(f"{label} {text}" for label, text in error.details() if label in _FACTS)
-        return None, f"MaxText cannot be configured for this model: {error.line} ({facts})"
+        facts = "; ".join(f"{label} {text}" for label, text in error.raw.details() if label in _FACTS)
+        return None, f"MaxText cannot be configured for this model: {error.raw.line} ({facts})"
 
 
 def _stored(tree: Tree) -> Iterator[str]:
@@ -194,7 +195,7 @@ def _of_transformers(tree: Tree, location: Location) -> NextSteps | None:
     kind = "AutoModelForCausalLM" if str(kinds[0]).endswith(_CAUSAL) else str(kinds[0])
     where = _name_for_transformers(location)
     if where is None:
-        return NextSteps((f"transformers reads disks and the hub: `ckpt copy {quote(str(location))} DIR`",))
+        return NextSteps((f"transformers reads disks and the hub: {action('copy', str(location), 'DIR')}",))
     name, revision = where
     declared = [f"revision={_quoted(revision)}"] if revision else []
     flags = ["--revision", revision] if revision else []

@@ -86,7 +86,7 @@ def describe(prepared: Prepared, source: Location) -> PlanReport:
         bytes_referenced=plan.bytes_referenced,
         bytes_dead=plan.bytes_dead,
         links={name: source.path for name, source in plan.layout.links.items()},
-        remarks=(*plan.remarks, *made_above(destination)),
+        remarks=(*plan.raw_remarks, *made_above(destination)),
         array_list=tuple(_planned(plan)),
         gain=prepared.gain,
     )

@@ -15,7 +15,7 @@ from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import FormatError, UsageError
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import stored_shardings
@@ -204,7 +204,7 @@ def _remarks(
     if kept is not None and mode != "persistent":
         yield (
             f"MaxText itself deletes no persistent checkpoint of {mode} checkpointing: that {kept} are kept "
-            f"is yours to see to, with `ckpt prune RUN --keep-last {kept}`"
+            f"is yours to see to, with {action('prune', 'RUN', keep_last=kept)}"
         )
     if total_steps is not None and saving.checkpoints is None:
         yield (

@@ -13,7 +13,7 @@ from ckpttools.api.publication_marks import marks_of
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, FormatError, UsageError
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.text import first_names, plural
 from ckpttools.core.version import __version__
 from ckpttools.formats.sidecar import sidecar_versions
@@ -230,10 +230,11 @@ def _check_shareable(prepared: Prepared) -> None:
     shared_staging(staging_of(prepared.destination), prepared.destination)
     options = prepared.options
     if options.manifest is not None:
+        hashing = action("hash", prepared.destination, manifest=options.manifest)
         raise UsageError(
             f"{option('manifest')} takes one process, through which everything passes",
             expected="the plan without it",
-            hint=f"hash what was written: ckpt hash {prepared.destination} --manifest {options.manifest}",
+            hint=f"hash what was written: {hashing}",
         )
     if options.download:
         raise UsageError(

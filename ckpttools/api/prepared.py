@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from dataclasses import field, replace
 from functools import partial, wraps
 from inspect import BoundArguments, signature
-from shlex import quote
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, cast
 
 from ckpttools.api.arguments import Size, Storing
@@ -29,7 +28,7 @@ from ckpttools.core.argument_checks import Named, argument_validator, validate_f
 from ckpttools.core.budget import DEFAULT_MEMORY, format_size, limit_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, StorageError, UsageError
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import parse_size_option
 from ckpttools.core.text import array_count, plural
@@ -413,7 +412,7 @@ def _require_partial(destination: Location) -> None:
     if not directory.exists() and destination.exists():
         raise UsageError(
             f"there is nothing to resume: {destination} is there, and nothing is left of a conversion to it",
-            hint=f"look at it with `ckpt doctor {quote(str(destination))}`; to write it anew, say "
+            hint=f"look at it with {action('doctor', str(destination))}; to write it anew, say "
             f"{option('overwrite', True)} and leave {option('resume')} out",
         )
     if not directory.exists():

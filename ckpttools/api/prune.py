@@ -13,7 +13,7 @@ from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.core.budget import DEFAULT_MEMORY
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, NoSpaceError, StorageError, UsageError
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.options import declare
 from ckpttools.formats.orbax.steps import PRUNE_DIRECTORY, OrbaxRun, Step, directories
 from ckpttools.formats.orbax.write import OrbaxWriter, OtherItem
@@ -273,8 +273,8 @@ def prune(
             raise UsageError(
                 "in a bucket no step is replaced by another: nothing there can be renamed",
                 location=result.path,
-                hint=f"leave {option('strip_older', True)} out; `ckpt strip-optimizer` writes parameters to "
-                "another place",
+                hint=f"leave {option('strip_older', True)} out; {action('strip_optimizer')} writes "
+                "parameters to another place",
             )
         decision = looked_at(result, lambda seen: _strippable(decided(seen, keep, strip_older)))
         return PreparedPrune(decision, result.path, "prune", copy, requests)
@@ -293,7 +293,7 @@ def _strippable(decision: PruneDecision) -> PruneDecision:
         except StorageError:
             raise
         except CheckpointError as error:
-            return replace(each, fate="kept", why=f"{each.why}; it is not stripped: {error.message}")
+            return replace(each, fate="kept", why=f"{each.why}; it is not stripped: {error.raw.message}")
         return each
 
     return replace(decision, fates=tuple(map(checked, decision.fates)))

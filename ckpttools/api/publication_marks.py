@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
-from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, DestinationExistsError
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.plan.plan_file import PlanFile
 from ckpttools.stores.abilities import SupportsCacheInvalidation
 from ckpttools.stores.base import FileKind
@@ -102,7 +101,8 @@ def _new(file: PlanFile, destination: Location) -> DestinationExistsError:
         got="a checkpoint that a single run of the plan's command has completed, or that another command "
         "wrote; or this plan's, whose note was lost",
         expected=f"no change since the plan was made, or {note}, which publishing writes",
-        hint=f"if `ckpt {quote(str(destination))}` shows the expected checkpoint, nothing is left to do; "
+        hint=f"if {action('summary', str(destination))} shows the expected checkpoint, nothing is left to "
+        "do; "
         f"otherwise choose another destination, or {option('overwrite', True)}: it replaces what exists when "
         "it is made",
     )

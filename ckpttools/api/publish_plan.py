@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from shlex import quote
 
 from ckpttools.api.calls import user_code
 from ckpttools.api.options.runs import CODE
@@ -18,7 +17,7 @@ from ckpttools.api.replanning import replanned
 from ckpttools.api.run_part import standing_of
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, UsageError
-from ckpttools.core.message_terms import as_planned, option
+from ckpttools.core.message_terms import action, error_in_plan, option
 from ckpttools.core.options import declare
 from ckpttools.plan.plan_file import PlanFile
 from ckpttools.run.entries import unfinished_error
@@ -75,7 +74,7 @@ def publish_plan(
     relocation = relocation_of(file, root)
     code = user_code(map=map, family=family)
     check_version(file.header)
-    with as_planned(file.location):
+    with error_in_plan(file.location):
         was_done = wait and _waited(file, relocation, waiting)
         return _published(file, relocation, observe, warn, prepared, code, was_done=was_done)
 
@@ -148,7 +147,7 @@ def _conclude(file: PlanFile, destination: Location, warn: Callable[[str], None]
     try:
         note_published(file, destination)
     except CheckpointError as error:
-        why = error.got or error.message
+        why = error.raw.got or error.raw.message
         warn(f"note     parts run again will be refused: cannot write next to {file.location}: {why}")
 
 
@@ -162,13 +161,13 @@ def _check_done(file: PlanFile, standing: Standing, destination: Location) -> No
             if standing.other
             else "a checkpoint that a single run of the plan's command, or another command, has completed",
             expected=f"the parts of plan {file.header.plan[:12]}",
-            hint=f"`ckpt {quote(str(destination))}` says what is there",
+            hint=f"{action('summary', str(destination))} says what is there",
         )
     missing = sorted({*range(count)} - finished_tasks(standing.all_records, count))
     waits = f"publish with {option('wait', True)}, which waits for parts that are at work"
     locked = claimed_error("a part is still at work", working, destination, waits) if working else None
     if missing:
         error = unfinished_error(missing, count, destination, locked.got if locked else None)
-        raise error.at(hint=f"{locked.hint}; {error.hint}") if locked else error
+        raise error.at(hint=f"{locked.raw.hint}; {error.raw.hint}") if locked else error
     if locked:
         raise locked

@@ -18,7 +18,7 @@ from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UsageError, listing
-from ckpttools.core.message_terms import option, repeated_option
+from ckpttools.core.message_terms import action, option, repeated_option
 from ckpttools.core.options import declare
 from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import ReadOptions, Writer
@@ -91,7 +91,7 @@ def _planned(
     if name_style(tree.arrays) == "maxtext":
         location = quote(tree.metadata.location or "SRC")
         refuse_quantized(
-            tree, hint=f"`ckpt convert maxtext-to-hf {location} DST` writes them as FP8, as they are"
+            tree, hint=f"{action('maxtext_to_hf', location, 'DST')} writes them as FP8, as they are"
         )
         options = ToHuggingFace(**back, read=read, quantized="dequantize")
         with _excluding_by_hub(change):
@@ -111,7 +111,7 @@ def _excluding_by_hub(change: Quantize) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        if error.got not in change.exclude:
+        if error.raw.got not in change.exclude:
             raise
         hint = "patterns are for the names that arrays get on the hub, such as '*.q_proj.weight'"
         raise error.at(hint=hint) from error
@@ -124,7 +124,9 @@ def _model_alone(tree: Tree) -> Tree:
         FormatError: there is more than a model in it, such as an optimizer's state, or its names are those of
             Meta's own code and the configuration is not of Llama.
     """
-    leaving = f"`ckpt select SRC MODEL` with {{}} and {option('format', 'safetensors')} leaves it out"
+    leaving = (
+        f"{action('select', 'SRC', 'MODEL')} with {{}} and {option('format', 'safetensors')} leaves it out"
+    )
     hub = tree.pipe(
         partial(
             only_model,
@@ -147,14 +149,16 @@ def _refuse_strangers(tree: Tree) -> None:
     result = find_unowned_arrays(tree)
     if result is None or not result.names:
         return
-    select = "`ckpt select SRC MODEL` with"
+    select = f"{action('select', 'SRC', 'MODEL')} with"
     if result.prefixes:
         hint = prefix_hint(result.prefixes, tree)
     elif len(result.names) <= _FEW:
         leave = repeated_option("drop", result.names)
         hint = f"{select} {leave} leaves them out, where the model computes without them"
     else:
-        hint = "check that config.json belongs to these weights, or rename them by rules with `ckpt remap`"
+        hint = (
+            f"check that config.json belongs to these weights, or rename them by rules with {action('remap')}"
+        )
     raise FormatError(
         "these arrays are not of the model that config.json names, and nothing that loads it reads them:"
         + listing(result.names),

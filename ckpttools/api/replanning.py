@@ -129,4 +129,4 @@ def _where_planned(directory: str) -> Iterator[None]:
             if is_here:
                 raise
             more = f"{directory}, where the plan was made, is not here: relative names mean others"
-            raise error.at(hint=f"{error.hint}; {more}" if error.hint else more) from error
+            raise error.at(hint=f"{error.raw.hint}; {more}" if error.raw.hint else more) from error

@@ -17,7 +17,7 @@ from ckpttools.api.publication_marks import check_unpublished, published_at
 from ckpttools.api.replanning import replanned
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.budget import baseline_bytes, memory_error
-from ckpttools.core.message_terms import as_planned
+from ckpttools.core.message_terms import error_in_plan
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.plan.parts import Part, dealt, detect_part, parse_part
 from ckpttools.plan.plan_file import Header, PlanFile, PlannedSource
@@ -80,7 +80,7 @@ def run_part(
     code = user_code(map=map, family=family)
     file = opened_plan(plan)
     relocation = relocation_of(file, root)
-    with as_planned(file.location):
+    with error_in_plan(file.location):
         return part_done(
             file,
             which,

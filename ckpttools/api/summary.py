@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from shlex import quote
 
 from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, names_of_jax
 from ckpttools.api.adapter_hints import commands
@@ -16,6 +15,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ChosenItemWarning, suppress_step_warnings
+from ckpttools.core.message_terms import call, is_call
 from ckpttools.core.options import declare
 from ckpttools.core.text import plural
 from ckpttools.formats.adapters import ADAPTER, adapter_in, has_adapter
@@ -104,10 +104,10 @@ def _describe(detected: Detected) -> Summary:
 
 
 def _of_plan(location: Location) -> Summary:
-    header, path = read_plan(location).header, quote(str(location))
+    header, path = read_plan(location).header, str(location)
     made_by = f" of ckpttools.{header.call['name']}" if header.call else ""
     what = f"a plan{made_by}: {plural(header.tasks, 'task')}, from {header.source} to {header.destination}"
-    next = tuple(f"ckpt run {path} {how}" for how in ("--status", "--part 0/1", "--publish"))
+    next = call("plan_status", path), call("run_part", path, "0/1"), call("publish_plan", path)
     return Summary(str(location), what, next=next)
 
 
@@ -115,14 +115,14 @@ def _of_collection(location: Location, listing: CollectionListing, detected: Det
     runs = sum(member.kind == LocationKind.RUN for member in listing.members)
     what = f"a directory with {count_members(len(listing.members), runs)}"
     shown = [member.location for member in detected.members if member.unfinished is None][:_MAX_SHOWN]
-    next = tuple(f"ckpt {quote(str(item))}" for item in shown)
+    next = tuple(call("summary", str(item)) for item in shown)
     return Summary(str(location), what, collection=listing, next=next)
 
 
 def _of_trainer_run(detected: Detected, listing: RunListing) -> Summary:
     location, above = detected.location, detected.trainer_steps[0].parent
     shown = [_first_item(above / step.name, step) for step in listing.finished[-1:]]
-    next = tuple(f"ckpt {quote(str(item))}" for item in shown)
+    next = tuple(call("summary", str(item)) for item in shown)
     what = f"a run of {plural(len(listing.steps), 'step')} of a PyTorch trainer"
     return Summary(str(location), what, run=listing, next=next)
 
@@ -144,22 +144,22 @@ def _add_steps(summary: Summary, detected: Detected) -> Summary:
 
 
 def _of_hosts(location: Location, count: int) -> Summary:
-    path = quote(str(location))
-    next = (f"ckpt assemble {path} --list", f"ckpt assemble {path} DST", f"ckpt inspect tree {path}")
+    path = str(location)
+    next = (call("list_saves", path), call("assemble", path, "DST"), call("inspect", path))
     return Summary(str(location), f"what {plural(count, 'host')} of a job kept, each a part", next=next)
 
 
 def _of_run(detected: Detected, run: OrbaxRun) -> Summary:
     location, listing = detected.location, listed(run)
-    path = quote(str(location))
+    path = str(location)
     count = len(listing.steps)
     what = f"a run of {count} steps" if count > 1 else "a run of one step"
     if any(step.missing_chunks for step in listing.steps):
         if any(is_part_of_a_host(item.directory) for step in run.steps.values() for item in step.items):
-            next = (f"ckpt assemble {path} OTHER_HOST… --list", f"ckpt inspect tree {path}")
+            next = (call("list_saves", [path, "OTHER_HOST…"]), call("inspect", path))
             what = "what one host of a job kept, a part of each step"
         else:
-            next = (f"ckpt doctor {path}", f"ckpt inspect tree {path}")
+            next = (call("doctor", path), call("inspect", path))
             what += ", not whole: chunks are missing"
         return Summary(str(location), what, run=listing, next=next)
     kinds = {item.kind for step in listing.finished[-1:] for item in step.items}
@@ -178,15 +178,15 @@ def _of_run(detected: Detected, run: OrbaxRun) -> Summary:
         return Summary(str(location), what, run=listing, next=_next_of_damaged(path, run, listing))
     advice = tuple(_next_of_run(path, kinds, count, is_described=is_described))
     if tree is not None and quantized_view(tree).is_supported:
-        advice = (*advice[:-1], f"ckpt cast {path} DST --dtype bfloat16", advice[-1])
+        advice = (*advice[:-1], call("cast", path, "DST", dtype="bfloat16"), advice[-1])
     return Summary(str(location), what, run=listing, next=advice)
 
 
 def _next_of_damaged(path: str, run: OrbaxRun, listing: RunListing) -> tuple[str, ...]:
     """Return the commands for a run that no command opens: its report first, then its latest good step."""
     complete = [step for step in listing.finished if not step.missing_chunks and step.kind]
-    doctor = f"ckpt doctor {path}"
-    return (doctor, f"ckpt {quote(str(run.path / complete[-1].name))}") if complete else (doctor,)
+    doctor = call("doctor", path)
+    return (doctor, call("summary", str(run.path / complete[-1].name))) if complete else (doctor,)
 
 
 def _opened(detected: Detected) -> Tree | None:
@@ -200,27 +200,27 @@ def _opened(detected: Detected) -> Tree | None:
 
 def _of_maxtext(path: str, *, is_described: bool) -> Iterator[str]:
     """Of MaxText's arrays; without the configuration of their model that has to be named."""
-    like = "" if is_described else " --like HF_DIR"
-    yield f"ckpt convert maxtext-to-hf {path} DST{like}"
-    yield f"ckpt maxtext-config {path}{like}"
+    like = None if is_described else "HF_DIR"
+    yield call("maxtext_to_hf", path, "DST", like=like)
+    yield call("maxtext_config", path, like=like)
 
 
 def _next_of_run(path: str, kinds: set[str], count: int, *, is_described: bool) -> Iterator[str]:
-    yield f"ckpt inspect tree {path}"
+    yield call("inspect", path)
     if any(kind.endswith("training") for kind in kinds):
-        yield f"ckpt strip-optimizer {path} DST"
+        yield call("strip_optimizer", path, "DST")
     if any(kind.startswith(("stacked", "unstacked")) for kind in kinds):
         yield from _of_maxtext(path, is_described=is_described)
     if count > 1:
-        yield f"ckpt prune {path} --keep-last N"
-    yield f"ckpt doctor {path}"
+        yield call("prune", path, keep_last="N")
+    yield call("doctor", path)
 
 
 def _of_step(location: Location, step: Step) -> Summary:
     items = list_step(step).items
     trees = [item for item in items if item.arrays]
     shown = [step.path, *(step.path / tree.name for tree in trees)]
-    next = tuple(f"ckpt inspect tree {quote(str(item))}" for item in shown)
+    next = tuple(call("inspect", str(item)) for item in shown)
     return Summary(str(location), f"a step with {plural(len(trees), 'tree')}", items=items, next=next)
 
 
@@ -230,7 +230,7 @@ def _of_tree(detected: Detected) -> Summary:
         source = open_detected(detected)
         tree = inspect(source)
     folder = location if detected.is_directory else location.parent
-    path = quote(str(location))
+    path = str(location)
     # Files of an adapter are left next to models that it was merged into.
     is_model = source.metadata.config is not None and not has_adapter(source)
     if tree.format != "orbax" and not is_model and (folder / ADAPTER).is_file():
@@ -258,27 +258,27 @@ def _is_of_process(location: Location) -> bool:
 
 
 def _next(location: Location, tree: TreeReport, source: Tree) -> Iterator[str]:
-    path, is_written, built = quote(str(location)), tree.format in writable(), list[str]()
-    yield f"ckpt inspect tree {path}"
+    path, is_written, built = str(location), tree.format in writable(), list[str]()
+    yield call("inspect", path)
     if any(warning.name == "quantized" for warning in tree.warnings):
-        yield f"ckpt doctor {path}"
+        yield call("doctor", path)
         return
     if tree.format == "torch" and location.is_file() and _is_of_process(location):
-        yield f"ckpt {quote(str(location.parent))}"
+        yield call("summary", str(location.parent))
         return
     if tree.kind is not None and tree.families:
         if tree.optimizer is not None:
-            yield f"ckpt strip-optimizer {path} DST" + ("" if is_written else " --to orbax")
+            yield call("strip_optimizer", path, "DST", format=None if is_written else "orbax")
         is_described = any(sidecar.rpartition("/")[2] == CONFIG for sidecar in tree.sidecars)
         yield from _of_maxtext(path, is_described=is_described)
     elif tree.families and tree.format != "orbax":
         yield from commands_of_model(source, location)
     else:
         built = list(commands_of_trainers(source, location))
-        yield from built or [f"ckpt inspect stats {path}"]
+        yield from built or [call("stats", path)]
     if tree.scales is not None and is_written:
-        yield f"ckpt cast {path} DST --dtype bfloat16"
-    if not is_written and not any(item.startswith("ckpt") for item in built):
-        alone = " --strip-optimizer" if "optimizer" in tree.roles and tree.num_parameters else ""
-        yield f"ckpt convert to-safetensors {path} DST{alone}"
-    yield f"ckpt doctor {path}"
+        yield call("cast", path, "DST", dtype="bfloat16")
+    if not is_written and not any(map(is_call, built)):
+        is_mixed = "optimizer" in tree.roles and tree.num_parameters
+        yield call("convert", path, "DST", format="safetensors", strip_optimizer=True if is_mixed else None)
+    yield call("doctor", path)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from shlex import quote
+from collections.abc import Iterator
 
 from ckpttools.array.tree import Tree, dotted
-from ckpttools.core.message_terms import flag
+from ckpttools.core.message_terms import call, is_call
 from ckpttools.core.text import matches_any
 from ckpttools.maxtext.hub_names import as_hub_model, has_llama_names, patterns_outside_model
 from ckpttools.maxtext.model_options import config_copy_command
@@ -30,7 +29,7 @@ def names_of_hub(*trees: Tree) -> str | None:
             else list(commands(tree, parse(tree.metadata.location)))
         )
         if built:
-            after = "" if built[0].startswith("ckpt") else f"after `{built[0]}`, "
+            after = "" if is_call(built[0]) else f"after `{built[0]}`, "
             return f"{after}`{built[-1]}` gives names of the hub, which can be compared"
     return None
 
@@ -45,12 +44,12 @@ def commands_of_model(tree: Tree, location: Location) -> Iterator[str]:
     if tree.metadata.config is None:
         yield from filter(None, (config_copy_command(location),))
         return
-    beside, path = list(dict.fromkeys((*patterns_outside_model(tree), *_heads(tree)))), quote(str(location))
+    beside, path = list(dict.fromkeys((*patterns_outside_model(tree), *_heads(tree)))), str(location)
     if len(beside) > _FEW:
         return
-    yield f"ckpt convert hf-to-maxtext {path} DST{_dropping(beside)}"
+    yield call("hf_to_maxtext", path, "DST", drop=beside or None)
     if not beside:
-        yield f"ckpt maxtext-config {path}"
+        yield call("maxtext_config", path)
 
 
 def _heads(tree: Tree) -> Iterator[str]:
@@ -64,10 +63,6 @@ def _heads(tree: Tree) -> Iterator[str]:
             yield f"{key}.*"
 
 
-def _dropping(patterns: Iterable[str]) -> str:
-    return "".join(f" {flag('drop', quote(pattern))}" for pattern in patterns)
-
-
 def commands(tree: Tree, location: Location) -> Iterator[str]:
     """Return commands that extract a model from a checkpoint; none for unknown models.
 
@@ -75,7 +70,7 @@ def commands(tree: Tree, location: Location) -> Iterator[str]:
         tree: whose names are neither MaxText's nor the hub's as they are.
         location: where it lies.
     """
-    beside, path = patterns_outside_model(tree), quote(str(location))
+    beside, path = patterns_outside_model(tree), str(location)
     if len(beside) > _FEW:
         return
     hub = as_hub_model(tree, tree.metadata.config).tree
@@ -85,15 +80,16 @@ def commands(tree: Tree, location: Location) -> Iterator[str]:
     result = find_unowned_arrays(weights)
     if result is not None and result.prefixes:
         yield from (
-            f"ckpt select {path} DST --prefix {quote(prefix)} --to safetensors" for prefix in result.prefixes
+            call("select", path, "DST", prefix=prefix, format="safetensors") for prefix in result.prefixes
         )
         return
     if not is_llama and not guess_families(weights, families().values()):
         return
-    to_hub = f"ckpt convert to-safetensors {path} DST {flag('names', 'hub')}{_dropping(beside)}"
+    dropped = beside or None
+    to_hub = call("convert", path, "DST", format="safetensors", names="hub", drop=dropped)
     if tree.metadata.config is None:
         # The second needs what the first copies.
         if copied := config_copy_command(location):
             yield from (copied, to_hub)
     elif not is_llama:
-        yield from (f"ckpt convert hf-to-maxtext {path} DST{_dropping(beside)}", to_hub)
+        yield from (call("hf_to_maxtext", path, "DST", drop=dropped), to_hub)

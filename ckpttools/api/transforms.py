@@ -13,7 +13,7 @@ from ckpttools.api.prepared import Prepared, command
 from ckpttools.api.sources import Source
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
-from ckpttools.core.message_terms import option, step
+from ckpttools.core.message_terms import option
 from ckpttools.core.options import Option, declare
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.cycles import CycleNames
@@ -129,7 +129,7 @@ def cast(
         CheckpointError: as `ckpttools.CastMap` and `ckpttools.convert`.
     """
     if dtype is None and not dtype_map:
-        by_pattern = step('dtype_map={"PATTERN": "DTYPE"}', "--dtype-map PATTERN=DTYPE")
+        by_pattern = option("dtype_map", {"PATTERN": "DTYPE"})
         hint = f"give {option('dtype', 'DTYPE')} or {by_pattern}"
         raise UsageError("there is nothing to cast to", hint=hint)
     casts = CastMap(dict(dtype_map or {}), dtype_of(dtype), force, dequantize_like)

@@ -22,7 +22,7 @@ from ckpttools.array.tree import Empty, Tree
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.options import declare
 from ckpttools.core.text import array_count, plural, sample_names, sort_naturally
 from ckpttools.digest.canonical import STEP, Selection, parameters_among, with_carried, without_step
@@ -234,7 +234,7 @@ def _of_names(tree: Tree, source: Tree, compared: str) -> tuple[str, ...]:
     from ckpttools.api.adapter_hints import compared_once_merged
     from ckpttools.api.trainer_hints import names_of_hub
 
-    others = f"{compared} knows more names, and `ckpt remap` renames by rules"
+    others = f"{compared} knows more names, and {action('remap')} renames by rules"
     way = compared_once_merged(source, tree) or names_of_hub(source, tree) or others
     return (f"no array has the same name on both sides: {way}",)
 
@@ -300,7 +300,7 @@ def _not_compared(tree: Tree, names: Collection[str], manifest: Manifest) -> Ite
     if manifest.texts is None and texts:
         yield (
             f"not compared, because the manifest does not record texts: {sample_names(texts)}; "
-            "`ckpt hash SRC --manifest FILE` records them"
+            f"{action('hash', 'SRC', manifest='FILE')} records them"
         )
     empty = sum(isinstance(leaf, Empty) for leaf in tree.values())
     if empty and not manifest.selection.parameters:

@@ -18,7 +18,7 @@ from ckpttools.array.read_blocks import subview
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, ShapeError
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.region import Region, Shape, ceil_div
 from ckpttools.core.tally import LARGEST
 
@@ -115,7 +115,7 @@ class _Blockwise(Derived):
                         location=self.name or None,
                         got=f"in [{part}]",
                         expected="finite numbers",
-                        hint=f"`ckpt inspect stats` counts them; {leave} leaves this array as it is",
+                        hint=f"{action('stats')} counts them; {leave} leaves this array as it is",
                     ) from error
 
     def _parts(self, needed: Region) -> Iterator[Region]:

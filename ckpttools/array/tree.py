@@ -74,6 +74,8 @@ class Metadata:
     key_impls: Mapping[Path, str] = field(default_factory=dict)
     location: str = ""
     notes: Notes = field(default_factory=Notes)
+
+    message_fields = ("notes",)
     is_other_model: bool = False
 
 

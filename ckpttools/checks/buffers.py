@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from shlex import quote
 
 from ckpttools.array.tree import dotted
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.core.message_terms import call
 from ckpttools.core.text import plural, sample_names
 from ckpttools.transforms.strip_wrappers import find_buffers
 
@@ -16,8 +16,8 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     if not buffers:
         return
     # The location of an output is not the location that its arrays are read from.
-    source = "SRC" if model.is_output else quote(model.location)
-    command = f"ckpt convert to-safetensors {source} DST --names hub"
+    source = "SRC" if model.is_output else model.location
+    command = call("convert", source, "DST", format="safetensors", names="hub")
     yield ModelFinding(
         "info",
         CHECK.name,

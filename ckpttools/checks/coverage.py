@@ -41,7 +41,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         if not missing and not error.coverage.misshapen:
             return
         coverage = replace(error.coverage, missing=missing, extra=())
-        error = NotCoveredError(error.message, coverage, location="", hint="")
+        error = NotCoveredError(error.raw.message, coverage, location="", hint="")
     summary = error.coverage.summary() if isinstance(error, NotCoveredError) else ""
     level = _level(error, tree)
     is_unsupported = isinstance(error, NotCoveredError) and error.is_unsupported
@@ -50,11 +50,13 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         level,
         CHECK.name,
         model.location,
-        CheckpointError(f"the arrays do not match {against}:{summary}").line if summary else error.line,
+        CheckpointError(f"the arrays do not match {against}:{summary}").raw.line
+        if summary
+        else error.raw.line,
         "conversions to MaxText refuse the model" + (_effect(error) if level == "error" else ""),
-        error.hint or "check that config.json belongs to these weights",
-        expected=error.expected,
-        got=error.got,
+        error.raw.hint or "check that config.json belongs to these weights",
+        expected=error.raw.expected,
+        got=error.raw.got,
     )
 
 

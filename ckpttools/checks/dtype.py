@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from math import prod
-from shlex import quote
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.dtypes import parse_dtype
 from ckpttools.core.errors import CheckpointError
+from ckpttools.core.message_terms import call
 from ckpttools.formats.sidecar_files import CONFIG
 
 # transformers writes `dtype` since version 5, and wrote `torch_dtype` before.
@@ -33,7 +33,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     command = None
     hint = f"write {main} into {CONFIG}"
     if not model.is_output:
-        command = f"ckpt convert to-safetensors {quote(model.location)} DST"
+        command = call("convert", model.location, "DST", format="safetensors")
         hint = f"write {main} there, as this command does without changing any weight: {command}"
     yield ModelFinding(
         "info",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from shlex import quote
 
 from ckpttools.checks.base import DECODERS, ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.core.message_terms import call
 from ckpttools.core.text import format_ranges
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.mtp import prediction_layers
@@ -47,7 +47,7 @@ def _missing(
     hint, command = "fetch all shards", None
     # A model whose last layers were removed lacks layers only at its end.
     if not model.is_output and present == set(range(len(present))):
-        command = f"ckpt shrink {quote(model.location)} DST --layers {len(present)}"
+        command = call("shrink", model.location, "DST", layers=len(present))
         hint += f"; if layers were removed on purpose, correct {_COUNT}: {command}"
     return ModelFinding(
         "error",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from shlex import quote
 
 from ckpttools.array.tree import dotted
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.core.message_terms import call
 from ckpttools.core.text import plural, sample_names
 from ckpttools.maxtext.hub_names import with_family_names
 
@@ -22,7 +22,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     unknown = sorted(name for name in before - after if f"{_BACKBONE}{name}" not in after)
     if not unknown:
         return
-    command = f"ckpt convert hf-to-maxtext {quote(model.location)} DST"
+    command = call("hf_to_maxtext", model.location, "DST")
     yield ModelFinding(
         "warning",
         CHECK.name,

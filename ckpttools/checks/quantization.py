@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from shlex import quote
 from typing import Any
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.errors import CheckpointError
+from ckpttools.core.message_terms import action
 from ckpttools.core.text import plural_with_verb
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.quantized.config import FIELD, scheme
@@ -17,7 +17,6 @@ from ckpttools.quantized.unsupported_errors import remedy
 from ckpttools.quantized.view import QuantizedView
 from ckpttools.quantized.weights import QuantizedWeight
 
-_KEEP = "; `ckpt convert hf-to-maxtext {} DST --quantized keep` keeps it in FP8 if its blocks fit the kernels"
 _FETCH = "fetch the checkpoint again, or restore it from another copy"
 
 
@@ -127,7 +126,8 @@ def _not_quantized(model: ModelDirectory, declared: Mapping[str, Any]) -> ModelF
         model.path(CONFIG),
         f"{CONFIG} declares {scheme(declared)}, but no weight is quantized",
         "transformers and others look for scales that do not exist, or quantize the weights themselves",
-        f"if the weights were dequantized, remove {FIELD} from {CONFIG}; `ckpt convert to-safetensors` does",
+        f"if the weights were dequantized, remove {FIELD} from {CONFIG}; "
+        f"{action('convert', format='safetensors')} does",
     )
 
 
@@ -137,9 +137,10 @@ def _sound(
     why = "their values are products with scales: conversions to MaxText multiply them"
     hint = remedy(declared, is_read=False)
     if is_read and declared.get("quant_method") in read_methods():
-        folder = quote(model.location)
-        hint = f"`ckpt cast {folder} DST --dtype bfloat16` writes a model of plain weights"
-        hint += _KEEP.format(folder) if _can_stay_quantized(result, declared) else ""
+        hint = f"{action('cast', model.location, 'DST', dtype='bfloat16')} writes a model of plain weights"
+        if _can_stay_quantized(result, declared):
+            keep = action("hf_to_maxtext", model.location, "DST", quantized="keep")
+            hint += f"; {keep} keeps it in FP8 if its blocks fit the kernels"
     else:
         why = (
             "their values are products with scales: conversions to MaxText refuse weights of this scheme, "

@@ -9,6 +9,7 @@ from typing import Any
 from ckpttools.array.lazy import LazyArray
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.errors import CheckpointError
+from ckpttools.core.message_terms import action, call
 from ckpttools.formats.adapters import has_adapter
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.model_options import ModelOptions, family_for
@@ -76,7 +77,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     try:
         deviation = head.deviation(memory=_MEMORY, max_rows=None if is_near else _SAMPLED_ROWS)
     except CheckpointError as error:
-        yield _not_compared(model, head.names, f"they cannot be compared: {error.line}")
+        yield _not_compared(model, head.names, f"they cannot be compared: {error.raw.line}")
         return
     if deviation is not None:
         yield _differs(model, head.names, deviation)
@@ -87,7 +88,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
 
 
 def _differs(model: ModelDirectory, names: Head, deviation: HeadDeviation) -> ModelFinding:
-    source, command = quote(model.location), None
+    command = None
     keep = f"to keep the head, set {_FIELD} to false in {CONFIG}"
     if (model.config or {}).get(_FIELD) is True and not model.is_output:
         path = quote(model.path(CONFIG))
@@ -99,7 +100,7 @@ def _differs(model: ModelDirectory, names: Head, deviation: HeadDeviation) -> Mo
         model.location,
         f"{names.head} differs from {names.embedding}, and {CONFIG} ties them: {deviation}",
         "transformers 5 keeps both arrays and warns; loaders such as vLLM ignore the head",
-        f"{keep}; to remove it, run `ckpt select {source} DST --drop {quote(names.head)}`",
+        f"{keep}; to remove it, run {action('select', model.location, 'DST', drop=[names.head])}",
         command=command,
         expected=f"the values of {names.embedding}",
         got=str(deviation),
@@ -107,7 +108,7 @@ def _differs(model: ModelDirectory, names: Head, deviation: HeadDeviation) -> Mo
 
 
 def _repeats(model: ModelDirectory, names: Head) -> ModelFinding:
-    command = f"ckpt select {quote(model.location)} DST --drop {quote(names.head)}"
+    command = call("select", model.location, "DST", drop=[names.head])
     return ModelFinding(
         "info",
         CHECK.name,
@@ -126,7 +127,7 @@ def _not_compared(model: ModelDirectory, names: Head, reason: str) -> ModelFindi
         model.location,
         f"{names.head} is stored, and {CONFIG} ties it to {names.embedding}; {reason}",
         "if they differ, loaders that tie them ignore the values of the head",
-        "copy the model to this machine with `ckpt copy`, and run doctor on the copy",
+        f"copy the model to this machine with {action('copy')}, and run doctor on the copy",
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from shlex import quote
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.core.message_terms import action
 from ckpttools.formats.sidecar_files import CONFIG
 
 _FIELD = "vocab_size"
@@ -36,11 +37,11 @@ def _finding(model: ModelDirectory, rows: Mapping[str, int], stated: int) -> Mod
     name, count = next((name, count) for name, count in rows.items() if count != stated)
     hint, command = f"fetch {CONFIG} and the weights again: they belong to different models", None
     if len({*rows.values()}) == 1 and count > stated and not model.is_output:
-        config, source = quote(model.path(CONFIG)), quote(model.location)
+        config = quote(model.path(CONFIG))
         command = f"""sed -i.bak 's/"{_FIELD}": *{stated}/"{_FIELD}": {count}/' {config}"""
         hint = (
             f"keep the {count - stated} extra rows: {command}; to trim them, run "
-            f"`ckpt shrink {source} DST --vocab {stated}` after that"
+            f"{action('shrink', model.location, 'DST', vocab=stated)} after that"
         )
     return ModelFinding(
         "error",

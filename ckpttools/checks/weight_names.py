@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from shlex import quote
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.core.message_terms import call
 from ckpttools.formats.sidecar_files import WEIGHTS_FIELD
 
 # The names that transformers looks for, in order.
@@ -38,6 +39,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     ):
         return
     folder = quote(model.location)
+    rewriting = call("convert", model.location, "DST", format="safetensors")
     command = f"mv -n {folder}/{quote(names[0])} {folder}/{_EXPECTED[0]}" if len(names) == 1 else None
     yield ModelFinding(
         "warning",
@@ -47,7 +49,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         f"it looks for {_EXPECTED[0]}, or for {_EXPECTED[1]}, which names the shards",
         f"rename the file: {command}"
         if command
-        else f"fetch the index again, or rewrite the model: ckpt convert to-safetensors {folder} DST",
+        else f"fetch the index again, or rewrite the model: {rewriting}",
         command=command,
         expected=_EXPECTED[0],
         got=names[0],

@@ -7,11 +7,11 @@ import re
 import click
 
 from ckpttools.api.options.build import AVERAGE, AVERAGE_READING
+from ckpttools.cli.message_terms import flag
 from ckpttools.cli.options import ANY_PATH, flags, output_options, resource_options
 from ckpttools.cli.write import WriteCommand
 from ckpttools.cli.writing import WriteFunction, target_options, writes
 from ckpttools.core.errors import UsageError
-from ckpttools.core.message_terms import flag
 from ckpttools.stores.location import Location
 
 _NUMBER = re.compile(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]+)?", re.IGNORECASE)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 import click
 
-from ckpttools.cli.output import click_error, error_width, labeled_lines, print_stderr
+from ckpttools.cli.output import click_error, error_width, labeled_lines, print_stderr, with_flags
 from ckpttools.cli.signals import Stopped
 from ckpttools.core.errors import (
     CheckpointError,
@@ -100,10 +100,10 @@ def _describe_error(end: BaseException, traceback: bool) -> list[str]:
 
 def _error_lines(error: CheckpointError, room: int | None) -> list[str]:
     """Format an error in lines of the given width, keeping text to copy unbroken."""
-    first, *listed = printable_text(error.message).split("\n")
+    first, *listed = printable_text(with_flags(error.raw.message)).split("\n")
     lines = [*labeled_lines("Error:", first, 7, room, whole_words=True), *listed]
-    for label, text in error.details():
-        sentence, *whole = printable_text(text).split("\n")
+    for label, text in error.raw.details():
+        sentence, *whole = printable_text(with_flags(text)).split("\n")
         is_prose = label != "at" and not _COMMAND_PATTERN.search(sentence)
         lines += (
             labeled_lines(f"  {label}", sentence, 11, room if is_prose else None, whole_words=True) + whole

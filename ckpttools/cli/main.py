@@ -26,8 +26,7 @@ from ckpttools.cli.lazy import Deferred, LazyGroup, has_written, is_path, is_wri
 from ckpttools.cli.output import print_stderr
 from ckpttools.cli.suggestions import ALIASES, find_synonym, translate_maxtext_script
 from ckpttools.cli.units import format_disk
-from ckpttools.core.errors import SeveralCheckpointsError, StepWarning, UsageError
-from ckpttools.core.message_terms import as_flags
+from ckpttools.core.errors import CheckpointWarning, SeveralCheckpointsError, StepWarning, UsageError
 from ckpttools.core.plugins import entry_points_of, package_name
 from ckpttools.core.text import plural
 
@@ -232,7 +231,7 @@ class _Root(LazyGroup):
             warnings.showwarning = _show_warning
             warnings.simplefilter("default", StepWarning)
             try:
-                with translate_click_errors(), as_flags(), report_traffic():
+                with translate_click_errors(), report_traffic():
                     super().invoke(ctx)
             except signals.Stopped as end:
                 end.goes_on, end.is_done = is_writer(ctx), has_written(ctx)
@@ -280,7 +279,7 @@ def _is_checkpoint(word: str) -> bool:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning of the library without its source location."""
-    print_stderr(f"Warning: {message}")
+    print_stderr(f"Warning: {message.args[0] if isinstance(message, CheckpointWarning) else message}")
 
 
 @click.command(

@@ -11,11 +11,11 @@ import click
 from click.core import ParameterSource
 
 from ckpttools.api.options import DOWNLOAD, LIMITS, MEMORY, WRITING
-from ckpttools.cli.output import print_stderr
+from ckpttools.cli.message_terms import flag
+from ckpttools.cli.output import print_stderr, with_flags
 from ckpttools.core.budget import format_size, limit_memory, parse_size
 from ckpttools.core.errors import CheckpointError, MemoryBudgetError
-from ckpttools.core.message_terms import flag
-from ckpttools.core.options import Option, any_text, switch
+from ckpttools.core.options import PLACEHOLDER, Option, any_text, switch
 from ckpttools.stores.location import Location
 from ckpttools.stores.models import model_at
 from ckpttools.stores.publishing import allowing_unprotected
@@ -29,6 +29,8 @@ else:
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
+# Positional arguments of commands that help texts mention.
+_POSITIONALS = {"source": "SRC", "destination": "DST", "base": "BASE"}
 _EMPTY_MESSAGE = "nothing is named: the text is empty"
 
 
@@ -55,7 +57,7 @@ class ParsedText(ParamType):
         try:
             result = self._parse(value)
         except CheckpointError as error:
-            self.fail(error.message if self.name == "size" else str(error), param, ctx)
+            self.fail(error.raw.message if self.name == "size" else str(error.raw), param, ctx)
         return result if self._is_parsed else value
 
 
@@ -142,9 +144,17 @@ def given_flags(*options: Option) -> Decorator:
     return combine_options(*(_make_flag(option, is_parsed=False, cls=_GivenOption) for option in options))
 
 
+def flag_help(option: Option) -> str:
+    """Return the help of an option's flag."""
+    text = PLACEHOLDER.sub(
+        lambda match: _POSITIONALS.get(match[1]) or flag(match[1]), with_flags(option.help)
+    )
+    return f"{text} May be repeated." if option.many else text
+
+
 def _make_flag(option: Option, *, is_parsed: bool = True, **settings: Any) -> Decorator:
     spelling, many = option.flag or flag(option.name), option.many
-    settings |= {"help": option.flag_help(), "required": option.is_required}
+    settings |= {"help": flag_help(option), "required": option.is_required}
     if option.complete is not None:
         settings["shell_complete"] = completion_of(option)
     if option.type is bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.core.text import mark_style, printable_text, unmark_styles
+from ckpttools.core.text import TERM_START, mark_style, printable_text, unmark_styles
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -40,7 +40,22 @@ def print_json(value: object) -> None:
     except ValueError:
         loose = json.dumps(value, default=_to_plain)
         text = json.dumps(json.loads(loose, parse_constant=lambda name: None))
+    if json.dumps(TERM_START)[1:-1] in text:
+        from ckpttools.cli.message_terms import FlagTerms
+        from ckpttools.core.message_terms import render_all
+
+        text = json.dumps(render_all(json.loads(text), FlagTerms()))
     click.echo(text)
+
+
+def with_flags(text: str) -> str:
+    """Return a text with its terms written as flags and commands; each output function does this."""
+    if TERM_START not in text:
+        return text
+    from ckpttools.cli.message_terms import FlagTerms
+    from ckpttools.core.message_terms import render
+
+    return render(text, FlagTerms())
 
 
 def print_report(report: object, lines: Iterable[str], *, as_json: bool) -> None:
@@ -83,13 +98,13 @@ def print_lines(lines: Iterable[str]) -> None:
     All text for people goes through this function, `print_stderr` or `click_error`, so that names of files
     and arrays cannot control the terminal.
     """
-    text = unmark_styles("\n".join(map(printable_text, lines)))
+    text = unmark_styles("\n".join(printable_text(with_flags(line)) for line in lines))
     click.echo(text, color=False if "NO_COLOR" in os.environ else None)
 
 
 def print_stderr(*texts: str) -> None:
     """Print texts on stderr, escaped as by `print_lines`; each text starts a line."""
-    click.echo(unmark_styles("\n".join(map(printable_text, texts))), err=True)
+    click.echo(unmark_styles("\n".join(printable_text(with_flags(text)) for text in texts)), err=True)
 
 
 def click_error(error: click.ClickException) -> None:
@@ -126,6 +141,7 @@ def wrap(text: str, room: int | None, *, whole_words: bool = False) -> list[str]
     A longer component of a path stays unbroken, and so does a command in backticks; with `whole_words`, paths
     stay unbroken too.
     """
+    text = with_flags(text)
     if room is None or len(text) <= room:
         return [text]
     lines = [""]
@@ -169,6 +185,7 @@ def labeled_lines(
         style: of the label, as `click.style` takes it.
     """
     width = None if room is None else max(room - column, 20)
+    text, command = with_flags(text), command and with_flags(command)
     before, result, after = text.partition(command) if command else (text, "", "")
     if not result or width is None or len(text) <= width:
         lines = [text] if result else wrap(text, width, whole_words=whole_words)

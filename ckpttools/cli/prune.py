@@ -8,7 +8,7 @@ import click
 
 from ckpttools.api.options.runs import PRUNE
 from ckpttools.cli.options import ANY_PATH, flags, json_option
-from ckpttools.cli.output import labeled_lines, print_report, styled, width
+from ckpttools.cli.output import labeled_lines, print_report, styled, width, with_flags
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import format_disk
 from ckpttools.core.options import switch
@@ -80,7 +80,12 @@ def prune(
 def _report_lines(report: PruneReport) -> Iterator[str]:
     yield styled(printable(report.path), bold=True)
     rows = [
-        [str(step.step), _fate_text(step.fate, report.is_done), format_disk(step.nbytes), printable(step.why)]
+        [
+            str(step.step),
+            _fate_text(step.fate, report.is_done),
+            format_disk(step.nbytes),
+            with_flags(printable(step.why)),
+        ]
         for step in report.steps
     ]
     if rows:

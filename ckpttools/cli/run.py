@@ -153,7 +153,7 @@ def _publish_plan(
     except LockedError as error:
         if not is_shared:
             raise
-        print_stderr(f"not published: {error.message}: {error.got}")
+        print_stderr(f"not published: {error.raw.message}: {error.raw.got}")
         return
     if as_json:
         print_json(receipt)

@@ -118,7 +118,7 @@ def _run(prepared: Prepared, output: OutputOptions) -> None:
 
     # Print only the error: the plan of a refused conversion is irrelevant.
     prepared.check()
-    print_notes(prepared.plan.notes, (*prepared.plan.remarks, *made_above(prepared.destination)))
+    print_notes(prepared.plan.notes, (*prepared.plan.raw_remarks, *made_above(prepared.destination)))
     if prepared.gain:
         print_stderr(*gain_lines(prepared.gain))
     with progress_observer(output.progress) as observe:

@@ -119,7 +119,7 @@ def as_maxtext(
         try:
             return source.mapped(item, options.model)
         except ConfigError as error:
-            refusal = f"; the rows of {item.name} do not fit: {error.message}"
+            refusal = f"; the rows of {item.name} do not fit: {error.raw.message}"
     own = _own_names(tree)
     return replace(own, naming=(*own.naming, f"names are used unchanged{refusal}"))
 
@@ -191,7 +191,7 @@ def _named(tree: Tree) -> NamedArrays[LazyArray]:
         arrays = per_layer(tree)
     except CheckpointError as error:
         arrays = as_stored(tree)
-        remarks.append(f"stacked layers are compared in their stored form: {error.message}")
+        remarks.append(f"stacked layers are compared in their stored form: {error.raw.message}")
     else:
         if view.is_stacked:
             naming.append(f"stacked layers are split: {len(tree.arrays)} arrays become {len(arrays)}")

@@ -5,15 +5,13 @@ Only if they differ in nothing else: real differences are never explained away.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
-from shlex import quote
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.compare.diff import ArrayDiff
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.message_terms import location, option, step
+from ckpttools.core.message_terms import action, call, location, option
 from ckpttools.digest.canonical import parameters_among
 from ckpttools.digest.differences import Difference
 from ckpttools.digest.pairing import Pairing
@@ -23,9 +21,7 @@ from ckpttools.roles.of_tree import Typed
 def diffing(source: str, checkpoint: str) -> str:
     """Return the command or call that compares two checkpoints value by value."""
     sides = source or "SRC", checkpoint or "DST"
-    return step(
-        f"ckpttools.diff({', '.join(map(json.dumps, sides))})", f"ckpt diff {' '.join(map(quote, sides))}"
-    )
+    return action("diff", *sides)
 
 
 def after_verify(result: Collection[Difference], both: Pairing[LazyArray], compared: str) -> tuple[str, ...]:
@@ -94,8 +90,9 @@ def after_manifest(
     if mine and expected and not mine.keys() & expected.keys():
         return (
             "no array has the same name on both sides: the manifest has the names that are stored in SRC; "
-            "`ckpt hash SRC --as maxtext --manifest FILE` writes MaxText's digests, which fit either side; "
-            "`ckpt verify DST --against SRC` needs no manifest",
+            f"{action('hash', 'SRC', names='maxtext', manifest='FILE')} writes MaxText's digests, which "
+            "fit either side; "
+            f"{action('verify', 'DST', 'SRC')} needs no manifest",
         )
     if not result or not _are_state(result, mine, expected):
         return ()
@@ -137,19 +134,19 @@ def after_diff(
         return (f"{same}: with a tolerance, such as {option('atol', 1e-45)}, these are equal",)
     known = parameters_among(arrays)
     if known and all(item.outcome == "equal" for item in result if item.name in known):
-        alone = f"{_verify(a, b)} --parameters compares all of them and nothing else"
+        alone = f"{_verify(a, b, parameters=True)} compares all of them and nothing else"
         return (f"none of the parameters that were compared differs: {alone}",)
     if all(item.outcome == "dtype" for item in differing):
         return (f"the numbers are the same: with {option('ignore_dtype', True)} they are equal in any dtype",)
     widths = {_widths(item) for item in differing if _is_rounded(item)}
     if all(map(_is_rounded, differing)) and widths in ({1}, {-1}):
         built, source = (b, a) if widths == {1} else (a, b)
-        return (f"{_verify(source, built)} --cast proves that the one is the other, rounded",)
+        return (f"{_verify(source, built, cast=True)} proves that the one is the other, rounded",)
     return ()
 
 
-def _verify(source: str, built: str) -> str:
-    return f"ckpt verify {quote(built)} --against {quote(source)}"
+def _verify(source: str, built: str, **options: bool) -> str:
+    return call("verify", built, source, **options)
 
 
 def _is_rounded(each: ArrayDiff) -> bool:

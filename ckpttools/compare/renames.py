@@ -13,11 +13,12 @@ from ckpttools.compare.causes.base import Cause
 from ckpttools.compare.samples import sampled
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.message_terms import action
 from ckpttools.core.region import Shape
 from ckpttools.maxtext.layers import split_number
 from ckpttools.maxtext.layout import LAYERS
 
-_SWAP = "rename the arrays of one side with ckpt remap, or convert again with the right rows"
+_SWAP = f"rename the arrays of one side with {action('remap')}, or convert again with the right rows"
 _SHOWN = 8
 
 

@@ -47,7 +47,7 @@ def find_fault(detected: Detected) -> str | None:
         raise
     except CheckpointError as error:
         if error.location not in (None, str(detected.location)):
-            return f"{error.location}: {error.line}"
+            return f"{error.location}: {error.raw.line}"
     return None
 
 

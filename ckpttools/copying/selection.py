@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
-from shlex import quote
 
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.copying.part import FileGroup, commits_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.text import format_ranges
 from ckpttools.formats.detect import LocationKind, detect, find_leftover
 from ckpttools.formats.flax.format import state_fault
@@ -169,7 +168,7 @@ class _RunRoot:
                 "no step is finished",
                 location=self.path,
                 got=f"step {format_ranges(reasons)}, all damaged",
-                hint=next_step(left) if left else f"`ckpt doctor {quote(str(self.path))}` shows details",
+                hint=next_step(left) if left else f"{action('doctor', str(self.path))} shows details",
             )
         chosen = [self._part(number) for number in expected]
         beside = list(self._beside())
@@ -221,7 +220,7 @@ class _RunRoot:
                     f"step {number} was saved completely, but is damaged now",
                     location=step.path,
                     got=reason,
-                    hint=f"`ckpt doctor {quote(str(step.path))}` shows details; "
+                    hint=f"{action('doctor', str(step.path))} shows details; "
                     f"to copy others, name them: {others or 'none is whole'}",
                 )
 
@@ -276,5 +275,5 @@ def _unfinished(location: Location, reason: str) -> FormatError:
         location=location,
         got=reason,
         expected="a completed save: elsewhere a copy of an unfinished one could look finished",
-        hint=f"`ckpt doctor {quote(str(location))}` shows details",
+        hint=f"{action('doctor', str(location))} shows details",
     )

@@ -93,10 +93,10 @@ def _check_chunks(item: Location) -> Iterator[str]:
     try:
         tree = open_tree(item)
     except FormatError as error:
-        yield f"{item} was not searched for missing chunks: {error.message}{_of(error)}"
+        yield f"{item} was not searched for missing chunks: {error.raw.message}{_of(error)}"
         return
     refuse_incomplete(tree.arrays.values(), str(item))
 
 
 def _of(error: FormatError) -> str:
-    return "" if error.got is None else f" ({error.got})"
+    return "" if error.raw.got is None else f" ({error.raw.got})"

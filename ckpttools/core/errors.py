@@ -11,8 +11,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
+from ckpttools.core.message_terms import render
 from ckpttools.core.text import fold_lines, printable, printable_text
 
 # Process exit codes; docs/errors.md explains them.
@@ -31,6 +32,43 @@ EXIT_CODES: Mapping[int, str] = {
 }
 
 
+class ErrorText(NamedTuple):
+    """The texts of an error, with terms that each audience writes in its own way.
+
+    Attributes:
+        message, location, got, expected, hint: as the arguments of `CheckpointError`.
+    """
+
+    message: str
+    location: str | None = None
+    got: str | None = None
+    expected: str | None = None
+    hint: str | None = None
+
+    @property
+    def line(self) -> str:
+        """The message without line breaks, for use inside another sentence: `are missing: a; b`."""
+        return "; ".join(map(str.strip, self.message.splitlines())).replace(":; ", ": ")
+
+    def details(self) -> list[tuple[str, str]]:
+        """The labeled lines below the message, in reading order."""
+        pairs = (
+            ("at", self.location and printable(self.location)),
+            ("expected", _group_details(self.expected)),
+            ("got", _group_details(self.got)),
+            ("hint", self.hint),
+        )
+        return [(label, text) for label, text in pairs if text is not None]
+
+    def map(self, change: Callable[[str], str]) -> ErrorText:
+        """Return the texts after a change of each."""
+        return ErrorText(change(self.message), *(text and change(text) for text in self[1:]))
+
+    def __str__(self) -> str:
+        lines = [self.message, *(f"  {label:<9}{text}" for label, text in self.details())]
+        return "\n".join(map(printable_text, lines))
+
+
 class CheckpointError(Exception):
     """Base of every error this package raises on purpose.
 
@@ -40,6 +78,9 @@ class CheckpointError(Exception):
         got: what was found.
         expected: what was expected.
         hint: the next step for the user.
+
+    Attributes:
+        raw: these texts with their terms. The attributes of the same names have the terms of Python.
     """
 
     exit_code: ClassVar[int] = 3
@@ -53,40 +94,55 @@ class CheckpointError(Exception):
         expected: object = None,
         hint: str | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.location = None if location is None else str(location)
-        self.got = None if got is None else str(got)
-        self.expected = None if expected is None else str(expected)
-        self.hint = hint
+        super().__init__(render(message))
+        where, found, due = (None if item is None else str(item) for item in (location, got, expected))
+        self.raw = ErrorText(message, where, found, due, hint)
 
-    def at(self, location: object = None, *, hint: str | None = None) -> Self:
-        """Return the same error, with another place or next step where these are given."""
+    def at(self, location: object = None, *, got: str | None = None, hint: str | None = None) -> Self:
+        """Return the same error, with another location, finding or hint where these are given."""
         # Not copied: that calls the constructor, and those of some take more than the message.
         built = type(self).__new__(type(self), *self.args)
         built.__dict__.update(self.__dict__)
-        built.location = self.location if location is None else str(location)
-        built.hint = self.hint if hint is None else hint
+        changes = {"location": None if location is None else str(location), "got": got, "hint": hint}
+        built.raw = self.raw._replace(**{name: text for name, text in changes.items() if text is not None})
         return built
 
     @property
+    def message(self) -> str:
+        """One sentence about the failure."""
+        return render(self.raw.message)
+
+    @property
+    def location(self) -> str | None:
+        """File, array or row where it happened."""
+        return self.raw.location and render(self.raw.location)
+
+    @property
+    def got(self) -> str | None:
+        """The finding there."""
+        return self.raw.got and render(self.raw.got)
+
+    @property
+    def expected(self) -> str | None:
+        """The expectation there."""
+        return self.raw.expected and render(self.raw.expected)
+
+    @property
+    def hint(self) -> str | None:
+        """The next step for the user."""
+        return self.raw.hint and render(self.raw.hint)
+
+    @property
     def line(self) -> str:
-        """The message without line breaks, for use inside another sentence: `are missing: a; b`."""
-        return "; ".join(map(str.strip, self.message.splitlines())).replace(":; ", ": ")
+        """The message without line breaks."""
+        return render(self.raw.line)
 
     def details(self) -> list[tuple[str, str]]:
         """Return the labeled lines below the message, in reading order."""
-        pairs = (
-            ("at", self.location and printable(self.location)),
-            ("expected", _group_details(self.expected)),
-            ("got", _group_details(self.got)),
-            ("hint", self.hint),
-        )
-        return [(label, text) for label, text in pairs if text is not None]
+        return self.raw.map(render).details()
 
     def __str__(self) -> str:
-        lines = [self.message, *(f"  {label:<9}{text}" for label, text in self.details())]
-        return "\n".join(map(printable_text, lines))
+        return str(self.raw.map(render))
 
 
 def _group_details(text: str | None) -> str | None:
@@ -210,19 +266,26 @@ def system_error(doing: str, path: object, error: OSError, hint: str | None = No
     )
 
 
-class LostValuesWarning(Warning):
+class CheckpointWarning(Warning):
+    """Base of the package's warnings, which show terms as Python writes them."""
+
+    def __str__(self) -> str:
+        return render(super().__str__())
+
+
+class LostValuesWarning(CheckpointWarning):
     """Values that changed because the dtype cannot represent them."""
 
 
-class UncutArraysWarning(Warning):
+class UncutArraysWarning(CheckpointWarning):
     """Arrays that match no sharding rule and are replicated."""
 
 
-class PaddedVocabularyWarning(Warning):
+class PaddedVocabularyWarning(CheckpointWarning):
     """A vocabulary that is padded with zeros to the requested size."""
 
 
-class StepWarning(Warning):
+class StepWarning(CheckpointWarning):
     """Another step was opened than expected."""
 
 
@@ -250,8 +313,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if the message is empty."""
-    return str(error).partition("\n")[0] or type(error).__name__
+    """Return the first line of an error's message with its terms, or its type if the message is empty."""
+    text = str(error.raw if isinstance(error, CheckpointError) else error)
+    return text.partition("\n")[0] or type(error).__name__
+
+
+def raw_text(error: BaseException) -> str:
+    """Return the complete text of an error with its terms, for use inside another message."""
+    return str(error.raw) if isinstance(error, CheckpointError) else str(error)
 
 
 def listing(items: Sequence[str], limit: int = 20, *, folds: bool = True) -> str:

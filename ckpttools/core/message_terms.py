@@ -1,147 +1,345 @@
-"""Names of options in messages: keyword arguments in Python, flags on the command line.
+"""Terms in messages: options, arguments and calls, which Python and the command line write differently.
 
-    hint=f"allow its replacement with {option('overwrite', True)}"      overwrite=True      --overwrite
-    hint=f"{step('ckpttools.plan_status(plan)', 'ckpt run PLAN --status')} tells of it"
+    f"allow its replacement with {option('overwrite', True)}"
+        allow its replacement with overwrite=True
+        allow its replacement with --overwrite
+    f"{step('plan_status', plan)} lists the parts"
+        `ckpttools.plan_status("train.plan")` lists the parts
+        `ckpt run train.plan --status` lists the parts
 
-A message is worded when it is made, as a translation would be.
+A term is data inside the text, in private-use characters that start with a mark of this process, so names of
+files and arrays cannot contain one. `render` writes terms as Python does. The command line has its own table.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from shlex import quote
+from functools import cache, wraps
+from typing import Any, Protocol
 
-# Switches whose negative form has its own name, and values that are flags of another command.
-_FLAGS: Mapping[tuple[str, object], str] = {
-    ("zarr3", False): "--zarr2",
-    ("reference", False): "--copy",
-    ("per_layer", False): "--whole",
-    ("names", "text"): "--names text",
-    ("names", "hub"): "--names hub",
-}
-# Arguments whose flags have names that are reserved in Python.
-_FLAG_NAMES = {"names": "as", "everything": "all", "format": "to", "steps": "step"}
-_LOCATIONS = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "against": "SRC"} | {
-    "base": "BASE",
-    "adapter": "ADAPTER",
-}
+from ckpttools.core.text import TERM, TERM_END, TERM_FIRST, TERM_START, printable
+
+PLAN = "PLAN"
+"""Stands for the path of a plan in a term until `error_in_plan` inserts it."""
 # Placeholders for numbers.
-_NUMBER_PLACEHOLDERS = ("N", "X")
-_PLACEHOLDER = re.compile(r"\{([a-z][a-z_]*)\}")
-_as_flags = False
-# Options that only the command that makes a plan accepts, and whether a plan is being run.
+_NUMBER_PLACEHOLDERS = ("N", "X", "ALPHA")
+_NAME = re.compile(r"\{([a-z][a-z_]*)\}")
+# Rooms whose dataclasses hold data of checkpoints, many thousands of objects.
+_ROOMS_WITHOUT_REPORTS = frozenset(
+    ("array", "codecs", "formats", "mapping", "model_families", "plan", "quantized", "roles", "stores")
+)
+# Functions whose commands have arguments, but they have not.
+_WITHOUT_ARGUMENTS = ("ckpttools.families",)
+# Options that only the call that makes a plan accepts.
 _PLAN_ONLY_OPTIONS = ("overwrite",)
-_is_plan_running: ContextVar[bool] = ContextVar("is_plan_running", default=False)
-_plan_path: ContextVar[str] = ContextVar("plan_path", default="PLAN")
 
 
-@contextmanager
-def as_flags() -> Iterator[None]:
-    """Format options as command-line flags inside the `with`, in all threads."""
-    global _as_flags
-    before, _as_flags = _as_flags, True
-    try:
-        yield
-    finally:
-        _as_flags = before
+class Terms(Protocol):
+    """How an audience writes terms."""
 
+    def option(self, name: str, value: Any) -> str:
+        """Format an option: `scan_axis`, or scan_axis=0 with a value."""
 
-@contextmanager
-def as_planned(plan: object = None) -> Iterator[None]:
-    """Suggest a new plan in messages about options that a plan has fixed, inside the `with`.
+    def quoted_option(self, name: str, value: str) -> str:
+        """Format an option whose value a shell may expand."""
 
-    Args:
-        plan: path of the plan, which `plan_step` inserts; None if it is not in a file.
-    """
-    token = _is_plan_running.set(True)
-    path = _plan_path.set(_plan_path.get() if plan is None else quote(str(plan)))
-    try:
-        yield
-    finally:
-        _plan_path.reset(path)
-        _is_plan_running.reset(token)
+    def location(self, name: str) -> str:
+        """Format the name of an argument that is a location."""
 
+    def variable(self, name: str) -> str:
+        """Format how to set an environment variable to 1."""
 
-def plan_step(call: str, options: str, plan: str = "") -> str:
-    """Return the call, or the `ckpt run` command with the path of the plan.
+    def call(self, function: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
+        """Format a call of a public function; without arguments, its name."""
 
-    Args:
-        call: for Python.
-        options: of the command.
-        plan: the path, quoted; "" for that of `as_planned`.
-    """
-    return step(call, f"ckpt run {plan or _plan_path.get()} {options}")
+    def retry(self) -> str:
+        """Format the advice to do the same again."""
+
+    def traceback(self) -> str:
+        """Format where the traceback of an error is."""
 
 
 def option(name: str, value: object = None) -> str:
-    """Format an option as the user writes it.
+    """Return the term of an option.
 
     Args:
         name: of the argument, such as "scan_axis".
-        value: value of the option; None for the option itself.
-
-    Returns:
-        `scan_axis`, scan=False, scan_axis=0, tied="drop"; as flags --scan-axis, --no-scan, --scan-axis 0,
-        --tied drop.
+        value: a boolean, number, string or dictionary; None for the option itself.
     """
-    declared = flag(name, value) if _as_flags else _keyword(name, value)
-    return (
-        f"a plan made with {declared}" if name in _PLAN_ONLY_OPTIONS and _is_plan_running.get() else declared
-    )
-
-
-def location(name: str) -> str:
-    """Format the name of a location argument: `destination`, or DST."""
-    return _LOCATIONS[name] if _as_flags else f"`{name}`"
+    return _term("option", name, value)
 
 
 def quoted_option(name: str, value: str) -> str:
-    """Format an option whose value a shell would expand: keep="*.bias", or --keep '*.bias'."""
-    # Like `shlex.quote`, but always quoted: names of tensors may contain anything.
-    return option(name, "'" + value.replace("'", "'\"'\"'") + "'" if _as_flags else value)
+    """Return the term of an option whose value a shell may expand, such as a pattern."""
+    return _term("quoted_option", name, value)
 
 
 def repeated_option(name: str, values: Sequence[str]) -> str:
-    """Format an option with several values: drop=["a", "b"], or --drop 'a' --drop 'b'."""
-    if _as_flags or len(values) == 1:
-        return " ".join(quoted_option(name, item) for item in values)
-    listed = ", ".join(f'"{item}"' for item in values)
-    return f"{name}=[{listed}]"
+    """Return the term of an option with several values, all quoted."""
+    return quoted_option(name, values[0]) if len(values) == 1 else _term("option", name, [*values])
 
 
-def step(call: str, command: str) -> str:
-    """Format the next step: a Python call, or a shell command."""
-    return f"`{command}`" if _as_flags else f"`{call}`"
+def location(name: str) -> str:
+    """Return the term of an argument that is a location."""
+    return _term("location", name)
+
+
+def variable(name: str) -> str:
+    """Return the term of an environment variable that is set to 1."""
+    return _term("variable", name)
+
+
+def call(function: str, *args: object, **options: object) -> str:
+    """Return the term of a call, for use in backticks.
+
+    Args:
+        function: name of a public function, such as "plan_status". A suffix after a dot adds flags of
+            the command line: "inspect.names" lists all names.
+        args, options: its arguments, in the order and by the names of the function; None is left out. Words
+            in capitals such as "DST" stand for values that the user knows.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    return _term("call", function, [*args], given)
+
+
+def action(function: str, *args: object, **options: object) -> str:
+    """Return the term of a call in backticks, as a next step."""
+    return f"`{call(function, *args, **options)}`"
 
 
 def retry_term() -> str:
-    """Format the advice to retry: run the same command, or make the same call."""
-    return "run the same command again" if _as_flags else "make the same call again"
+    """Return the term of the advice to retry: make the same call, or run the same command."""
+    return _term("retry")
+
+
+def traceback_term() -> str:
+    """Return the term of the traceback, which the command line shows with a flag."""
+    return _term("traceback")
 
 
 def with_options(text: str) -> str:
-    """Replace each `{name}` in a text by the option `name`."""
-    return _PLACEHOLDER.sub(lambda result: option(result[1]), text)
+    """Replace each `{name}` in a text of a table by the option `name`."""
+    return _NAME.sub(lambda result: option(result[1]), text)
 
 
-def _keyword(name: str, value: object) -> str:
-    if value is None:
+class _PythonTerms:
+    """Terms as keyword arguments and calls."""
+
+    def option(self, name: str, value: Any) -> str:
+        return f"`{name}`" if value is None else f"{name}={_literal(value)}"
+
+    quoted_option = option
+
+    def location(self, name: str) -> str:
         return f"`{name}`"
-    return (
-        f'{name}="{value}"'
-        if isinstance(value, str) and value not in _NUMBER_PLACEHOLDERS
-        else f"{name}={value}"
+
+    def variable(self, name: str) -> str:
+        return f"{name}=1"
+
+    def call(self, function: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
+        name = f"ckpttools.{function.partition('.')[0]}"
+        if name in _WITHOUT_ARGUMENTS:
+            return name
+        declared = [*map(_literal, args), *(f"{key}={_literal(value)}" for key, value in options.items())]
+        return f"{name}({', '.join(declared)})" if declared else name
+
+    def retry(self) -> str:
+        return "make the same call again"
+
+    def traceback(self) -> str:
+        return "the traceback"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(item)}' for key, item in value.items())}}}"
+    if not isinstance(value, str) or value in _NUMBER_PLACEHOLDERS:
+        return str(value)
+    if '"' in value or "\\" in value:
+        import json
+
+        value = json.dumps(value, ensure_ascii=False)[1:-1]
+    return f'"{value}"'
+
+
+PYTHON: Terms = _PythonTerms()
+
+
+def render(text: str, terms: Terms = PYTHON) -> str:
+    """Return a text with its terms written for an audience; Python by default."""
+    return TERM.sub(lambda result: printable(_format(result[0], terms)), text) if TERM_START in text else text
+
+
+def render_all(value: Any, terms: Terms = PYTHON) -> Any:
+    """Return JSON-like data or a result of dataclasses with rendered texts; itself if nothing changes."""
+    if isinstance(value, str):
+        return render(value, terms)
+    if isinstance(value, list | tuple):
+        items = [render_all(item, terms) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return _render_dict(value, terms)
+    changed = {}
+    kind: Any = type(value)
+    for name in _message_fields(kind):
+        old = getattr(value, name, None)
+        if (new := render_all(old, terms)) is not old:
+            changed[name] = new
+    if not changed:
+        return value
+    from copy import copy
+
+    copied = copy(value)
+    for name, new in changed.items():
+        object.__setattr__(copied, name, new)
+    return copied
+
+
+@cache
+def _message_fields(kind: Any) -> tuple[str, ...]:
+    """Return the fields of a dataclass that may have messages: all, or those that `message_fields` lists."""
+    fields = getattr(kind, "__dataclass_fields__", {})
+    _, _, room = kind.__module__.partition("ckpttools.")
+    declared: tuple[str, ...] | None = getattr(kind, "message_fields", None)
+    is_report = bool(room) and room.partition(".")[0] not in _ROOMS_WITHOUT_REPORTS
+    return (*fields,) if declared is None and is_report else declared or ()
+
+
+def for_python(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a public function, so that its result has the terms of Python. So has that of its `plan`."""
+
+    @wraps(function)
+    def rendered(*args: Any, **options: Any) -> Any:
+        return render_all(function(*args, **options))
+
+    if hasattr(function, "plan"):
+        vars(rendered)["plan"] = for_python(function.plan)
+    return rendered
+
+
+def _render_dict(value: dict[Any, Any], terms: Terms) -> dict[Any, Any]:
+    items = {render_all(key, terms): render_all(item, terms) for key, item in value.items()}
+    same = all(a is c and b is d for (a, b), (c, d) in zip(items.items(), value.items(), strict=False))
+    return value if same else items
+
+
+def is_call(text: str) -> bool:
+    """Return whether a text begins with a call; otherwise it may be a command of another program."""
+    return text.startswith(TERM_START)
+
+
+def has_call(text: str, function: str) -> bool:
+    """Return whether a text has a call of a function."""
+    contents = map(_content, TERM.findall(text)) if TERM_START in text else ()
+    return any(content[:2] == ["call", function] for content in contents)
+
+
+def option_names(text: str) -> list[str]:
+    """Return the names of the options in a text, in their order."""
+    contents = map(_content, TERM.findall(text)) if TERM_START in text else ()
+    return [content[1] for content in contents if content[0] in ("option", "quoted_option")]
+
+
+def rename_option(text: str, old: str, new: str) -> str:
+    """Return a text in which the option `old` has another name."""
+    return TERM.sub(lambda result: _renamed(result[0], old, new), text)
+
+
+def _renamed(term: str, old: str, new: str) -> str:
+    kind, *rest = _content(term)
+    return _term(kind, new, *rest[1:]) if rest[:1] == [old] and kind.endswith("option") else term
+
+
+def portable(text: str) -> str:
+    """Return a text for a file that any process reads with `localize`."""
+    if "\ue000" not in text and "\ue001" not in text:
+        return text
+    parts = re.split(f"({TERM.pattern})", text)
+    return "".join(
+        f"\ue000{part[len(TERM_START) :]}"
+        if position % 2
+        else part.replace("\ue000", "\\ue000").replace("\ue001", "\\ue001")
+        for position, part in enumerate(parts)
     )
 
 
-def flag(name: str, value: object = None) -> str:
-    """Format an option as a command-line flag."""
-    plain = f"--{_FLAG_NAMES.get(name, name).replace('_', '-')}"
-    if (name, value) in _FLAGS:
-        return _FLAGS[name, value]
-    if isinstance(value, bool):
-        return plain if value else f"--no-{plain[2:]}"
-    return plain if value is None else f"{plain} {value}"
+def localize(text: str) -> str:
+    """Return a text of `portable` with its terms as terms of this process. Unknown terms are escaped."""
+    return _PORTABLE.sub(_localized, text) if "\ue000" in text else text
+
+
+_PORTABLE = re.compile(f"\ue000([{chr(TERM_FIRST)}-{chr(TERM_FIRST + 255)}]*)\ue001")
+
+
+def _localized(result: re.Match[str]) -> str:
+    term = f"{TERM_START}{result[1]}{TERM_END}"
+    try:
+        _format(term, PYTHON)
+    except Exception:
+        return printable(result[0])
+    return term
+
+
+@contextmanager
+def error_in_plan(plan: object) -> Iterator[None]:
+    """Adapt errors raised inside the `with` to a plan that is being run: see `in_plan`."""
+    from ckpttools.core.errors import CheckpointError
+
+    try:
+        yield
+    except CheckpointError as error:
+        error.raw = error.raw.map(lambda text: in_plan(text, plan))
+        raise
+
+
+def in_plan(text: str, plan: object) -> str:
+    """Insert the path of a plan, and suggest a new plan for options that a plan has fixed."""
+    return TERM.sub(lambda result: _in_plan(result[0], str(plan)), text) if TERM_START in text else text
+
+
+def _in_plan(term: str, plan: str) -> str:
+    kind, *rest = _content(term)
+    if kind == "call":
+        function, args, options = rest
+        return _term(kind, function, [plan if item == PLAN else item for item in args], options)
+    return f"a plan made with {term}" if kind == "option" and rest[0] in _PLAN_ONLY_OPTIONS else term
+
+
+def _term(*content: object) -> str:
+    import json
+
+    payload = json.dumps(content, default=_plain).encode()
+    return TERM_START + "".join(chr(TERM_FIRST + byte) for byte in payload) + TERM_END
+
+
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else [*value] if isinstance(value, tuple) else str(value)
+
+
+def _content(term: str) -> Any:
+    import json
+
+    payload = term[len(TERM_START) : -len(TERM_END)]
+    return json.loads(bytes(ord(character) - TERM_FIRST for character in payload))
+
+
+def _format(term: str, terms: Terms) -> str:
+    kind, *content = render_all(_content(term), terms)
+    return str(_FORMATS[kind](terms)(*content))
+
+
+_FORMATS: Mapping[str, Callable[[Terms], Callable[..., str]]] = {
+    "option": lambda terms: terms.option,
+    "quoted_option": lambda terms: terms.quoted_option,
+    "location": lambda terms: terms.location,
+    "variable": lambda terms: terms.variable,
+    "call": lambda terms: terms.call,
+    "retry": lambda terms: terms.retry,
+    "traceback": lambda terms: terms.traceback,
+}

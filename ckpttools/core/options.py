@@ -10,12 +10,10 @@ from typing import Any, NoReturn, TypeVar
 from ckpttools.core.budget import parse_size
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
-from ckpttools.core.message_terms import flag
 from ckpttools.core.message_terms import option as option_text
+from ckpttools.core.message_terms import render
 
-# Positional arguments of commands that help texts mention.
-_POSITIONALS = {"source": "SRC", "destination": "DST", "base": "BASE"}
-_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _ARGS = "\n    Args:\n"
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -57,14 +55,9 @@ class Option:
     short: str = ""
     complete: Callable[[], Iterable[str]] | None = None
 
-    def flag_help(self) -> str:
-        """Return the help of the flag."""
-        text = _PLACEHOLDER.sub(lambda match: _POSITIONALS.get(match[1]) or flag(match[1]), self.help)
-        return f"{text} May be repeated." if self.many else text
-
     def keyword_help(self) -> str:
         """Return the entry of the argument in a docstring."""
-        text = _PLACEHOLDER.sub(r"`\1`", self.help)
+        text = render(PLACEHOLDER.sub(r"`\1`", self.help))
         return f"{self.name}: {text}"
 
     def parsed(self, value: Any) -> Any:

@@ -92,9 +92,20 @@ def printable(text: str) -> str:
     """Escape characters of a name that would control the terminal.
 
     Bytes that are not UTF-8, which Python has as halves of surrogate pairs, are written `\\xff`, so different
-    names stay different.
+    names stay different. Terms of messages (`ckpttools.core.message_terms`) are kept.
     """
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+    if text.isprintable():
+        return text
+    if TERM_START in text:
+        return "".join(
+            part if position % 2 else _escape_all(part)
+            for position, part in enumerate(re.split(f"({TERM.pattern})", text))
+        )
+    return _escape_all(text)
+
+
+def _escape_all(text: str) -> str:
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
 def printable_text(text: str) -> str:
@@ -105,7 +116,7 @@ def printable_text(text: str) -> str:
     """
     if text.isprintable() or _MARKED.sub("", text).isprintable():
         return text
-    return _STYLE_OR_ESCAPE.sub(lambda result: result[1] or printable(result[3]), text)
+    return _STYLE_OR_ESCAPE.sub(lambda result: result[1] or _escape_all(result[3]), text)
 
 
 def mark_style(codes: str) -> str:
@@ -124,8 +135,16 @@ def unmark_styles(text: str) -> str:
 # Data was written before this process started, so it cannot contain the process's start time.
 _MARK = str(time.time_ns())
 _MARKED = re.compile(rf"\x1b\[{_MARK};([0-9;]*)m")
-# Marked styles, and breaks before indented lines; then any character that may need an escape.
-_STYLE_OR_ESCAPE = re.compile(rf"({_MARKED.pattern}|\n(?=[ \n]|$))|([^ -~])")
+
+# A term in a message: a start with the same mark, a payload, an end. All are private-use characters, so
+# functions that split, fold, strip or wrap text leave a term complete.
+TERM_FIRST = 0xE100
+TERM_START = "\ue000" + "".join(chr(TERM_FIRST + ord(digit)) for digit in _MARK)
+TERM_END = "\ue001"
+TERM = re.compile(f"{TERM_START}[{chr(TERM_FIRST)}-{chr(TERM_FIRST + 255)}]*{TERM_END}")
+
+# Marked styles, terms, and breaks before indented lines; then any character that may need an escape.
+_STYLE_OR_ESCAPE = re.compile(rf"({_MARKED.pattern}|{TERM.pattern}|\n(?=[ \n]|$))|([^ -~])")
 
 
 def _escape(character: str) -> str:

@@ -51,7 +51,7 @@ def _files(database: Entries, item: ListedItem) -> Iterator[Finding]:
         try:
             size = path.stat().size
         except StorageError as error:
-            what = f"a data file with {len(result)} entries of the index: {error.got or 'missing'}"
+            what = f"a data file with {len(result)} entries of the index: {error.raw.got or 'missing'}"
             yield Finding(ERROR, str(path), what, _UNREAD, _FETCH)
             continue
         if not path.may_read():

@@ -10,6 +10,7 @@ from shlex import quote
 from ckpttools.checks.base import ModelFinding
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
+from ckpttools.core.message_terms import call, has_call
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.base import ReadOptions
 from ckpttools.stores.location import Location
@@ -81,7 +82,7 @@ class Check:
 
 def mending(inventory: Inventory, fix: str) -> str:
     """Return the command that repairs the findings."""
-    return f"ckpt doctor {pasted(inventory.path)} --fix {fix}"
+    return call("doctor", inventory.path, fix=fix)
 
 
 def pasted(path: Location) -> str:
@@ -111,9 +112,9 @@ def as_finding(result: ModelFinding) -> Finding:
 
 def finding_of(error: CheckpointError, location: Location, level: str = ERROR, why: str = "") -> Finding:
     """Return an error of the package as a finding."""
-    details = [f"{label} {text}" for label, text in error.details() if label in ("got", "expected")]
-    what = "; ".join([error.line, *details])
+    details = [f"{label} {text}" for label, text in error.raw.details() if label in ("got", "expected")]
+    what = "; ".join([error.raw.line, *details])
     # A hint to run ckpt doctor is not useful here.
-    hint = error.hint if error.hint and "ckpt doctor" not in error.hint else None
+    hint = error.raw.hint if error.raw.hint and not has_call(error.raw.hint, "doctor") else None
     do = hint or "fetch it again, or restore it from another copy"
     return Finding(level, error.location or str(location), what, why or "it cannot be read", do)

@@ -72,7 +72,7 @@ def _in_file(table: ChunkTable, database: Entries, entry: Extent, fault: str | N
         finally:
             source.close()
     except CheckpointError as error:
-        return f"cannot be read: {error.got or error.message}"
+        return f"cannot be read: {error.raw.got or error.raw.message}"
 
 
 def _looked_into(table: ChunkTable, chunk: ByteRange, fault: str | None) -> str | None:

@@ -12,7 +12,7 @@ from ckpttools.checks.base import ModelCheck
 from ckpttools.checks.registry import checks as library_checks
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, call, option
 from ckpttools.core.text import first_names, natural_key
 from ckpttools.diagnosis import checks as checks_room
 from ckpttools.diagnosis.base import ERROR, LEVELS, Check, Finding, Fix, as_finding, finding_of, pasted
@@ -146,7 +146,7 @@ def examine(
         raise foreign_error(path) or FormatError(
             f"{path} is not a checkpoint",
             expected="a step, item or run of Orbax, weights, or a zarr v3 hierarchy, whole or damaged",
-            hint="`ckpt formats` lists the supported formats",
+            hint=f"{action('families.formats')} lists the supported formats",
         )
     result = dict.fromkeys(finding for check in checks() for finding in _looked(check, inventory))
     ordered = sorted(_told_once(result), key=_rank)
@@ -236,7 +236,7 @@ def mend(
     for name in names:
         if name not in known:
             what = f"the fix {name!r} does not exist"
-            raise UsageError(what, expected=" or ".join(known), hint="ckpt doctor --list")
+            raise UsageError(what, expected=" or ".join(known), hint=call("doctor.checks"))
     done: list[str] = []
     refused: dict[str, CheckpointError] = {}
     for name in names:
@@ -285,7 +285,7 @@ def _together(names: Iterable[str], refused: Mapping[str, CheckpointError]) -> C
 def _refusal(location: str, error: CheckpointError) -> Refusal:
     as_finding = finding_of(error, parse(location))
     where = f"{as_finding.location}: " if as_finding.location != location else ""
-    do = error.hint or "resolve that, and run the same command again"
+    do = error.raw.hint or "resolve that, and run the same command again"
     return Refusal(location, where + as_finding.what, do, error.exit_code)
 
 

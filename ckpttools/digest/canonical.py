@@ -12,6 +12,7 @@ from ckpttools.array.patterns import matches
 from ckpttools.array.tree import Text, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
+from ckpttools.core.message_terms import action
 from ckpttools.core.text import sort_naturally
 from ckpttools.maxtext.layers import LayerStack
 from ckpttools.maxtext.layout import CARRIED_PREFIX
@@ -51,7 +52,9 @@ def per_layer(tree: Tree) -> dict[str, LazyArray]:
     try:
         return as_stored(_unstacked(tree))
     except (FormatError, ShapeError) as error:
-        raise error.at(hint="ckpt hash --whole hashes stacked layers in their stored form") from error
+        raise error.at(
+            hint=f"{action('hash', per_layer=False)} hashes stacked layers in their stored form"
+        ) from error
 
 
 def without_step(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
@@ -145,7 +148,7 @@ class Selection:
                 location=location or None,
                 got=f"{len(named)} arrays",
                 expected=f"{'parameters' if self.parameters else 'names'} that match {self.pattern!r}",
-                hint="names are those that ckpt hash prints",
+                hint=f"names are those that {action('hash')} prints",
             )
         return chosen
 

@@ -16,7 +16,7 @@ from ckpttools.core.errors import (
     StorageError,
     UnknownNameError,
 )
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, tree_digest
 from ckpttools.stores.location import Location
@@ -128,7 +128,8 @@ def check_manifest_name(path: Location, *, overwrite: bool = False) -> None:
         raise DestinationExistsError(
             f"{path} exists",
             expected="a new name for the manifest",
-            hint="choose another, or check against this one with ckpt verify PATH --manifest FILE",
+            hint="choose another, or check against this one with "
+            f"{action('verify', 'PATH', manifest='FILE')}",
         )
     if not path.parent.is_dir():
         raise StorageError(f"cannot write {path}", got="no such directory", hint="make it first")
@@ -153,7 +154,7 @@ def read_manifest(where: LocationLike) -> Manifest:
     try:
         document = json.loads(path.read_bytes())
     except StorageError as error:
-        raise error.at(hint=f"pass a file that {option('manifest')} or ckpt hash wrote") from error
+        raise error.at(hint=f"pass a file that {option('manifest')} or {action('hash')} wrote") from error
     except (ValueError, RecursionError) as error:
         raise FormatError("the manifest is not JSON", location=path, got=error) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -161,7 +162,7 @@ def read_manifest(where: LocationLike) -> Manifest:
             "not a manifest",
             location=path,
             expected=f'a JSON object with "format": "{FORMAT}"',
-            hint="`ckpt hash PATH --manifest FILE` writes one",
+            hint=f"{action('hash', 'PATH', manifest='FILE')} writes one",
         )
     _require(document, "version", VERSION, path)
     _require_algorithm(document, path)
@@ -186,7 +187,7 @@ def _require_algorithm(document: Mapping[str, Any], path: Location) -> None:
         algorithm_named(str(document.get("algorithm")))
     except UnknownNameError as error:
         raise FormatError(
-            error.message, location=path, got=document.get("algorithm"), expected=error.expected
+            error.raw.message, location=path, got=document.get("algorithm"), expected=error.raw.expected
         ) from error
 
 

@@ -51,7 +51,7 @@ class Definition:
                 try:
                     rows += replace(group, rows=(row,)).all_rows(scan_axis)
                 except MappingError as error:
-                    broken.append(FamilyFinding("row", str(row), f"{error.message}: {error.got}"))
+                    broken.append(FamilyFinding("row", str(row), f"{error.raw.message}: {error.raw.got}"))
         return tuple(rows), tuple(broken)
 
     @property
@@ -161,7 +161,7 @@ class Definition:
             try:
                 unknown = sorted(axes_in(formula) - self.axes)
             except MappingError as error:
-                yield FamilyFinding("formula", axis, f"{error.message}: {formula!r}")
+                yield FamilyFinding("formula", axis, f"{error.raw.message}: {formula!r}")
                 continue
             for name in unknown:
                 yield FamilyFinding(

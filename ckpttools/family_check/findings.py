@@ -84,9 +84,11 @@ def findings_of(error: CheckpointError) -> Iterator[FamilyFinding]:
         return
     kind = "size" if isinstance(error, ShapeError | ConfigError) else "row"
     details = [
-        f"{label} {text}" for label, text in (("got", error.got), ("expected", error.expected)) if text
+        f"{label} {text}"
+        for label, text in (("got", error.raw.got), ("expected", error.raw.expected))
+        if text
     ]
-    yield FamilyFinding(kind, error.location or "", "; ".join([error.message, *details]))
+    yield FamilyFinding(kind, error.location or "", "; ".join([error.raw.message, *details]))
 
 
 def _coverage_findings(coverage: Coverage) -> Iterator[FamilyFinding]:

@@ -4,11 +4,11 @@ expected."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from shlex import quote
 from typing import Any
 
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.message_terms import action, call
 from ckpttools.formats.json_file import read_json
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
@@ -27,7 +27,7 @@ _SAVED_TOO = ("embed_tokens", "lm_head")
 _FORMATS = ("safetensors", "torch")
 LORA = "LORA"
 MERGE_WITH_PEFT = "in Python: PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload()"
-_AS_IT_IS = "ckpt inspect, diff and hash read it as is"
+_AS_IT_IS = f"{action('inspect')}, {action('diff')} and {action('hash')} read it as is"
 
 
 def refuse_adapter(tree: Tree) -> None:
@@ -101,7 +101,7 @@ def is_lora(adapter: Location) -> bool:
 
 def merge_command(adapter: Location) -> str | None:
     """Return the command that merges an adapter into its base model; None if only PEFT can."""
-    return f"ckpt adapter merge BASE {quote(str(adapter))} MODEL" if is_lora(adapter) else None
+    return call("merge_adapter", "BASE", "MODEL", adapter=str(adapter)) if is_lora(adapter) else None
 
 
 def merging(adapter: Location) -> str:
@@ -109,7 +109,7 @@ def merging(adapter: Location) -> str:
     command = merge_command(adapter)
     if command is None:
         return f"merge it into its base model first, {MERGE_WITH_PEFT}; {_AS_IT_IS}"
-    alone = f"`ckpt adapter to-maxtext` converts it alone; {_AS_IT_IS}"
+    alone = f"{action('adapter_to_maxtext')} converts it alone; {_AS_IT_IS}"
     return f"merge it into its base model first: {command}; {alone}"
 
 

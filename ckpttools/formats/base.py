@@ -232,6 +232,8 @@ class Layout:
     remarks: tuple[str, ...] = ()
     heads: Mapping[str, bytes] = field(default_factory=dict)
 
+    message_fields = ("remarks",)
+
     @property
     def nbytes(self) -> int:
         """Bytes that are certainly written to disk.

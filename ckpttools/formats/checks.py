@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Set
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, listing
-from ckpttools.core.message_terms import option, step
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.text import array_count
 from ckpttools.formats.json_file import DEEPEST
 
@@ -40,7 +40,7 @@ def check_paths(tree: Tree, name_of: Callable[[Path], str], what: str) -> None:
     """
     wrong = [keystr(path) for path in tree if not _is_readable(path, name_of(path))]
     if wrong:
-        remap = step("ckpttools.remap(src, dst, map=rules)", "ckpt remap SRC DST --map RULES")
+        remap = action("remap", "SRC", "DST", map="RULES")
         raise FormatError(
             f"{what} cannot hold these names:" + listing([ascii(_shortened(name)) for name in wrong]),
             location=tree.metadata.location or None,

@@ -417,7 +417,7 @@ def _detect_directory(location: Location, formats: Iterator[Format]) -> Detected
         hosts = {} if is_orbax else hosts_at(location)
     except StorageError as error:
         orbax, is_orbax = OrbaxRun(location), False
-        reasons["orbax"] = f"{error.message}: {(error.got or '').partition(' (errno')[0]}"
+        reasons["orbax"] = f"{error.raw.message}: {(error.raw.got or '').partition(' (errno')[0]}"
     if is_orbax and isinstance(orbax, Step) and _has_other_checkpoints(orbax):
         return Detected(location, orbax=OrbaxRun(location), reasons={"orbax": "several checkpoints below"})
     if is_orbax or hosts:

@@ -8,6 +8,7 @@ from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
+from ckpttools.core.message_terms import action, call
 from ckpttools.core.text import matches_any, plural, sample_names
 from ckpttools.formats.adapters import ADAPTER, adapter_in, merging
 from ckpttools.formats.json_file import read_json
@@ -149,7 +150,7 @@ def foreign_error(path: Location) -> FormatError | None:
         f"these are {' and '.join(item.what for item, _ in result)}, which ckpttools does not read",
         location=path,
         got=", ".join([name, *(other for _, other in others)]),
-        expected="a format that `ckpt formats` lists",
+        expected=f"a format that {action('families.formats')} lists",
         hint=kind.way(path, folder / name),
     )
 
@@ -176,7 +177,7 @@ def _pipeline(folder: Location) -> FormatError:
     except CheckpointError:
         declared = {}
     parts = [name for name in declared if any((folder / name).glob("*.safetensors"))]
-    looked = f": ckpt inspect tree {quote(str(folder / parts[0]))}" if parts else ""
+    looked = f": {call('inspect', str(folder / parts[0]))}" if parts else ""
     return FormatError(
         f"this is a diffusers pipeline ({declared.get('_class_name', 'of unknown class')}), not one model",
         location=folder,

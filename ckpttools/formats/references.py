@@ -18,7 +18,7 @@ from ckpttools.array.nodes import Chunked
 from ckpttools.array.storage import FINE
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.formats.block_chunks import Chunks, chunks_of
 from ckpttools.formats.block_finder import Finder
 from ckpttools.formats.blocks import Stretch
@@ -242,7 +242,8 @@ class _ReferenceSearch:
         if self._transposed:
             yield (
                 f"{_size(sum(self._transposed))} are shared with the axis order of SRC: they "
-                f"load {SLOWER} slower than plain chunks; `ckpt convert to-orbax --copy` makes a plain "
+                f"load {SLOWER} slower than plain chunks; {action('convert', format='orbax', copy=True)} "
+                "makes a plain "
                 "checkpoint of the result"
             )
         for path, nbytes in self._giants.items():

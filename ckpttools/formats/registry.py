@@ -10,7 +10,7 @@ from ckpttools.array.storage import Sharding, Storage
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, FormatError, SeveralCheckpointsError, UsageError, listing
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option, parse_options
 from ckpttools.core.text import plural
@@ -288,14 +288,15 @@ def _nothing_below(path: Location) -> str:
             "or fetch them: hf download REPO --include '*.safetensors' --local-dir " + quote(path.as_local())
         )
     if path.name == ADAPTER:
-        return f"it configures an adapter: inspect that with `ckpt {quote(str(path.parent))}`"
+        return f"it configures an adapter: inspect that with {action('summary', str(path.parent))}"
     if path.name == CONFIG:
-        model, config = quote(str(path.parent)), quote(str(path))
+        config = str(path)
         return (
-            f"it configures a model: `ckpt {model}` inspects its weights, `ckpt synth {config} DST` creates "
-            f"a randomly initialized model, `ckpt plan-training {config} --hosts N` plans its training"
+            f"it configures a model: {action('summary', str(path.parent))} inspects its weights, "
+            f"{action('synth', config, 'DST')} creates "
+            f"a randomly initialized model, {action('plan_training', config, hosts='N')} plans its training"
         )
-    return "`ckpt formats` lists what can be read"
+    return f"{action('families.formats')} lists the supported formats"
 
 
 def _with_notes(tree: Tree, more: Notes) -> Tree:

@@ -15,7 +15,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, SourceChangedError
-from ckpttools.core.message_terms import retry_term
+from ckpttools.core.message_terms import call, retry_term
 from ckpttools.formats.base import SIDECARS, Extents, Layout, Writer, WritesSteps
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors.write import SafetensorsWriter
@@ -128,7 +128,7 @@ class WithSidecars:
                 "an array has the name of an array that is copied with the model",
                 location=keystr(path),
                 expected=f"other names than those below {keystr(_PREFIX)}",
-                hint="rename it: ckpt remap SRC DST --map RULES",
+                hint=f"rename it: {call('remap', 'SRC', 'DST', map='RULES')}",
             )
         return Tree({**tree.leaves, **carried}, tree.metadata)
 

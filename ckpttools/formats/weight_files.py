@@ -201,4 +201,4 @@ def reason(error: CheckpointError, path: Location) -> str:
     """Return an error's reason why a path was not recognized; raise it if the store did not respond."""
     if isinstance(error, StorageError) and path.exists():
         raise error
-    return error.message
+    return error.raw.message

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, counted_listing, listing
+from ckpttools.core.message_terms import call
 from ckpttools.core.text import first_names, plural, sample_names
 from ckpttools.formats.sidecar_files import is_file, sidecar_json
 from ckpttools.stores.base import is_inside
@@ -238,7 +239,7 @@ def _set_aside(index: Location) -> str:
     aside = quote(str(next(name for name in names if not name.lexists())))
     rename = f"mv -n {quote(str(index))} {aside}"
     is_written = index.name.endswith(".safetensors.index.json")
-    return f"{rename} && ckpt doctor {quote(str(index.parent))} --fix index" if is_written else rename
+    return f"{rename} && {call('doctor', str(index.parent), fix='index')}" if is_written else rename
 
 
 def visible_files(folder: Location) -> list[str]:

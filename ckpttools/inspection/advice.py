@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from shlex import quote
 
 from ckpttools.array.storage import FINE, has_giant_chunks, has_tiny_chunks
+from ckpttools.core.message_terms import call
 from ckpttools.core.region import grid_shape
 from ckpttools.inspection.chunks import Advice, ArrayChunks, ChunksReport, LoadCost
 from ckpttools.sharding.mesh import MeshShape
@@ -22,7 +22,7 @@ _RECUT = 4 * _MIB
 _OVER_READ = 1.5
 _MANY_FILES = 2000
 _DEAD_SHARE = 0.1
-_REWRITE = "ckpt convert to-orbax SRC DST"
+_REWRITE = call("convert", "SRC", "DST", format="orbax")
 
 
 Rule = Callable[[ChunksReport], Iterator[Advice]]
@@ -55,7 +55,7 @@ def _for_mesh(loading: LoadCost | None) -> str:
         return _REWRITE
     mesh = str(MeshShape(loading.mesh))
     word, _, rules = loading.spec.partition(" ")
-    return f"ckpt reshard SRC DST --mesh {quote(mesh)} --rules {quote(rules) if word == 'rules' else 'RULES'}"
+    return call("reshard", "SRC", "DST", mesh=mesh, rules=rules if word == "rules" else "RULES")
 
 
 def _missing(report: ChunksReport) -> Iterator[Advice]:
@@ -64,7 +64,7 @@ def _missing(report: ChunksReport) -> Iterator[Advice]:
         "they read as the fill value where the metadata allows that, and are an error elsewhere; "
         "one host's share of a local checkpoint has only its own chunks"
     )
-    yield from _about("missing chunks", result, text, f"ckpt doctor {quote(report.path)}")
+    yield from _about("missing chunks", result, text, call("doctor", report.path))
 
 
 def _lost(report: ChunksReport) -> Iterator[Advice]:
@@ -73,13 +73,13 @@ def _lost(report: ChunksReport) -> Iterator[Advice]:
         first, more = result[0], f" and {len(result) - 1} more" if len(result) > 1 else ""
         state = "does not exist" if first.kind == "missing" else f"has only {first.nbytes:,} bytes"
         text = f"{first.name}{more} {state}, and the index looks for data behind that: the copy is not whole"
-        yield Advice("missing data", (), text, f"ckpt doctor {quote(report.path)}")
+        yield Advice("missing data", (), text, call("doctor", report.path))
 
 
 def _unmerged(report: ChunksReport) -> Iterator[Advice]:
     if any("/" in name for name in report.indexes):
         text = "the processes of the save each left an index and none for all, so Orbax cannot read it"
-        yield Advice("unmerged index", (), text, f"ckpt doctor {quote(report.path)} --fix merge")
+        yield Advice("unmerged index", (), text, call("doctor", report.path, fix="merge"))
 
 
 def _giant(report: ChunksReport) -> Iterator[Advice]:
@@ -150,7 +150,9 @@ def _compressed(report: ChunksReport) -> Iterator[Advice]:
         return
     saved = f"{100 - 100 * stored / nbytes:.0f} %"
     text = f"compression saves {saved} here; raw chunks load 2 to 3 times faster (1.4 to 1.7, not 0.6 GB/s)"
-    yield from _about("compressed chunks", result, text, f"{_REWRITE} --compression none")
+    yield from _about(
+        "compressed chunks", result, text, call("convert", "SRC", "DST", format="orbax", compression="none")
+    )
 
 
 def _transposed(report: ChunksReport) -> Iterator[Advice]:
@@ -165,7 +167,7 @@ def _many_files(report: ChunksReport) -> Iterator[Advice]:
     files = [file for file in report.files if file.kind == "data"]
     if len(files) >= _MANY_FILES and not report.indexes:
         text = f"every chunk is a file, {len(files):,} of them; with an OCDBT index they would be a few"
-        yield Advice("many files", (), text, f"{_REWRITE} --ocdbt")
+        yield Advice("many files", (), text, call("convert", "SRC", "DST", format="orbax", ocdbt=True))
 
 
 def _dead(report: ChunksReport) -> Iterator[Advice]:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from ckpttools.array.patterns import matches
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import action
 
 _Item = TypeVar("_Item")
 
@@ -32,6 +33,6 @@ def filtered(
             "no array has a path that matches",
             got=pattern,
             expected=f"a pattern of whole paths, such as {name(every[0])}",
-            hint="put a * before and behind a part of a name; `ckpt inspect tree PATH --flat` shows all",
+            hint=f"put a * before and behind a part of a name; {action('inspect.names', 'PATH')} shows all",
         )
     return result

@@ -121,7 +121,7 @@ def _parsed(call: str, text: str) -> Sequence[tuple[str, ...]]:
     try:
         return parse_call(call)
     except UsageError as error:
-        if error.expected is None:
+        if error.raw.expected is None:
             raise
         raise UsageError(f"{text!r} is not a partition spec", expected=_SPEC) from None
 

@@ -17,6 +17,7 @@ from ckpttools.array.storage import Sharding, has_giant_chunks, has_tiny_chunks
 from ckpttools.array.tree import Path, Text, Tree, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
+from ckpttools.core.message_terms import action
 from ckpttools.core.region import grid_shape
 from ckpttools.core.text import plural
 from ckpttools.inspection.filtering import filtered
@@ -426,5 +427,5 @@ def _unreadable(tree: Tree) -> Iterator[TreeWarning]:
         if result.is_whole
         else f"{result.faults[0]}{more}"
     )
-    text = f"the quantized weights cannot be dequantized: {why}; `ckpt doctor` suggests what to do"
+    text = f"the quantized weights cannot be dequantized: {why}; {action('doctor')} suggests what to do"
     yield TreeWarning("quantized", text)

@@ -129,9 +129,9 @@ def add_location(location: str) -> Iterator[None]:
     try:
         yield
     except MappingError as error:
-        got = ", ".join(item for item in (error.location, error.got) if item) or None
+        got = ", ".join(item for item in (error.location, error.raw.got) if item) or None
         raise MappingError(
-            error.message, location=location, got=got, expected=error.expected, hint=error.hint
+            error.raw.message, location=location, got=got, expected=error.raw.expected, hint=error.raw.hint
         ) from None
 
 

@@ -168,7 +168,7 @@ class _Excerpt:
     def wrong(self, error: MappingError) -> MappingError:
         """Create an error with the column of `got`, or of this excerpt if `got` has no column."""
         # For a duplicate axis, the error points to the second occurrence.
-        last = max(_locations(error.got, self.text), default=0) if error.got else 0
+        last = max(_locations(error.raw.got, self.text), default=0) if error.raw.got else 0
         return error.at(f"column {self.start + last + 1} of {self.whole!r}")
 
 

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
 from functools import cached_property
 from math import prod
-from shlex import quote
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import pad_array, window
 from ckpttools.array.patterns import matching
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError, UsageError
+from ckpttools.core.message_terms import action
 from ckpttools.core.region import Shape
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.build import BoundTable, Direction, build, build_partly, pad_to_shape
@@ -125,7 +125,7 @@ class Table:
         """
         kept, lengths, extra = self._crop(arrays, cut)
         settled = self._bind_rows(kept, (), inverse=True)
-        mapped = self._convert(settled, leave_out="ckpt select SRC DST --drop PATTERN first")
+        mapped = self._convert(settled, leave_out=f"{action('select', 'SRC', 'DST', drop=['PATTERN'])} first")
         return replace(mapped, cut=lengths, extra=extra)
 
     def known_of(
@@ -251,7 +251,7 @@ class Table:
 
 def _unmatched(pattern: str, keys: Iterable[str], location: str) -> UsageError:
     below = f"{pattern}.*"
-    hint = f"`ckpt inspect tree {quote(location or 'SRC')} --flat` shows all names"
+    hint = f"{action('inspect.names', location or 'SRC')} shows all names"
     if matching(keys, (below,)):
         hint = f"did you mean '{below}'?"
     return UsageError("nothing has a name that matches", location=location, got=pattern, hint=hint)

@@ -17,6 +17,7 @@ from ckpttools.array.rounding import as_float32, round_to
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import MappingError
+from ckpttools.core.message_terms import action
 from ckpttools.core.region import Shape
 
 if TYPE_CHECKING:
@@ -417,7 +418,7 @@ class BoundRecode:
                 location=self.name or None,
                 got=block[odd][0],
                 expected=f"numbers of {self.to}",
-                hint="check that the checkpoint is whole: ckpt verify SRC",
+                hint=f"check that the checkpoint is whole: {action('doctor', 'SRC')}",
             )
         if dtype.is_float and (round_constant := np.abs(built) >= 1 << dtype.digits).any():
             raise MappingError(

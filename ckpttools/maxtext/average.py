@@ -13,7 +13,7 @@ from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ConfigError, CoverageError, FormatError, MappingError, UsageError, listing
-from ckpttools.core.message_terms import option, step
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Region, split_evenly
 from ckpttools.core.text import array_count
@@ -104,7 +104,9 @@ class Average:
         built = quantized_view(tree).plain(DTYPES["float32"])
         if built.weights:
             refuse_few_bits(
-                self.dtype, tree.metadata.location, "`ckpt quantize MEAN DST` quantizes such a mean"
+                self.dtype,
+                tree.metadata.location,
+                f"{action('quantize', 'MEAN', 'DST')} quantizes such a mean",
             )
         tree = tree.pipe(lambda given: with_notes(built, given))
         view = quantized_view(tree)
@@ -179,7 +181,7 @@ class _PlainParameters:
 def _adapter_remarks(averaged: Collection[Path]) -> Iterator[str]:
     """Yield a remark if the mean is one of adapters, whose products are added to weights."""
     if any(FACTOR in dotted(path).lower() for path in averaged):
-        each = step("ckpttools.merge_adapter", "ckpt adapter merge")
+        each = action("merge_adapter")
         yield (
             "factors of adapters are averaged each by itself, and alpha is the last one's: what they add is "
             f"not the mean of what the adapters add; for that, merge each into its base ({each}), and "
@@ -206,7 +208,7 @@ def _without_training_state(tree: Tree) -> Tree:
     except FormatError as error:
         own = option("parameters", "KEY")
         raise error.at(
-            hint=f"{own} averages what lies below a key; else ckpt strip-optimizer each of them first"
+            hint=f"{own} averages what lies below a key; else {action('strip_optimizer')} each of them first"
         ) from error
 
 
@@ -241,7 +243,8 @@ def _check_layouts(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tre
                 + listing(odd),
                 location=_location_text(tree),
                 expected=f"the names and shapes of {_location_text(trees[-1])}",
-                hint="make them alike first: ckpt stack and ckpt unstack for layers, ckpt convert for names",
+                hint=f"make them alike first: {action('stack')} and {action('unstack')} for layers, "
+                f"{action('convert')} for names",
             )
 
 
@@ -315,7 +318,7 @@ def _check_integers(parts: Mapping[Path, Sequence[LazyArray]], trees: Sequence[T
         raise MappingError(
             f"only floating-point arrays are averaged; these differ between the checkpoints:{listing(odd)}",
             location=_location_text(trees[-1]),
-            hint="leave them out with ckpt select, or take checkpoints of one model",
+            hint=f"leave them out with {action('select')}, or take checkpoints of one model",
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ckpttools.array.fingerprint import Describer
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.errors import CheckpointError, ConfigError
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.sizes import Size
@@ -94,7 +94,7 @@ def require_own_rows(
             got=option("family", named),
             expected=f"{_model_type_text(config)} (family {own.name}), whose rows take these arrays as well",
             hint=f"leave {option('family')} out; if {CONFIG} is wrong, correct its model_type; if these rows "
-            f"are meant, `ckpt families show {named} --toml` makes a file of them for {file}",
+            f"are meant, {action('families.toml', named)} makes a file of them for {file}",
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, listing
-from ckpttools.core.message_terms import option, repeated_option
+from ckpttools.core.message_terms import action, option, repeated_option
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import matches_any
 from ckpttools.formats.adapters import ADAPTER, is_adapter
@@ -73,7 +73,7 @@ _RULES = (
 _MAX_SIDE_DICTIONARIES = 32
 OTHER_MODELS_HINT = (
     "these are names of torchtitan or Meta's own code, which are read of models with model_type llama: "
-    "rename others by rules with `ckpt remap`, and mind that rotary pairs may lie otherwise"
+    f"rename others by rules with {action('remap')}, and mind that rotary pairs may lie otherwise"
 )
 """What to do where names are so and the configuration is of another model."""
 _NOT_LOADED = "which transformers and vLLM do not load"
@@ -129,7 +129,7 @@ class ToHubNames:
             raise FormatError(
                 "these are names of MaxText",
                 location=tree.metadata.location or None,
-                hint="ckpt convert maxtext-to-hf SRC DST knows them",
+                hint=f"{action('maxtext_to_hf', 'SRC', 'DST')} knows them",
             )
         built = only_model(
             tree,

@@ -8,7 +8,7 @@ from shlex import quote
 from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, UsageError
-from ckpttools.core.message_terms import option, step
+from ckpttools.core.message_terms import action, option
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.flags import Flag
 from ckpttools.maxtext.tied_embeddings import WAYS
@@ -89,10 +89,7 @@ def config_hint(location: str) -> str:
     """Return a hint on how to put a model's configuration next to its weights."""
     if not location:
         return "copy it there from where the weights came from"
-    converted = step(
-        f'ckpttools.convert("{location}", "MODEL", format="safetensors")',
-        f"ckpt convert to-safetensors {quote(location)} MODEL",
-    )
+    converted = action("convert", location, "MODEL", format="safetensors")
     elsewhere = f"{converted} and `cp {_OF_MODEL} MODEL`, and go on with MODEL"
     copy = config_copy_command(parse(location))
     if copy is None:

@@ -18,7 +18,7 @@ from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural
@@ -91,7 +91,7 @@ def split_quantized(tree: Tree) -> KeptWeights:
             "no weight is quantized",
             location=location or None,
             got=option("quantized", "keep"),
-            hint=f"leave it out; or quantize the model first: ckpt quantize {location or 'SRC'} DST",
+            hint=f"leave it out; or quantize the model first: {action('quantize', location or 'SRC', 'DST')}",
         )
     faults = [
         f"{weight.name}: {weight.scheme}, which MaxText has no form of"
@@ -248,7 +248,7 @@ def misfits_remark(misfits: Sequence[str]) -> str:
     """Return a remark on FP8 weights that MaxText loads but cannot compute with in FP8."""
     return (
         f"MaxText can load these FP8 weights, but cannot compute in FP8 with {plural(len(misfits), 'kind')} "
-        "of them: `ckpt maxtext-config DST` says why"
+        f"of them: {action('maxtext_config', 'DST')} says why"
     )
 
 

@@ -3,19 +3,17 @@ rows."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import product
-from shlex import quote
 from typing import Literal, NamedTuple
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
-from ckpttools.core.message_terms import option, repeated_option, step
+from ckpttools.core.message_terms import action, option, repeated_option
 from ckpttools.core.text import fold_lines, matches_any, sample_names
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import Coverage
@@ -363,14 +361,7 @@ def _is_language_model(config: Mapping[str, object]) -> bool:
 def prefix_hint(prefixes: Sequence[str], tree: Tree) -> str:
     """Return the hint for a model below one of several prefixes."""
     location = tree.metadata.location or "SRC"
-    ways = (
-        step(
-            f'ckpttools.select({json.dumps(location, ensure_ascii=False)}, "MODEL", prefix="{prefix}", '
-            'format="safetensors")',
-            f"ckpt select {quote(location)} MODEL --prefix {quote(prefix)} --to safetensors",
-        )
-        for prefix in prefixes
-    )
+    ways = (action("select", location, "MODEL", prefix=prefix, format="safetensors") for prefix in prefixes)
     return f"{' or '.join(ways)} has those of the model alone, under its own names"
 
 

@@ -298,6 +298,6 @@ def _with_shape(key: str, scales: LazyArray, expected: Shape, *, single: bool) -
 
 def _line(row: Row, error: MappingError) -> str:
     """Format the problem of a row as one line."""
-    got = f": {error.got}" if error.got else ""
-    expected = f", expected {error.expected}" if error.expected else ""
-    return f"{row.left.key}: {error.message}{got}{expected}"
+    got = f": {error.raw.got}" if error.raw.got else ""
+    expected = f", expected {error.raw.expected}" if error.raw.expected else ""
+    return f"{row.left.key}: {error.raw.message}{got}{expected}"

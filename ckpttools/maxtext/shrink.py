@@ -19,7 +19,7 @@ from ckpttools.array.nodes import window
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UsageError, listing
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, matches_any, sort_naturally
 from ckpttools.formats.sidecar_files import CONFIG
@@ -165,7 +165,7 @@ def _tree_cycle(tree: Tree) -> Cycle:
         raise UsageError(
             "layers of this model are stacked behind single ones, of which a smaller model has others",
             location=tree.metadata.location or None,
-            hint="ckpt unstack it first, and ckpt stack what comes of it",
+            hint=f"{action('unstack')} it first, and {action('stack')} what comes of it",
         )
     return Cycle(len(inner), "layer" if inner[0].startswith(f"{LAYER}_") else "layers")
 
@@ -260,7 +260,7 @@ class _ModelCutter:
             raise CoverageError(
                 f"no row of the family is about {array_count(odd)}:{listing(odd)}",
                 location=self.source.metadata.location or None,
-                hint="leave out what is no part of the model: ckpt select",
+                hint=f"leave out what is no part of the model: {action('select')}",
             )
         self.dropped = tuple(sort_naturally(gone))
         return {path: leaf for path, leaf in rest.items() if dotted(path) not in gone}
@@ -367,7 +367,8 @@ class SmallerRows:
                 raise CoverageError(
                     f"{name} cannot be cut along {', '.join(sorted(changed))}",
                     got=f"{list(array.shape)} for {side}",
-                    hint="state of optimizers that is factored has axes of its own: ckpt strip-optimizer",
+                    hint="state of optimizers that is factored has axes of its own: leave it out first, with "
+                    f"{action('strip_optimizer')}",
                 )
             shape[at] = after[group[0]] * prod(before[axis] for axis in group[1:])
         return window(array, (0,) * len(shape), tuple(shape))

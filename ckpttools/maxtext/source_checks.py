@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from shlex import quote
 from typing import Literal
 
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
-from ckpttools.core.message_terms import option, quoted_option
+from ckpttools.core.message_terms import action
 from ckpttools.core.text import array_count, first_names
 from ckpttools.formats.adapters import ADAPTER, refuse_adapter, wrapped_weights
 from ckpttools.formats.base import SIDECARS
@@ -31,11 +30,10 @@ def refuse_maxtext(tree: Tree) -> None:
     _refuse_part(tree)
     view = view_of(tree)
     if _has_embedding(tree, dotted(EMBEDDING)) and not _has_embedding(tree, _HUGGING_FACE):
-        like = "" if tree.metadata.config else f" {option('like', 'HF_DIR')}"
+        like = None if tree.metadata.config else "HF_DIR"
         kind = f"{view.kind}, {view.flavour.name or 'no'} flavour" if view.kind else None
-        raise _wrong_direction_error(
-            tree, "MaxText", kind, f"maxtext-to-hf {{}} DST{like}", "Hugging Face", "to-orbax"
-        )
+        instead = action("maxtext_to_hf", tree.metadata.location, "DST", like=like)
+        raise _wrong_direction_error(tree, "MaxText", kind, instead, "Hugging Face", "orbax")
     if tree.metadata.format == "orbax" and tree.metadata.config is None:
         raise _missing_config_error(tree)
 
@@ -52,11 +50,16 @@ def refuse_hugging_face(tree: Tree) -> None:
             "this is a Hugging Face checkpoint already, of a model that is not converted",
             location=tree.metadata.location,
             got=f"model_type {config.get('model_type')!r}",
-            hint=f"ckpt convert to-safetensors {_quoted(tree)} DST writes it with the names that it has",
+            hint=f"{_rewriting(tree, 'safetensors')} writes it with the names that it has",
         )
     if config is not None or _has_embedding(tree, _HUGGING_FACE):
         raise _wrong_direction_error(
-            tree, "Hugging Face", None, "hf-to-maxtext {} DST", "MaxText", "to-safetensors"
+            tree,
+            "Hugging Face",
+            None,
+            action("hf_to_maxtext", tree.metadata.location, "DST"),
+            "MaxText",
+            "safetensors",
         )
 
 
@@ -89,14 +92,16 @@ def refuse_adapters(tree: Tree) -> None:
     refuse_adapter(tree)
     factors, others = _factors(tree)
     if factors and not others:
-        location = _quoted(tree)
+        location = tree.metadata.location
         raise FormatError(
             "this is a LoRA adapter, without the parameters of its model",
             location=tree.metadata.location,
             got=f"{array_count(factors)}, such as {factors[0]}",
             expected="a complete model, adapters merged into its parameters",
-            hint=f"ckpt adapter merge BASE {location} MODEL merges it, ckpt adapter to-peft {location} DST "
-            "--base BASE converts it to PEFT; MaxText loads it next to its model (lora.lora_restore_path)",
+            hint=f"{action('merge_adapter', 'BASE', 'MODEL', adapter=location)} merges it, "
+            f"{action('adapter_to_peft', location, 'DST', base='BASE')} converts it to PEFT; MaxText "
+            "loads it "
+            "next to its model (lora.lora_restore_path)",
         )
 
 
@@ -125,12 +130,11 @@ def _merge_hint(tree: Tree) -> str:
     """Return the hint for adapters stored next to parameters."""
     apart = parse(tree.metadata.location) / _ADAPTER_DIRECTORY
     if (apart / ADAPTER).is_file():
-        return f"the adapter lies by itself as well: ckpt adapter merge BASE {quote(str(apart))} DST"
+        merging = action("merge_adapter", "BASE", "DST", adapter=str(apart))
+        return f"the adapter lies by itself as well: {merging}"
     if wrapped_weights(tree):
         return "merge them where they were trained: model.merge_and_unload() of PEFT, and save that"
-    leave = (
-        f"ckpt select {_quoted(tree)} DST {' '.join(quoted_option('drop', factor) for factor in _FACTORS)}"
-    )
+    leave = action("select", tree.metadata.location, "DST", drop=_FACTORS)
     return f"merge them where they were trained; {leave} leaves them out, and with them what was tuned"
 
 
@@ -141,9 +145,10 @@ def _refuse_part(tree: Tree) -> None:
         raise FormatError(
             f"this is a part of a pipeline of diffusers ({config['_class_name']}), no language model",
             location=tree.metadata.location,
-            expected="a model that `ckpt families` lists",
-            hint=f"ckpt inspect, diff and hash take it; ckpt convert to-orbax {_quoted(tree)} DST writes it "
-            "with the names that it has",
+            expected=f"a model that {action('families')} lists",
+            hint=f"{action('inspect')}, {action('diff')} and {action('hash')} take it; "
+            f"{_rewriting(tree, 'orbax')} "
+            "writes it with the names that it has",
         )
 
 
@@ -161,24 +166,24 @@ def _missing_config_error(tree: Tree) -> CheckpointError:
         "this is an Orbax checkpoint, whose names are neither Hugging Face's nor MaxText's",
         location=location,
         got=first_names([dotted(path) for path in tree.arrays], 3),
-        expected="the names of a model that `ckpt families` lists",
-        hint=f"ckpt inspect tree {_quoted(tree)} shows all of them; "
-        f"ckpt convert to-safetensors {_quoted(tree)} DST writes it with the names that it has",
+        expected=f"the names of a model that {action('families')} lists",
+        hint=f"{action('inspect', tree.metadata.location)} shows all of them; "
+        f"{_rewriting(tree, 'safetensors')} writes it with the names that it has",
     )
 
 
-def _quoted(tree: Tree) -> str:
-    return quote(tree.metadata.location)
+def _rewriting(tree: Tree, format: str) -> str:
+    return action("convert", tree.metadata.location, "DST", format=format)
 
 
 def _wrong_direction_error(
-    tree: Tree, this: str, kind: str | None, command: str, other: str, rewrite: str
+    tree: Tree, this: str, kind: str | None, instead: str, other: str, rewrite: str
 ) -> FormatError:
-    source = _quoted(tree)
     return FormatError(
         f"this is a {this} checkpoint already",
         location=tree.metadata.location,
         got=kind,
-        hint=f"ckpt convert {command.format(source)} makes a {other} one of it; "
-        f"ckpt convert {rewrite} {source} DST writes it with the names that it has",
+        hint=f"{instead} makes a {other} one of it; {_rewriting(tree, rewrite)} writes it with the names "
+        "that it "
+        "has",
     )

@@ -14,6 +14,7 @@ from ckpttools.array.nodes import stack, take
 from ckpttools.array.tree import Leaf, Path, Tree, collision, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, listing
+from ckpttools.core.message_terms import action
 from ckpttools.core.region import Shape
 from ckpttools.core.text import sample_names
 from ckpttools.maxtext.layers import LayerStack, is_scale_of_layer, layer_key_slice
@@ -219,7 +220,7 @@ def check_moments(tree: Tree) -> None:
             "parts of the optimizer's state do not mirror the parameters, so their layers are not known"
             + listing(odd),
             location=tree.metadata.location or None,
-            hint="leave the optimizer out first, with ckpt strip-optimizer",
+            hint=f"leave the optimizer out first, with {action('strip_optimizer')}",
         )
 
 

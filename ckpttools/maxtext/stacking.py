@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from shlex import quote
 from typing import Any
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, call, option
 from ckpttools.core.text import plural
 from ckpttools.formats.adapters import adapter_in, is_adapter, is_lora, merging
 from ckpttools.formats.sidecar_files import CONFIG
@@ -74,7 +73,7 @@ class StackLayers:
             raise UsageError(
                 "layers are stacked already",
                 location=tree.metadata.location or None,
-                hint="nothing need be done; ckpt unstack takes them apart",
+                hint=f"nothing need be done; {action('unstack')} takes them apart",
             )
         notes = view.notes
         noted = self.cycle is None and self.names is None and notes_match(notes, view.single_layers)
@@ -118,7 +117,7 @@ class UnstackLayers:
             raise UsageError(
                 "layers are not stacked",
                 location=tree.metadata.location or None,
-                hint="nothing need be done; ckpt stack puts them together",
+                hint=f"nothing need be done; {action('stack')} puts them together",
             )
         # Of fewer layers than a cycle has none is on any axis.
         axis = (known_scan_axis(view) if self.axis is None else self.axis) or 0
@@ -158,7 +157,7 @@ class ForceUnroll:
                 "only a stacked training checkpoint can be unrolled for inference",
                 location=tree.metadata.location or None,
                 got=kind,
-                hint="use ckpt unstack or ckpt strip-optimizer for what is left to do",
+                hint=f"use {action('unstack')} or {action('strip_optimizer')} for what is left to do",
             )
         first = KeepScanAxis(StripOptimizer(self.keep_step, self.flavour))(tree)
         then = UnstackLayers(self.axis)(first.tree)
@@ -177,15 +176,15 @@ def _require_layers(tree: Tree) -> MaxTextView:
         )
     if not view.is_maxtext:
         _refuse_peft(tree)
-        location = quote(tree.metadata.location or "SRC")
+        location = tree.metadata.location or "SRC"
         raise FormatError(
             "there are no layers",
             location=tree.metadata.location or None,
             expected=_EXPECTED,
-            hint=f"`ckpt convert hf-to-maxtext {location} DST` makes stacked layers of a Hugging Face model, "
+            hint=f"{action('hf_to_maxtext', location, 'DST')} makes stacked layers of a Hugging Face model, "
             f"and with {option('scan', False)} single ones"
             if tree.metadata.format == "safetensors"
-            else f"`ckpt inspect tree {location}` shows what is there",
+            else f"{action('inspect', location)} shows what is there",
         )
     return view
 
@@ -195,7 +194,7 @@ def _refuse_peft(tree: Tree) -> None:
     if not (tree.metadata.location and is_adapter(tree)):
         return
     location = parse(tree.metadata.location)
-    command = f"ckpt adapter to-maxtext {quote(str(location))} DST --base BASE"
+    command = call("adapter_to_maxtext", str(location), "DST", base="BASE")
     raise FormatError(
         f"this is {adapter_in(location.folder())}, in PEFT's names",
         location=location,
@@ -358,7 +357,7 @@ def _only_layout(layouts: Mapping[Cycle, Iterable[str]], location: str, names: C
         ),
         location=location or None,
         hint=f"say {option('cycle')} N (1 for all in one stack) with {option('cycle_names')}, or "
-        f"{option('family', 'NAME')}, of which `ckpt families` lists all",
+        f"{option('family', 'NAME')}, of which {action('families')} lists all",
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Path, Tree, by_name
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError, listing
+from ckpttools.core.message_terms import action
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, matches_any
 from ckpttools.formats.sidecar_files import CONFIG
@@ -42,13 +43,14 @@ def stitch_models(towers: Tree, decoder: Tree) -> Tree:
     sides = [view_of(item).is_maxtext for item in (towers, decoder)]
     if sides[0] != sides[1]:
         raise UsageError(
-            "one is MaxText's and the other Hugging Face's", hint="convert one of them first: ckpt convert"
+            "one is MaxText's and the other Hugging Face's",
+            hint=f"convert one of them first: {action('convert')}",
         )
     if view_of(towers).optimizer or view_of(decoder).optimizer:
         raise UsageError(
             "moments of one model are none of the other",
             location=towers.metadata.location or None,
-            hint="take parameters alone: ckpt strip-optimizer",
+            hint=f"take parameters alone: {action('strip_optimizer')}",
         )
     text, other = (_of_maxtext if sides[0] else _of_hugging_face)(towers, decoder)
     location = towers.metadata.location or None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from shlex import quote
 from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray
@@ -11,7 +10,7 @@ from ckpttools.array.nodes import Stored, swap_last_axes, window
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError
-from ckpttools.core.message_terms import option, step
+from ckpttools.core.message_terms import action, option, option_names
 from ckpttools.core.region import Region, split_evenly
 from ckpttools.core.text import plural
 from ckpttools.mapping.coverage import NotCoveredError
@@ -128,9 +127,7 @@ def refuse_lost_head(lost: StoredHead | None, tree: Tree, *, memory: int, reserv
     without = f"{option('drop', names.head)} leaves it out for good"
     if lost.is_transposed:
         pattern = f"*{names.head.replace('.', '/')}"
-        selected = step(
-            f"ckpttools.select(SRC, DST, drop=[{pattern!r}])", f"ckpt select SRC DST --drop {quote(pattern)}"
-        )
+        selected = action("select", "SRC", "DST", drop=[pattern])
         without = f"{selected} writes a checkpoint without it"
     raise ConfigError(
         "the output head differs from the embedding: its values would be lost",
@@ -172,10 +169,8 @@ def with_head_compared(error: CoverageError, tree: Tree, options: ToMaxText, mem
         got = f"{names.head} differs from {names.embedding}: {deviation}"
         hint = f"{option('tied', 'keep')} keeps both"
     # The comparison has settled the choice that the other sentences explain.
-    reasons = [reason for reason in coverage.reasons if not reason.startswith(option("tied"))]
-    extended = error.at(hint="; ".join((hint, *reasons)))
-    extended.got = got
-    return extended
+    reasons = [reason for reason in coverage.reasons if "tied" not in option_names(reason)[:1]]
+    return error.at(got=got, hint="; ".join((hint, *reasons)))
 
 
 def is_alias(names: Head, arrays: Mapping[str, LazyArray]) -> bool:

@@ -12,7 +12,7 @@ from ckpttools.array.tree import Leaf, Path, Tree, dotted, keystr, refuse_collis
 from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
-from ckpttools.core.message_terms import option, quoted_option
+from ckpttools.core.message_terms import action, option, quoted_option
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
 from ckpttools.formats.orbax.several_items import one_item
@@ -78,7 +78,7 @@ class StripOptimizer:
             raise UsageError(
                 "there is nothing to strip: no optimizer state and no random states that are known",
                 location=location,
-                hint="to cast it, use ckpt cast; to leave out what only you know, "
+                hint=f"to cast it, use {action('cast')}; to leave out what only you know, "
                 + option("drop", "PATTERN"),
             )
         leaves = {new: left[old] for old, new in kept.items()}

@@ -136,7 +136,7 @@ def _table_and_shapes(config: Mapping[str, Any], family: Family) -> tuple[Table,
         text = _table(config, family, without=family.towers)
         if not family.towers or not any(table.flags[tower].value for tower in family.towers):
             raise
-        remark = f"{_NO_TOWERS}: {error.message} from the configuration"
+        remark = f"{_NO_TOWERS}: {error.raw.message} from the configuration"
         return text, right_shapes(text), Notes(remarks=(remark,))
 
 

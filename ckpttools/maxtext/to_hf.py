@@ -243,7 +243,7 @@ def _mapped(
             expected="the model that this checkpoint came from",
             hint=f"leave {option('like')} out: the checkpoint carries a {CONFIG}"
             if files.overruled
-            else f"check which model that is, and that all of the checkpoint is there: {error.hint}",
+            else f"check which model that is, and that all of the checkpoint is there: {error.raw.hint}",
         ) from error
 
 

@@ -12,7 +12,7 @@ from ckpttools.array.tree import Leaf, Tree, by_name, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError
-from ckpttools.core.message_terms import option, repeated_option
+from ckpttools.core.message_terms import action, option, repeated_option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, matches_any, plural
 from ckpttools.formats.sidecar_files import CONFIG
@@ -67,7 +67,7 @@ from ckpttools.transforms.cast import cast, cast_notes
 from ckpttools.transforms.select import unmatched
 from ckpttools.transforms.strip_wrappers import drop_states, strip_wrappers
 
-_OF_FLAX = "these are names of Flax, whose matrices have inputs first: rules of `ckpt remap` mend both"
+_OF_FLAX = f"these are names of Flax, whose matrices have inputs first: rules of {action('remap')} mend both"
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         state = _to_maxtext(hub.tree, options, noted + plain.notes + hub.notes)
         return replace(state, recomputed=recomputed) if recomputed else state
     except UsageError as error:
-        if error.got is not None and error.got in options.drop:
+        if error.raw.got is not None and error.raw.got in options.drop:
             expected = None if hub.tree is tree else "names of the source, or those that they become"
-            raise unmatched(error.got, [*tree, *hub.tree], tree.metadata.location, expected) from error
+            raise unmatched(error.raw.got, [*tree, *hub.tree], tree.metadata.location, expected) from error
         raise
     except CoverageError as error:
         if has_llama_names(map(dotted, hub.tree.arrays)):
@@ -163,7 +163,7 @@ def _refuse_kinds_of_layers(error: NotCoveredError, tree: Tree, options: ToMaxTe
     if layers and all(layers & {int(part) for part in key.split(".") if part.isdecimal()} for key in keys):
         hint = f"{why}; MaxText cannot run this model"
         raise NotCoveredError(
-            error.message, result, location=error.location or "", hint=hint, is_unsupported=True
+            error.raw.message, result, location=error.location or "", hint=hint, is_unsupported=True
         )
 
 
@@ -501,7 +501,10 @@ def _family(tree: Tree, config: Mapping[str, object], model: ModelOptions) -> Fa
     except ConfigError as error:
         fitting = families_with_names_of(tree)
         own = option("family", "FILE.toml")
-        hint = f"`ckpt families` lists what there is, none with these names: describe yours in a file, {own}"
+        hint = (
+            f"{action('families')} lists what there is, none with these names: describe yours in a "
+            f"file, {own}"
+        )
         if len(fitting) == 1:
             (only,) = fitting
             chosen = option("family", only)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from shlex import quote
 
 from ckpttools.array.tree import Path, Tree, keystr, refuse_collisions
 from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
-from ckpttools.core.message_terms import option, step
+from ckpttools.core.message_terms import action, option, option_names
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
@@ -64,10 +63,7 @@ class ForVersion:
                 location=tree.metadata.location or None,
                 got="FP8 with scales",
                 hint="dequantize the checkpoint first: "
-                + step(
-                    'ckpttools.cast("SRC", "DST", dtype="bfloat16")',
-                    f"ckpt cast {quote(tree.metadata.location or 'SRC')} DST --dtype bfloat16",
-                ),
+                + action("cast", tree.metadata.location or "SRC", "DST", dtype="bfloat16"),
             )
         built, trained = _with_trained_variables(_with_collected_variables(tree), version)
         if view_of(built).is_stacked:
@@ -91,10 +87,10 @@ class ForVersion:
         try:
             stacked = restack(single).tree
         except (FormatError, ShapeError, UsageError) as error:
-            if option("cycle") not in (error.hint or ""):
+            if "cycle" not in option_names(error.raw.hint or ""):
                 raise
             # How to stack is not for the user to say here, but of which family the model is.
-            hint = f"say {option('family', 'NAME')}, of which `ckpt families` lists all"
+            hint = f"say {option('family', 'NAME')}, of which {action('families')} lists all"
             raise error.at(hint=hint) from error
         is_moved = {stack.key for stack in view.stacks} != {stack.key for stack in view_of(stacked).stacks}
         if not is_moved and not any(misplaced_variables(view, version)):
@@ -108,8 +104,10 @@ def _axis(tree: Tree) -> int:
     try:
         return known_scan_axis(view_of(tree)) or 0
     except FormatError as error:
-        apart = f"ckpt unstack SRC DST {option('scan_axis')} N"
-        raise error.at(hint=f"take them apart first, {apart}, which notes it for ckpt stack") from error
+        apart = action("unstack", "SRC", "DST", scan_axis="N")
+        raise error.at(
+            hint=f"take them apart first, {apart}, which notes it for {action('stack')}"
+        ) from error
 
 
 def _is_version_specific(key: Path) -> bool:

@@ -8,6 +8,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.relayout import transpose_axes
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.message_terms import action
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
 from ckpttools.maxtext.layers import layer_key_slice
 from ckpttools.maxtext.layout import COLLECTION, GLOBAL, LAYERS, LOCAL
@@ -80,7 +81,7 @@ def refuse_moments(tree: Tree, version: Version) -> None:
             f"the optimizer holds state of what MaxText {version.name} does not train with it"
             + listing([*map(keystr, odd)]),
             location=tree.metadata.location or None,
-            hint="leave the optimizer out first, with ckpt strip-optimizer",
+            hint=f"leave the optimizer out first, with {action('strip_optimizer')}",
         )
 
 

@@ -298,7 +298,7 @@ class MaxTextView:
             _ = self.stacks
         except CheckpointError as error:
             location = f" ({error.location})" if error.location else ""
-            yield " ".join(error.message.split()) + location
+            yield " ".join(error.raw.message.split()) + location
 
 
 # The parameters of a model, wherever in a tree they are: path in the model -> path in the tree.

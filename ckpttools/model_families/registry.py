@@ -11,7 +11,7 @@ from typing import Any
 
 import ckpttools.model_families as package
 from ckpttools.core.errors import ConfigError, UnknownNameError, did_you_mean
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.plugins import load_group
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.file import family_from_file, names_a_file
@@ -111,7 +111,7 @@ def family_of(config: Mapping[str, Any], location: str) -> Family:
             f"no family has model_type {model_type!r}",
             location=location,
             got=why,
-            expected="a model of one of the families: `ckpt families`",
+            expected=f"a model of one of the families: {action('families')}",
             hint=f"your own family goes into a file: {_file()}"
             if model_type in OF_MAXTEXT
             else "no other family fits, and MaxText cannot run it",
@@ -121,7 +121,7 @@ def family_of(config: Mapping[str, Any], location: str) -> Family:
         location=location,
         expected="one of " + ", ".join(sorted(_by_model_type())),
         # A name that is near says nothing: the next version of a model mostly has other arrays.
-        hint="`ckpt inspect tree` shows which family's names the arrays have, if any: "
+        hint=f"{action('inspect')} shows which family's names the arrays have, if any: "
         f"{option('family', 'NAME')} uses its rows. {_fallback_error()}",
     )
 
@@ -129,7 +129,7 @@ def family_of(config: Mapping[str, Any], location: str) -> Family:
 def _unsupported_error(model_type: str) -> str | None:
     """Why no family can take a model type; None where nothing is known of it."""
     if model_type in OF_MAXTEXT:
-        return f"MaxText 0.2.5 knows it, ckpt does not: {OF_MAXTEXT[model_type]}"
+        return f"MaxText 0.2.5 knows it, ckpttools does not: {OF_MAXTEXT[model_type]}"
     return UNFIT.get(model_type)
 
 
@@ -138,7 +138,7 @@ def _file() -> str:
 
 
 def _fallback_error() -> str:
-    return f"`ckpt families` lists what there is, and your own goes into a file: {_file()}"
+    return f"{action('families')} lists what there is, and your own goes into a file: {_file()}"
 
 
 def _by_model_type() -> dict[str, Family]:

@@ -17,7 +17,7 @@ from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.budget import baseline_bytes, estimate_names_bytes, format_size, memory_error
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.message_terms import location, option
+from ckpttools.core.message_terms import location, option, portable, render
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import ceil_div
 from ckpttools.core.text import array_count, plural
@@ -121,6 +121,8 @@ class Plan:
     has_digests: bool = False
     division: Division | None = None
 
+    message_fields = ("notes", "layout", "tree")
+
     def __repr__(self) -> str:
         arrays, tasks = array_count(self.tree.arrays), plural(len(self.tasks), "task")
         peak = format_size(self.projected_peak)
@@ -165,6 +167,11 @@ class Plan:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Remarks for the user, except those on values."""
+        return tuple(map(render, self.raw_remarks))
+
+    @property
+    def raw_remarks(self) -> tuple[str, ...]:
+        """The remarks with their terms."""
         remarks = (*self.notes.remarks, *self.layout.remarks)
         if not self.bytes_dead > _WORTH_A_REMARK * self.bytes_referenced:
             return remarks
@@ -209,7 +216,10 @@ class Plan:
         identities = [(*identify(item), item.size) for item in self.sources]
         yield sorted((name, size, version) for name, version, size in identities)
         yield [sorted(self.layout.files.items()), sorted(self.tree.metadata.custom.items())]
-        yield [[note.subject, note.text] for note in (*self.notes.inexact, *self.notes.values)]
+        yield [
+            [portable(note.subject), portable(note.text)]
+            for note in (*self.notes.inexact, *self.notes.values)
+        ]
         yield [[name, identify(source)[0]] for name, source in self.layout.links.items()]
         describer = Describer(identify)
         for path, array in self.tree.arrays.items():

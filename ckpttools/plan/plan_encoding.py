@@ -11,7 +11,7 @@ from typing import Any
 
 from ckpttools.array.lazy import ByteSource
 from ckpttools.core.errors import FormatError
-from ckpttools.core.message_terms import step
+from ckpttools.core.message_terms import action
 from ckpttools.core.region import ceil_div
 from ckpttools.plan.node_lines import NodeLines
 from ckpttools.plan.plan import Plan
@@ -180,7 +180,7 @@ def _not_a_plan_error(line: bytes, location: object) -> FormatError:
 
 
 def _writing_command() -> str:
-    return step("ckpttools.write_plan", "ckpt plan")
+    return action("write_plan")
 
 
 def _parse_lines(lines: Sequence[bytes], size: int, checksum: str, location: Location | None) -> PlanFile:

@@ -14,7 +14,7 @@ from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, MappingError, listing
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Notes
 from ckpttools.quantized.config import scheme, stated_dtypes
 from ckpttools.quantized.scales import is_plain, scales_word, split_name
@@ -88,8 +88,9 @@ def _refuse_few_bits(tree: Tree, expected: Mapping[Path, DType]) -> None:
             "without their scales:" + listing(lines),
             location=tree.metadata.location or None,
             got=view.scheme or next(map(str, view.weights.values())),
-            hint="leave these arrays as they are; or dequantize the whole model (ckpt cast SRC DST --dtype "
-            "bfloat16), and quantize that (ckpt quantize SRC DST)",
+            hint="leave these arrays as they are; or dequantize the whole model "
+            f"({action('cast', 'SRC', 'DST', dtype='bfloat16')}), and quantize that "
+            f"({action('quantize', 'SRC', 'DST')})",
         )
 
 

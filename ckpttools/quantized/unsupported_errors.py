@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from shlex import quote
 from typing import Any
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UsageError, listing
-from ckpttools.core.message_terms import option, step
+from ckpttools.core.message_terms import action, option
 from ckpttools.quantized.config import (
     FIELD,
     declared_quantization,
@@ -160,8 +158,9 @@ def _unclear_error(
         location=location or None,
         got=_dtypes(weights) + (f", where config.json says {stated}" if stated else ""),
         expected=_EXPECTED,
-        hint="if a plain cast made them, cast them back first: ckpt cast SRC DST --dtype bfloat16 --force; "
-        "if scales were lost, get the checkpoint with all of its scales",
+        hint="if a plain cast made them, cast them back first: "
+        f"{action('cast', 'SRC', 'DST', dtype='bfloat16', force=True)}; if scales were lost, get the "
+        "checkpoint with all of its scales",
     )
 
 
@@ -186,8 +185,7 @@ def remedy(declared: Mapping[str, Any] | None, *, is_read: bool = True, location
     release = "take a release of the model in bfloat16"
     method = str((declared or {}).get("quant_method"))
     if is_read and method in read_methods():
-        call = f'ckpttools.cast({json.dumps(location, ensure_ascii=False)}, "DST", dtype="bfloat16")'
-        return f"dequantize the model: {step(call, f'ckpt cast {quote(location)} DST --dtype bfloat16')}"
+        return f"dequantize the model: {action('cast', location, 'DST', dtype='bfloat16')}"
     if method == "awq":
         return f"{_FROM_AWQ}; or {release}"
     how = _DEQUANTIZING.get(method, "with the tool that quantized it")
@@ -233,5 +231,5 @@ def require_numbers(tree: Tree, why: str) -> None:
             location=tree.metadata.location or None,
             got=view.scheme or next(map(str, view.weights.values()), None),
             expected="plain weights",
-            hint=f"{option('dtype', 'bfloat16')} dequantizes them on the way, as `ckpt cast` does",
+            hint=f"{option('dtype', 'bfloat16')} dequantizes them on the way, as {action('cast')} does",
         )

@@ -8,7 +8,7 @@ from functools import cache
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, listing
-from ckpttools.core.message_terms import plan_step
+from ckpttools.core.message_terms import PLAN, action
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural
 from ckpttools.formats.placement import ChunkFiles, Range
@@ -118,7 +118,7 @@ def unfinished_error(
         got: active processes.
     """
     ask = members_command()
-    rest = plan_step('ckpttools.run_part(plan, "0/1")', "--part 0/1")
+    rest = action("run_part", PLAN, "0/1")
     listed = listing([_range_text(*stretch) for stretch in index_ranges(missing)], folds=False)
     return UnfinishedError(
         f"{len(missing)} of {plural(count, 'task')} are missing:{listed}",

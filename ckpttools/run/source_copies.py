@@ -12,14 +12,13 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from shlex import quote
 from typing import TypeAlias, TypeVar
 
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, SourceChangedError, listing
-from ckpttools.core.message_terms import retry_term, step
+from ckpttools.core.message_terms import action, retry_term
 from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
 from ckpttools.run.entries import FinishedTask
@@ -159,8 +158,8 @@ def _mixed_copies_error(
     source = source_of(plan) or "the source"
     # In a bucket the checkpoint is written under its final name, next to the journal.
     work = content.parent if content.store.streams is None else content.with_name(f"{content.name}.partial")
-    hash_source = step(f'ckpttools.hash("{source}")', f"ckpt hash {quote(source)}")
-    doctor = step(f'ckpttools.doctor("{work}")', f"ckpt doctor {quote(str(work))}")
+    hash_source = action("hash", source)
+    doctor = action("doctor", str(work))
     return MixedCopiesError(
         f"parts read different copies of the model: {len(wrong)} of {plural(count, 'task')} differ:{listed}",
         location=work,

@@ -77,7 +77,7 @@ def list_member(detected: Detected, name: str = "") -> MemberListing:
         steps, format = detected.step_count, detected.format_name
         nbytes, modified = _measure(detected)
     except CheckpointError as error:
-        return MemberListing(name, kind, format, steps, 0, None, "unreadable", error.line)
+        return MemberListing(name, kind, format, steps, 0, None, "unreadable", error.raw.line)
     return MemberListing(
         name,
         kind,

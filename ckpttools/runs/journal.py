@@ -89,7 +89,7 @@ def locked_run(run: Location) -> Iterator[None]:
             stack.enter_context(removing(run).locked(run.key))
         except LockedError as error:
             what = "another process prunes this run"
-            raise LockedError(what, location=run, got=error.got, hint=error.hint) from error
+            raise LockedError(what, location=run, got=error.raw.got, hint=error.raw.hint) from error
         yield
 
 

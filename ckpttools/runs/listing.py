@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from shlex import quote
 from typing import TypeVar
 
 from ckpttools.array.gaps import missing_chunks
 from ckpttools.array.tree import Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, suppress_step_warnings
+from ckpttools.core.message_terms import action
 from ckpttools.core.text import plural, sample_names
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.detect import Detected, LocationKind, detect, identified
@@ -201,7 +201,7 @@ def no_run_error(detected: Detected, path: Location) -> FormatError:
     if hosts := detected.hosts:
         return FormatError(
             f"{path} holds what {plural(len(hosts), 'host')} of a job kept, each a part of its steps",
-            hint=f"`ckpt assemble {quote(str(path))} --list` says which steps are there",
+            hint=f"{action('list_saves', str(path))} says which steps are there",
         )
     if detected.is_empty:
         return empty_error(path)
@@ -210,7 +210,7 @@ def no_run_error(detected: Detected, path: Location) -> FormatError:
     return FormatError(
         f"{path} is not a run with steps",
         expected="a directory with steps of Orbax or of a trainer in it, or in its directory checkpoints",
-        hint=f"`ckpt {quote(str(path))}` identifies it",
+        hint=f"{action('summary', str(path))} identifies it",
     )
 
 
@@ -323,7 +323,7 @@ def _list_legacy_item(location: Location, step: Location) -> tuple[ItemListing, 
     except StorageError:
         raise
     except CheckpointError as error:
-        return ItemListing(name, "unreadable"), error.line
+        return ItemListing(name, "unreadable"), error.raw.line
 
 
 def _resumed_item(step: Step) -> str | None:
@@ -339,7 +339,7 @@ def _resume_obstacle(latest: Step, item: str | None, steps: Sequence[StepListing
         return "which Orbax considers finished although it is not: loading it fails"
     if listed.missing_chunks:
         is_part = any(is_part_of_a_host(entry.directory) for entry in latest.items)
-        others = ": this is one host's part, and `ckpt assemble` assembles those of all hosts"
+        others = f": this is one host's part, and {action('assemble')} assembles those of all hosts"
         return f"which lacks {plural(listed.missing_chunks, 'chunk')} here{others if is_part else ''}"
     states = [entry.name for entry in listed.items if entry.is_state]
     if states and item not in (None, *states):

@@ -179,7 +179,7 @@ def _find_obstacles(step: Step, links: Mapping[str, tuple[str, ...]]) -> Iterato
     except StorageError:
         raise
     except CheckpointError as error:
-        yield error.message
+        yield error.raw.message
         return
     if unowned_files:
         yield f"it contains files that are not part of a checkpoint: {sample_names(unowned_files)}"

@@ -77,7 +77,7 @@ def _list_step(step: Location) -> StepListing:
             raise
         except CheckpointError as error:
             items.append(ItemListing(name, "unreadable"))
-            wrong.append(f"{name}: {error.line}" if name else error.line)
+            wrong.append(f"{name}: {error.raw.line}" if name else error.raw.line)
     unfinished = "; ".join(wrong) if result else "it has no readable checkpoint"
     return StepListing(
         int(match["number"]) if match else 0,

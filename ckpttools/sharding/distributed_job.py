@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError, UsageError
-from ckpttools.core.message_terms import option, step
+from ckpttools.core.message_terms import action, option
 from ckpttools.plan.parts import Part, invalid_process_numbers
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ def _not_in_job_error(got: str) -> UsageError:
         got=got,
         expected="an environment that describes a job (GKE, TPU, SLURM or MPI), processes numbered from 0",
         hint=f"give {option('coordinator', 'HOST:PORT')} and {option('process', 'I/N')}; or use "
-        f"{step('ckpttools.write_plan', 'ckpt plan')} and {step('ckpttools.run_part', 'ckpt run')}",
+        f"{action('write_plan')} and {action('run_part')}",
     )
 
 

@@ -280,7 +280,7 @@ def _uneven_axes(assigned: Assignment) -> Iterator[str]:
             shard_shape(target.shape, spec, MeshShape(dict(target.sharding.mesh.shape)))
         _ = target.part
     except CheckpointError as error:
-        yield f"{assigned.name}: {error.message}: {error.got}; expected {error.expected}"
+        yield f"{assigned.name}: {error.raw.message}: {error.raw.got}; expected {error.raw.expected}"
     except ValueError as error:
         yield f"{assigned.name}: {error}"
 

@@ -22,6 +22,7 @@ from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, MappingError, UsageError, did_you_mean, near_names
+from ckpttools.core.message_terms import action
 from ckpttools.core.text import array_count, sample_names
 from ckpttools.formats.json_file import parse_json
 from ckpttools.mapping.documents import fields, mapping, text
@@ -90,7 +91,7 @@ class Rules:
                     "a pattern of the rules matches no array",
                     location=self.name,
                     got=pattern,
-                    hint="ckpt inspect tree lists the names",
+                    hint=f"{action('inspect')} lists the names",
                 )
 
     def spec(self, path: Path, axes: AxisNames, mesh: MeshShape) -> Spec:
@@ -243,11 +244,11 @@ def read_rules(file: str) -> Rules:
         by_axes = rules_from_pairs(result.get("axes", ()), str(location))
     except UsageError as error:
         raise MappingError(
-            error.message,
+            error.raw.message,
             location=error.location or location,
-            got=error.got,
-            expected=error.expected,
-            hint=error.hint,
+            got=error.raw.got,
+            expected=error.raw.expected,
+            hint=error.raw.hint,
         ) from error
     return replace(by_axes, arrays=tuple(result.get("arrays", {}).items()))
 

@@ -155,7 +155,7 @@ class _FileHasher:
                 got = self._digest(file, expected)
                 copy = file.local_copy
         except (FormatError, WrongLengthError) as error:
-            declared = ", ".join(filter(None, (error.message, error.got)))
+            declared = ", ".join(filter(None, (error.raw.message, error.raw.got)))
             return FileDifference(name or location.name, declared, f"{expected.size} bytes")
         if got == expected.digest:
             return None

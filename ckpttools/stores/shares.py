@@ -24,11 +24,12 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from shlex import split
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
-from ckpttools.core.message_terms import plan_step
+from ckpttools.core.message_terms import PLAN, action
 from ckpttools.core.text import first_names, format_age
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import DataFiles, JobInfo, LockedError, Record
@@ -171,7 +172,7 @@ def shared_staging(staging: object, destination: Location) -> SharedStaging:
         f"only one process can write to {destination.store.scheme}://",
         location=destination,
         expected="a local directory that all processes see, gs://, s3:// or az://",
-        hint="convert to one of these, then copy the checkpoint with ckpt copy",
+        hint=f"convert to one of these, then copy the checkpoint with {action('copy')}",
     )
 
 
@@ -206,7 +207,7 @@ def published(destination: object) -> PublishedError:
     return PublishedError(
         f"{destination} is complete: all parts are finished, and it is published",
         expected="no more parts",
-        hint=f"{plan_step('ckpttools.publish_plan', '--publish')} removes the remaining files next to it",
+        hint=f"{action('publish_plan', PLAN)} removes the remaining files next to it",
     )
 
 
@@ -255,8 +256,8 @@ def members_command(begun: JobInfo | None = None) -> str:
     Args:
         begun: the work of these processes, whose command names the plan; None if it is unknown.
     """
-    words = begun.command.split(" --part ")[0].partition("ckpt run ") if begun else ("", "", "")
-    return plan_step("ckpttools.plan_status(plan)", "--status", words[2])
+    words = split(begun.command) if begun else []
+    return action("plan_status", words[2] if words[:2] == ["ckpt", "run"] else PLAN)
 
 
 def parse_share(declared: Any) -> Share | None:

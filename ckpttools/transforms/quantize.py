@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from shlex import quote
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -13,7 +12,7 @@ from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
-from ckpttools.core.message_terms import option, repeated_option
+from ckpttools.core.message_terms import action, option, repeated_option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, sample_names, sort_naturally
 from ckpttools.quantized.config import FIELD
@@ -196,7 +195,7 @@ class Quantize:
                 "there is nothing to quantize",
                 location=tree.metadata.location or None,
                 expected=how.what,
-                hint=f"`ckpt inspect tree {quote(tree.metadata.location or 'SRC')} --flat` shows all names",
+                hint=f"{action('inspect.names', tree.metadata.location or 'SRC')} shows all names",
             )
         return chosen
 
@@ -300,7 +299,8 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterato
     if uneven:
         yield (
             f"the last blocks of {array_count(uneven)} are smaller than the others, as in DeepSeek V3's: "
-            "vLLM and `ckpt cast` read such; transformers up to 5.23, where it dequantizes, refuses them or "
+            f"vLLM and {action('cast')} read such; transformers up to 5.23, where it dequantizes, refuses "
+            "them or "
             f"gives rows the scales of others, without an error; {option('exclude')} leaves arrays out, such "
             f"as {uneven[0]}"
         )

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, MappingError, UnknownNameError, near_names
+from ckpttools.core.message_terms import traceback_term
 from ckpttools.core.options import Option, parse_options
 from ckpttools.core.plugins import load_group
 from ckpttools.transforms.base import Transform, Transformed
@@ -83,7 +84,7 @@ def _guard(name: str, call: Callable[..., T], /, *arguments: Any, **options: Any
         raise MappingError(
             f"the transform {name} failed",
             got=f"{type(error).__name__}: {error}",
-            hint="it is of another package: check what it is for and its options; `ckpt --traceback …` shows "
+            hint=f"it is of another package: check what it is for and its options; {traceback_term()} shows "
             "where it failed",
         ) from error
 

@@ -248,7 +248,7 @@ class Remap:
             return table.to_left(arrays)
         except CoverageError as error:
             raise CoverageError(
-                error.message,
+                error.raw.message,
                 location=self.location,
                 hint="the axes of a rule hold for all arrays that it matches",
             ) from error

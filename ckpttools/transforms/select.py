@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from shlex import quote
 
 from ckpttools.array.patterns import first_match, prefixes
 from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, near_names
-from ckpttools.core.message_terms import quoted_option
+from ckpttools.core.message_terms import action, quoted_option
 from ckpttools.core.notes import Notes
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, move_leaves
@@ -121,7 +120,7 @@ def unmatched(pattern: str, paths: Sequence[Path], location: str, expected: str 
         expected=expected,
         hint=f"did you mean {' or '.join(near)}?"
         if near
-        else f"`ckpt inspect tree {quote(location or 'SRC')} --flat` shows all names",
+        else f"{action('inspect.names', location or 'SRC')} shows all names",
     )
 
 

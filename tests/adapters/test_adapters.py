@@ -480,7 +480,7 @@ def test_wrong_adapter_inputs_are_explained(tmp_path, base):
     assert (planned["source"], planned["arrays"]) == (str(base), 21) and not (tmp_path / "out").exists()
     exchanged = run("adapter", "merge", PEFT / "plain", base, tmp_path / "out", "--json", code=3)
     assert f"`ckpt adapter merge BASE {PEFT / 'plain'} DST` merges it into one" in exchanged
-    assert f"`ckpt {base}` says what it is" in run("adapter", "merge", base, base, tmp_path / "o", code=3)
+    assert f"`ckpt {base}` identifies it" in run("adapter", "merge", base, base, tmp_path / "o", code=3)
     assert "a MaxText checkpoint came from" in run(*merge, "--like", base, "--dry-run", code=2)
     assert "unknown family 'lama'" in run(*merge, "--family", "lama", code=2)
     assert "DST is in ADAPTER" in run(*merge[:-1], PEFT / "plain" / "out", "--dry-run", code=2)
@@ -888,7 +888,7 @@ def test_model_commands_refuse_maxtext_adapters(tmp_path, layout):
     for words in (("maxtext-config", lora), ("shrink", lora, tmp_path / "small", "--layers", "1")):
         told = ckpt(*words).stderr
         assert "this is a LoRA adapter, without the parameters of its model" in told
-        assert f"ckpt adapter merge BASE {lora}/0/items MODEL merges it" in told
+        assert f"ckpt adapter merge BASE {lora}/0/items MODEL` merges it" in told
 
 
 def test_stack_commands_refuse_peft_adapters(tmp_path):

@@ -227,7 +227,7 @@ class TestHints:
         with pytest.raises(UnfinishedError) as raised:
             ckpttools.publish_plan(written.file)
         assert "--" not in str(raised.value) and "ckpt run" not in str(raised.value)
-        assert 'ckpttools.run_part(plan, "0/1")' in str(raised.value)
+        assert f'ckpttools.run_part("{written.file}", "0/1")' in str(raised.value)
         declared = " ".join(ckpt("run", written.file, "--publish").output.split())
         assert f"`ckpt run {written.file} --part 0/1` does the remaining tasks" in declared
 

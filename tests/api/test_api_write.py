@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 from functools import partial
@@ -20,9 +19,9 @@ from support.locations import HF, ROOT
 from support.stored_trees import contents
 
 import ckpttools
+from ckpttools.cli.message_terms import flag
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, MemoryBudgetError, UsageError
-from ckpttools.core.message_terms import as_flags, flag, option, quoted_option, repeated_option
 from ckpttools.run.events import Started, TaskDone
 from ckpttools.stores import parse
 
@@ -218,36 +217,6 @@ def test_arguments_are_called_as_the_options_are():
         assert signature(call).return_annotation == "Receipt"
         assert call.__name__ == call.plan.__name__ == name
         assert "Raises:" in call.__doc__
-
-
-def test_an_option_is_spelled_as_whoever_reads_it_writes_it():
-    cases = [
-        ("scan_axis", None, "`scan_axis`", "--scan-axis"),
-        ("scan_axis", 0, "scan_axis=0", "--scan-axis 0"),
-        ("overwrite", True, "overwrite=True", "--overwrite"),
-        ("scan", False, "scan=False", "--no-scan"),
-        ("reference", False, "reference=False", "--copy"),
-        ("zarr3", False, "zarr3=False", "--zarr2"),
-        ("tied", "drop", 'tied="drop"', "--tied drop"),
-    ]
-    assert [option(name, value) for name, value, _, _ in cases] == [python for _, _, python, _ in cases]
-    with as_flags():
-        assert [option(name, value) for name, value, _, _ in cases] == [flag for *_, flag in cases]
-        assert quoted_option("keep", "*.bias") == "--keep '*.bias'"
-        assert option("rank", "N") == "--rank N"
-        assert repeated_option("drop", ["a.*", "b"]) == "--drop 'a.*' --drop 'b'"
-        hostile = "it's $(touch x)"
-        assert shlex.split(quoted_option("keep", hostile)) == ["--keep", hostile]
-    assert quoted_option("keep", "*.bias") == 'keep="*.bias"'
-    assert (option("rank", "N"), option("error", "X"), option("memory", "SIZE")) == (
-        "rank=N",
-        "error=X",
-        'memory="SIZE"',
-    )
-    assert (
-        repeated_option("drop", ["a.*", "b"]) == 'drop=["a.*", "b"]'
-        and repeated_option("drop", ["b"]) == 'drop="b"'
-    )
 
 
 @pytest.mark.parametrize("call", ["convert", "transform"])

@@ -14,6 +14,7 @@ import zarr
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command_line import examine
 from support.orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
 
 from ckpttools.codecs.coding import Coding
@@ -22,7 +23,6 @@ from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.codecs.streams import ByteRange, ExactReader
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.registry import open_tree
 from ckpttools.stores.memory import Bytes
 

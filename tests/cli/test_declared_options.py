@@ -12,6 +12,7 @@ from support.locations import ROOT
 
 import ckpttools
 from ckpttools.cli.main import main
+from ckpttools.cli.options import flag_help
 from ckpttools.core.argument_checks import argument_types, argument_validator
 from ckpttools.core.budget import parse_size
 from ckpttools.core.dtypes import parse_dtype
@@ -105,7 +106,7 @@ def test_command_has_the_flags_that_its_function_declares(name):
     assert declared.keys() - given.keys() == ONLY_ARGUMENTS.get(name, set())
     for item in declared.keys() & given.keys():
         flag, option = given[item], declared[item]
-        assert flag.help == option.flag_help()
+        assert flag.help == flag_help(option)
         assert flag.multiple == (option.many is not None)
         if option.default not in (None, False, ()):
             assert flag.default == option.default

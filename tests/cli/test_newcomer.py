@@ -219,7 +219,7 @@ class TestWhatItIs:
 
     def obeyed(self, told: str, destination: Path) -> None:
         """Runs the first command of the next step, as it is written down."""
-        command = told.partition("  hint     ckpt ")[2].partition(" makes a ")[0]
+        command = told.partition("  hint     `ckpt ")[2].partition("` makes a ")[0]
         run(*(str(destination) if word == "DST" else word for word in shlex.split(command)))
 
     @pytest.mark.parametrize("command", ["stack", "unstack"])
@@ -275,12 +275,12 @@ class TestWhatItIs:
             told = run("convert", "hf-to-maxtext", source, tmp_path / "out", code=3)
             assert "this is a MaxText checkpoint already" in told
             assert "got      stacked-training, linen flavour" in told
-            assert f"/{step}/items DST --like HF_DIR makes a Hugging Face one of it" in told
+            assert f"/{step}/items DST --like HF_DIR` makes a Hugging Face one of it" in told
 
     def test_orbax_of_neither_side(self, model, tmp_path):
         told = run("convert", "hf-to-maxtext", ORBAX / "cm_default", tmp_path / "out", code=3)
         assert "this is an Orbax checkpoint, whose names are neither" in told
-        assert "params.dense.kernel" in told and "hint     ckpt inspect tree" in told
+        assert "params.dense.kernel" in told and "hint     `ckpt inspect tree" in told
 
     def test_orbax_with_names_of_hugging_face_and_no_configuration(self, model, tmp_path):
         (model / "config.json").rename(tmp_path / "config.json")

@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.command_line import ckpt, succeed
+from support.command_line import ckpt, doctor, hint_of, succeed, with_flags
 from support.hf_models import write_llama
 from support.locations import FIXTURES, GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 from support.trees import tree_of
 
 import ckpttools
-from ckpttools.api.next_steps import next_steps
+from ckpttools.api import next_steps as steps
+from ckpttools.api import summary as summaries
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import ConfigError
 from ckpttools.formats.interrupted import going_on
@@ -36,6 +37,14 @@ def words_of(use):
 def converted(tmp_path):
     ckpttools.hf_to_maxtext(HF, tmp_path / "it")
     return tmp_path / "it"
+
+
+def next_steps(path):
+    return with_flags(steps.next_steps(path))
+
+
+def summary(path):
+    return with_flags(summaries.summary(path))
 
 
 class TestMaxText:
@@ -197,32 +206,32 @@ class TestAdapters:
         base, adapter = PEFT / "bases" / "llama-float32", PEFT / "plain"
         ckpttools.adapter_to_maxtext(adapter, tmp_path / "lora", base=base)
         for path in (tmp_path / "lora", tmp_path / "lora" / "0" / "items"):
-            result = ckpttools.summary(path)
+            result = summary(path)
             assert "a LoRA adapter of MaxText's" in result.what
             assert f"ckpt adapter to-peft {path} DST --base BASE" in result.next
-        assert f"ckpt adapter to-maxtext {adapter} DST --base BASE" in ckpttools.summary(adapter).next
+        assert f"ckpt adapter to-maxtext {adapter} DST --base BASE" in summary(adapter).next
         assert next_steps(adapter).uses[0] == f'PeftModel.from_pretrained(model, "{adapter}")'
 
     def test_no_command_is_advised_that_refuses_the_adapter(self, tmp_path):
         """DoRA and factors of embeddings have no place in MaxText; of another kind nothing is read."""
         for name in ("dora", "embeddings"):
-            summary = ckpttools.summary(PEFT / name)
-            assert not any(warning.name == "unmerged" for warning in summary.tree.warnings)
-            result = summary.next
+            found = summary(PEFT / name)
+            assert not any(warning.name == "unmerged" for warning in found.tree.warnings)
+            result = found.next
             assert f"ckpt adapter merge BASE {PEFT / name} DST" in result
             assert not any("to-maxtext" in item for item in result)
         other = shutil.copytree(PEFT / "plain", tmp_path / "ia3")
         declared = json.loads((other / "adapter_config.json").read_text())
         (other / "adapter_config.json").write_text(json.dumps(declared | {"peft_type": "IA3"}))
-        assert ckpttools.summary(other).next == (f"ckpt inspect tree {other}",)
+        assert summary(other).next == (f"ckpt inspect tree {other}",)
         assert "PEFT's IA3 of " in succeed(other).output
-        (finding,) = ckpttools.doctor(other).findings
+        (finding,) = doctor(other).findings
         assert "in Python: PeftModel.from_pretrained" in finding.do and finding.command is None
-        (finding,) = ckpttools.doctor(PEFT / "plain").findings
+        (finding,) = doctor(PEFT / "plain").findings
         assert finding.command == f"ckpt adapter merge BASE {PEFT / 'plain'} MODEL"
         with pytest.raises(ckpttools.CheckpointError, match="a LoRA adapter") as told:
             ckpttools.maxtext_config(PEFT / "plain")
-        assert "ckpt adapter merge BASE" in (told.value.hint or "")
+        assert "ckpt adapter merge BASE" in hint_of(told.value)
         assert "it configures an adapter" in ckpt(PEFT / "plain" / "adapter_config.json").output
 
     def test_a_model_as_peft_trains_it_is_no_adapter(self, tmp_path):
@@ -250,14 +259,14 @@ class TestWhatTrainersLeave:
         trainers = FIXTURES / "torch" / "trainers"
         shutil.copytree(trainers / "torchtitan" / "step-10", "titan")
         (tmp_path / "titan" / "config.json").unlink()
-        copied, to_hub, *_ = ckpttools.summary("titan").next[1:]
+        copied, to_hub, *_ = summary("titan").next[1:]
         assert copied == "cp HF_DIR/config.json titan"
         shutil.copy(trainers / "hub" / "config.json", "titan")
         succeed(*shlex.split(to_hub)[1:])
         assert ckpttools.verify("DST", trainers / "hub").equal
         locations = "titan", trainers / "fsdp" / "pytorch_model_fsdp_0", trainers / "open-instruct"
         for number, path in enumerate(locations):
-            built = [item for item in ckpttools.summary(path).next if " DST" in item]
+            built = [item for item in summary(path).next if " DST" in item]
             assert len(built) == (1 if number == 2 else 2), built
             for kind, command in enumerate(built):
                 out = f"{number}-{kind}"
@@ -272,10 +281,10 @@ class TestWhatTrainersLeave:
         model = ckpttools.open(hub)
         more = {tuple(name.split(".", 1)): model[other] for name, other in arrays.items()}
         ckpttools.save(Tree({**model, **more}), "both", "safetensors")
-        alone = [item for item in ckpttools.summary("both").next if "convert" in item or "config" in item]
+        alone = [item for item in summary("both").next if "convert" in item or "config" in item]
         assert alone == ["cp HF_DIR/config.json both"]
         shutil.copy(hub / "config.json", "both")
-        (built,) = (item for item in ckpttools.summary("both").next if "convert" in item or "config" in item)
+        (built,) = (item for item in summary("both").next if "convert" in item or "config" in item)
         assert "--drop 'v_head.*'" in built and "--drop 'optimizer_state.*'" in built
         succeed(*shlex.split(built)[1:])
         assert ckpttools.verify("DST", hub).equal
@@ -288,7 +297,7 @@ class TestWhatTrainersLeave:
         flat = {(dotted(path),): leaf for path, leaf in titan.items()}
         ckpttools.save(Tree(flat), "flat", "safetensors")
         shutil.copy(hub / "config.json", "flat")
-        built = [item for item in ckpttools.summary("flat").next if "--drop" in item]
+        built = [item for item in summary("flat").next if "--drop" in item]
         assert built and all("--drop 'optimizer.*' --drop 'train_state.*'" in item for item in built)
         for number, item in enumerate(built):
             succeed(*shlex.split(item.replace(" DST", f" made-{number}"))[1:])
@@ -320,8 +329,8 @@ class TestWhatTrainersLeave:
         """A file of one process, an optimizer alone; and names that several families have."""
         zero = FIXTURES / "torch/trainers/deepspeed"
         state = next(zero.glob("global_step*/*model_states.pt"))
-        assert ckpttools.summary(state).next[-1] == f"ckpt {state.parent}"
-        assert "a model of gemma or llama or mistral" in ckpttools.summary(state.parent).what
+        assert summary(state).next[-1] == f"ckpt {state.parent}"
+        assert "a model of gemma or llama or mistral" in summary(state.parent).what
         model = ckpttools.open(zero)
         moments = {
             ("optimizer_state", dotted(at), item): leaf
@@ -329,7 +338,7 @@ class TestWhatTrainersLeave:
             for item in ("exp_avg", "exp_avg_sq")
         }
         ckpttools.save(Tree(moments), tmp_path / "optimizer", "zarr3")
-        result = ckpttools.summary(tmp_path / "optimizer")
+        result = summary(tmp_path / "optimizer")
         assert result.what.startswith("the state of an optimizer")
         assert not any("--strip-optimizer" in item for item in result.next)
 
@@ -374,7 +383,7 @@ class TestWhatTrainersLeave:
         tree = tree_of(*(("target", "decoder", f"layers_{n}", "mlp", "wi", "kernel") for n in range(2)))
         ckpttools.convert(tree, tmp_path / "t5x", format="zarr3")
         assert ckpttools.inspect(tmp_path / "t5x").kind is not None
-        assert not [item for item in ckpttools.summary(tmp_path / "t5x").next if "maxtext-" in item]
+        assert not [item for item in summary(tmp_path / "t5x").next if "maxtext-" in item]
 
 
 def test_how_what_was_interrupted_goes_on(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
-from support.command_line import ckpt
+from support.command_line import ckpt, examine, hint_of
 from support.locations import FIXTURES, GOLDEN, HF, ORBAX
 from support.object_stores import files_in
 from support.orbax_items import (
@@ -36,7 +36,7 @@ from ckpttools.array.tree import keystr
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.diagnosis import checks as checks_room
 from ckpttools.diagnosis.base import LEVELS, pasted
-from ckpttools.diagnosis.examine import checks, examine, fixes, mend
+from ckpttools.diagnosis.examine import checks, fixes, mend
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.registry import open_tree
@@ -457,7 +457,10 @@ class TestSteps:
         with pytest.raises(FormatError, match=f"step {step} was saved completely"):
             ckpttools.copy(run, tmp_path / "copy")
         if step == "4":
-            assert ckpttools.summary(run).next == (f"ckpt doctor {run}", f"ckpt {run / '3'}")
+            assert ckpttools.summary(run).next == (
+                f'ckpttools.doctor("{run}")',
+                f'ckpttools.summary("{run / "3"}")',
+            )
         assert not any("to-orbax" in finding.do for finding in examine(run).findings)
         asked = run / step if named else run
         with pytest.raises(FormatError, match="may still be running"):
@@ -808,7 +811,7 @@ class TestCommandsToPaste:
         *_, run = self.scenes(tmp_path)
         with pytest.raises(FormatError) as caught:
             open_tree(run)
-        assert shlex.quote(str(run)) in caught.value.hint
+        assert shlex.quote(str(run)) in hint_of(caught.value)
 
     def test_a_path_that_looks_like_an_option(self):
         assert pasted(Path("-rf x")) == "'./-rf x'"

@@ -22,14 +22,13 @@ import numpy as np
 import pytest
 from click.testing import Result
 from safetensors.numpy import load_file, save_file
-from support.command_line import ckpt
+from support.command_line import ckpt, examine
 from support.hf_models import write_llama
 from support.locations import ORBAX
 from support.orbax_items import LITTLE, change_index, change_json, values_of, write_item, zarr2, zarr3
 
 import ckpttools
 from ckpttools.diagnosis.base import Finding
-from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.registry import open_tree
 from ckpttools.runs.removal import Removal
 from ckpttools.stores.local.directory import StagingDirectory

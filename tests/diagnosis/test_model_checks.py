@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from support.command_line import doctor, hint_of, with_flags
 from support.locations import GOLDEN
 
 import ckpttools
@@ -66,9 +67,7 @@ def save_model(path, arrays=None, layers=2, **changes):
 
 def reported(path, check):
     """Return the findings of one check of doctor: level and text."""
-    return [
-        (finding.level, finding.what) for finding in ckpttools.doctor(path).findings if finding.check == check
-    ]
+    return [(finding.level, finding.what) for finding in doctor(path).findings if finding.check == check]
 
 
 def test_checks_have_names_and_summaries():
@@ -77,7 +76,7 @@ def test_checks_have_names_and_summaries():
 
 
 def test_sound_model_has_no_findings(tmp_path):
-    assert [finding.what for finding in ckpttools.doctor(save_model(tmp_path / "m")).findings] == []
+    assert [finding.what for finding in doctor(save_model(tmp_path / "m")).findings] == []
 
 
 def test_checks_accept_files_in_memory():
@@ -131,7 +130,7 @@ def test_copy_refuses_pointers_that_a_training_step_carries(tmp_path):
 def test_doctor_checks_files_that_a_checkpoint_carries(tmp_path, name, text, check, level):
     ckpttools.hf_to_maxtext(save_model(tmp_path / "m"), tmp_path / "mt")
     (config,) = (tmp_path / "mt").rglob("config.json")
-    assert ckpttools.doctor(tmp_path / "mt" / level).findings == ()
+    assert doctor(tmp_path / "mt" / level).findings == ()
     (config.parent / name).write_text(text)
     assert [item for item, _ in reported(tmp_path / "mt" / level, check)] == ["error"]
 
@@ -170,7 +169,7 @@ def test_tokenizers_that_were_not_downloaded_are_never_written(tmp_path, name, t
 def test_other_tokenizers_are_copied_as_they_are(tmp_path, start):
     model = save_model(tmp_path / "m")
     (model / "tokenizer.model").write_text(start)
-    assert ckpttools.doctor(model).findings == ()
+    assert doctor(model).findings == ()
     ckpttools.convert(model, tmp_path / "out")
     assert (tmp_path / "out" / "tokenizer.model").read_text() == start
 
@@ -187,7 +186,7 @@ def test_errors_about_json_name_a_pointer(tmp_path, name):
         else:
             ckpttools.convert(model, tmp_path / "out")
     assert "git lfs pull" in refused.value.hint
-    assert "git lfs pull" in " ".join(finding.do for finding in ckpttools.doctor(model).findings)
+    assert "git lfs pull" in " ".join(finding.do for finding in doctor(model).findings)
 
 
 @pytest.mark.parametrize("text", ["", "version 1", "see https://git-lfs.github.com", "{}"])
@@ -251,7 +250,9 @@ def test_adapter_is_identified_as_one(tmp_path, config):
     if not config:
         (adapter / "config.json").unlink()
     result = api_summary(adapter)
-    assert result.what == "a LoRA adapter" and any("adapter merge" in command for command in result.next)
+    assert result.what == "a LoRA adapter" and any(
+        "adapter merge" in command for command in with_flags(result.next)
+    )
 
 
 def test_left_out_adapter_files_are_noted(tmp_path):
@@ -486,7 +487,7 @@ def test_backbones_that_lost_an_array_are_damaged(tmp_path, lost):
     with pytest.raises(CheckpointError) as refused:
         ckpttools.hf_to_maxtext(source, tmp_path / "mt")
     assert "this is a backbone" not in (refused.value.hint or "")
-    assert not ckpttools.doctor(source).healthy
+    assert not doctor(source).healthy
 
 
 BUFFERS = {
@@ -824,14 +825,12 @@ def test_doctor_reports_rows_beyond_vocabulary(tmp_path, rows, head_rows, vocab,
 
 def test_hint_commands_keep_or_trim_extra_rows(tmp_path):
     source = save_model(tmp_path / "m", vocab_size=12)
-    (result,) = (
-        finding for finding in ckpttools.doctor(source).findings if finding.check == "vocabulary-rows"
-    )
+    (result,) = (finding for finding in doctor(source).findings if finding.check == "vocabulary-rows")
     run_in(tmp_path, result.command)
-    assert ckpttools.doctor(source).healthy
+    assert doctor(source).healthy
     assert "--vocab 12" in result.do
     ckpttools.shrink(source, tmp_path / "trimmed", vocab=12)
-    assert ckpttools.doctor(tmp_path / "trimmed").healthy
+    assert doctor(tmp_path / "trimmed").healthy
     kept, whole = (load_file(path / "model.safetensors") for path in (tmp_path / "trimmed", source))
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         assert np.array_equal(kept[name], whole[name][:12])
@@ -843,7 +842,7 @@ def test_empty_arrays_are_refused_with_a_drop_command(tmp_path):
     save_file({"a": np.zeros((0, 4), np.float32), "b": np.ones(4, np.float32)}, source)
     with pytest.raises(FormatError) as refused:
         ckpttools.convert(source.parent, tmp_path / "out", format="orbax")
-    command = refused.value.hint.split(": ")[1].partition("; ")[0].replace("DST", str(tmp_path / "kept"))
+    command = hint_of(refused.value).split(": ")[1].partition("; ")[0].replace("DST", str(tmp_path / "kept"))
     assert command.startswith("ckpt select ")
     run_in(tmp_path, f"{sys.executable} -m ckpttools {command.removeprefix('ckpt ')}")
     assert list(ckpttools.open(tmp_path / "kept").arrays) == [("b",)]
@@ -912,9 +911,9 @@ def test_outputs_agree_with_their_configuration(tmp_path, family, writer, dtype)
     if path.exists():
         return
     source = GOLDEN / family / "hf"
-    before = {finding.check for finding in ckpttools.doctor(source).findings}
+    before = {finding.check for finding in doctor(source).findings}
     OUTPUTS[writer](source, path, dtype)
-    result = {finding.check: finding.what for finding in ckpttools.doctor(path / "out").findings}
+    result = {finding.check: finding.what for finding in doctor(path / "out").findings}
     assert not {check: what for check, what in result.items() if check in OUTPUT_CHECKS}, (before, result)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.command_line import examine
 from support.locations import ORBAX
 from support.orbax_items import (
     BIG,
@@ -29,7 +30,6 @@ from support.orbax_items import (
 
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region
-from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr import inner_chunks
 from ckpttools.stores.local.file import LocalFile
@@ -97,7 +97,7 @@ class TestDamaged:
         with pytest.raises(FormatError, match="a file of the index is missing") as caught:
             open_tree(item)
         assert str(item / "d" / "index") in caught.value.message
-        assert f"ckpt doctor {item}" in caught.value.hint
+        assert f'ckpttools.doctor("{item}")' in caught.value.hint
         (result,) = (finding for finding in examine(item).findings if finding.level == "error")
         assert result.check == "index" and "a file of the index is missing" in result.what
         assert "ckpt doctor" not in result.do
@@ -110,7 +110,7 @@ class TestDamaged:
         path.unlink()
         with pytest.raises(FormatError, match="cannot open") as caught:
             source.read(0, 1)
-        assert "ckpt doctor" in caught.value.hint
+        assert "ckpttools.doctor" in caught.value.hint
         with pytest.raises(FormatError, match="a chunk is missing"):
             array.read()
 

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from support.command_line import examine
 from support.golden_data import described, golden_leaves, leaves_by_package
 from support.locations import ORBAX
 from support.orbax_items import EXPECTED, LITTLE, check_regions, write_item, zarr3
@@ -14,7 +15,7 @@ from support.orbax_items import EXPECTED, LITTLE, check_regions, write_item, zar
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Empty, Text
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
-from ckpttools.diagnosis.examine import examine, mend
+from ckpttools.diagnosis.examine import mend
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.format import FORMAT

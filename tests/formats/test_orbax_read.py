@@ -163,7 +163,7 @@ class TestSteps:
         with pytest.raises(FormatError) as caught:
             self.opened(run, step)
         assert caught.value.message == f"step {step} is {reason}"
-        assert caught.value.hint.endswith(f"`ckpt doctor {run / str(step)}` shows details")
+        assert caught.value.hint.endswith(f'`ckpttools.doctor("{run / str(step)}")` shows details')
 
     def test_unknown_step_is_refused(self, run):
         with pytest.raises(UsageError, match="step 5 does not exist") as caught:
@@ -175,7 +175,7 @@ class TestSteps:
             shutil.rmtree(run / str(step))
         with pytest.raises(FormatError, match="no step is whole") as caught:
             self.opened(run)
-        assert caught.value.hint == f"`ckpt doctor {run}` shows details"
+        assert caught.value.hint == f'`ckpttools.doctor("{run}")` shows details'
         assert "step 2: no _METADATA" in str(caught.value)
         assert "step 30: commit timestamp null" in str(caught.value)
 

@@ -13,11 +13,10 @@ from tempfile import TemporaryDirectory, mkdtemp
 import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.command_line import ckpt
+from support.command_line import ckpt, examine
 from support.orbax_items import LITTLE, change_json, write_item, zarr3
 
 from ckpttools.core.errors import CheckpointError, LaterStepWarning
-from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.runs import DamagedStepError, steps_around
 from ckpttools.formats.registry import open_tree

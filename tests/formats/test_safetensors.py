@@ -17,6 +17,7 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from support.command_line import doctor, examine, hint_of
 from support.locations import ROOT
 from support.safetensors_files import entry, file_of, framed, packed, small, write_index
 
@@ -25,7 +26,6 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES, from_safetensors
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError
 from ckpttools.core.region import Region
-from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.base import Format, ReadOptions
 from ckpttools.formats.safetensors.format import FORMAT, parse_header
 from ckpttools.stores import parse
@@ -722,7 +722,7 @@ def write_overlaid(folder, files, named):
 
 
 def index_findings(folder):
-    return [finding for finding in ckpttools.doctor(folder).findings if finding.check == "safetensors-index"]
+    return [finding for finding in doctor(folder).findings if finding.check == "safetensors-index"]
 
 
 @given(overlaid())
@@ -902,7 +902,7 @@ def test_unlisted_file_with_further_tensors_is_refused(tmp_path):
     assert result.level == "error"
     # The step of either message gives all tensors back.
     saved = (tmp_path / "model.safetensors.index.json").read_bytes()
-    for text in (error.hint, result.do):
+    for text in (hint_of(error), result.do):
         run_step(text, tmp_path)
         assert values_of(tmp_path) == held
         (tmp_path / "model.safetensors.index.json").write_bytes(saved)
@@ -915,11 +915,11 @@ def test_index_is_set_aside_only_if_it_can_be_rewritten(tmp_path):
     files = sorted({*named.values()})
     kept = {name: file for name, file in named.items() if file == files[0]}
     write_index(tmp_path, kept)
-    assert "ckpt doctor" in str(refusal(tmp_path))
+    assert "ckpttools.doctor" in str(refusal(tmp_path))
     save_file({"t0": np.zeros(4, np.float32), "u": np.zeros(4, np.float32)}, tmp_path / files[1])
     assert_says(refusal(tmp_path), "the index is stale", "fetch the index and its files again")
     write_index(tmp_path, {**kept, "u": files[1], "gone": files[1]})
-    assert "ckpt doctor" not in str(refusal(tmp_path))
+    assert "ckpttools.doctor" not in str(refusal(tmp_path))
 
 
 def test_missing_files_are_a_stale_index_or_an_incomplete_download(tmp_path):
@@ -975,6 +975,6 @@ def test_layers_of_a_skipped_shard_are_not_reported_as_missing(tmp_path):
         save_file({key: arrays[key] for key in arrays if named[key] == name}, tmp_path / name)
     kept = sorted({*named.values()})[0]
     write_index(tmp_path, {key: name for key, name in named.items() if name == kept})
-    result = [finding for finding in ckpttools.doctor(tmp_path).findings if finding.level == "error"]
+    result = [finding for finding in doctor(tmp_path).findings if finding.level == "error"]
     assert [item.check for item in result] == ["safetensors-index"]
-    assert "--fix index" in result[0].do and "--fix index" in refusal(tmp_path).hint
+    assert "--fix index" in result[0].do and 'fix="index"' in refusal(tmp_path).hint

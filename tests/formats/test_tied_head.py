@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
-from support.command_line import ckpt
+from support.command_line import ckpt, doctor
 from support.object_stores import files_in
 
 import ckpttools
@@ -267,7 +267,7 @@ def test_alias_of_save_model_is_read(tmp_path):
 
 
 def findings_of(path, check="tied-head"):
-    return [finding for finding in ckpttools.doctor(path).findings if finding.check == check]
+    return [finding for finding in doctor(path).findings if finding.check == check]
 
 
 def run_command(command, directory):
@@ -337,7 +337,7 @@ def test_doctor_compares_a_stored_tied_head(tmp_path, change, level, text):
     result = findings_of(source)
     assert [item.level for item in result] == [level] * (level is not None)
     assert all(text in item.what for item in result)
-    assert ckpttools.doctor(source).healthy == (level == "info" or HEAD not in arrays_of(source))
+    assert doctor(source).healthy == (level == "info" or HEAD not in arrays_of(source))
 
 
 @pytest.mark.parametrize(
@@ -399,14 +399,14 @@ def test_commands_for_a_tied_head_lead_to_a_healthy_model(tmp_path, is_in_shards
     values = {".".join(path): array.read().tobytes() for path, array in ckpttools.open(source).arrays.items()}
     (result,) = findings_of(source)
     run_command(result.do.split("`")[1], tmp_path)
-    assert ckpttools.doctor(tmp_path / "made").healthy
+    assert doctor(tmp_path / "made").healthy
     built = {
         ".".join(path): item.read().tobytes()
         for path, item in ckpttools.open(tmp_path / "made").arrays.items()
     }
     assert built == {name: value for name, value in values.items() if name != HEAD}
     run_command(result.command, tmp_path)
-    assert ckpttools.doctor(source).healthy and findings_of(source) == []
+    assert doctor(source).healthy and findings_of(source) == []
     ckpttools.hf_to_maxtext(source, tmp_path / "maxtext")
     ckpttools.maxtext_to_hf(tmp_path / "maxtext", tmp_path / "back", like=source)
     assert arrays_of(tmp_path / "back")[HEAD].tobytes() == values[HEAD]
@@ -417,7 +417,7 @@ def test_command_for_a_repeated_head_leads_to_a_healthy_model(tmp_path):
     (result,) = findings_of(source)
     run_command(result.command, tmp_path)
     assert HEAD not in arrays_of(tmp_path / "made")
-    assert ckpttools.doctor(tmp_path / "made").healthy and findings_of(tmp_path / "made") == []
+    assert doctor(tmp_path / "made").healthy and findings_of(tmp_path / "made") == []
 
 
 def test_conversions_do_not_compare_a_tied_head_as_a_check():

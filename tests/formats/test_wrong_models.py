@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.command_line import run
+from support.command_line import hint_of, run
 from support.hf_models import write_llama
 from support.locations import GOLDEN
 from support.trees import lazy
@@ -97,7 +97,7 @@ def test_peft_wrapped_model_is_refused(tmp_path, apart):
         (actor / "lora_adapter/adapter_config.json").touch()
     with pytest.raises(FormatError) as error:
         refuse_maxtext(Tree(leaves, Metadata(location=str(actor))))
-    told = str(error.value)
+    told = hint_of(error.value)
     assert ("merge_and_unload() of PEFT" in told) is not apart and "ckpt select" not in told
     assert (f"ckpt adapter merge BASE {actor}/lora_adapter DST" in told) is apart
 

@@ -211,7 +211,10 @@ def test_the_familys_patterns_are_of_right_keys_only():
         table(dropped=("layers_0.extra",)).to_right(mapped.arrays | unread({"layers_0.extra": (1,)}))
     with pytest.raises(CoverageError) as caught:
         table().to_right(mapped.arrays | unread({"extra.value": (1,)}))
-    assert caught.value.hint == "if they are to be left out, ckpt select SRC DST --drop PATTERN first"
+    assert (
+        caught.value.hint
+        == 'if they are to be left out, `ckpttools.select("SRC", "DST", drop=["PATTERN"])` first'
+    )
 
 
 def test_dropping_an_array_that_is_needed_is_refused():

@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from support.command_line import doctor
 
 import ckpttools
 from ckpttools.core.errors import UnlistedStepWarning, UsageError
@@ -30,7 +31,7 @@ def items_of(step):
 
 
 def result(path):
-    return [(finding.level, finding.location, finding.what) for finding in ckpttools.doctor(path).findings]
+    return [(finding.level, finding.location, finding.what) for finding in doctor(path).findings]
 
 
 def test_orbax_restores_steps_saved_next_to_its_own(tmp_path):
@@ -123,7 +124,7 @@ def test_doctor_reports_trees_with_different_names(tmp_path):
     [apart, unlisted] = result(run)
     assert apart[2] == "the trees of the steps have different names: default in {1..2}; items in 3"
     assert unlisted[:2] == ("info", str(run / "best"))
-    [finding, _] = ckpttools.doctor(run).findings
+    [finding, _] = doctor(run).findings
     assert finding.command is not None
     assert finding.command.endswith(f"{run}/3/items {tmp_path}/run.renamed/3 --level step --item default")
     shutil.copytree(run / "3" / "items", run / "3" / "default")

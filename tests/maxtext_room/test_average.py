@@ -363,7 +363,7 @@ def test_an_average_beside_the_parameters_is_for_the_user_to_decide(models):
     tree = tree_with({path: np.asarray(item) for path, item in state.items()})
     with pytest.raises(FormatError) as refused:
         Average()([tree, tree])
-    assert "ckpt strip-optimizer each of them first" in (refused.value.hint or "")
+    assert "`ckpttools.strip_optimizer` each of them first" in (refused.value.hint or "")
     assert Average(parameters="ema_params")([tree, tree])["params/params/w"].dtype.name == "float64"
 
 

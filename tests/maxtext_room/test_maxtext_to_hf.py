@@ -237,11 +237,11 @@ def test_a_source_that_is_already_what_it_would_become(tmp_path, family):
     for like in (None, hf(family)):
         with pytest.raises(FormatError, match="this is a Hugging Face checkpoint already") as caught:
             plan_to_huggingface(hf(family), ToHuggingFace(like=like))
-        assert f"ckpt convert hf-to-maxtext {hf(family)} DST" in caught.value.hint
+        assert f'`ckpttools.hf_to_maxtext("{hf(family)}", "DST")`' in caught.value.hint
     for source in (tmp_path / "maxtext", golden_checkpoint(scan=True)):
         with pytest.raises(FormatError, match="this is a MaxText checkpoint already") as caught:
             plan_to_maxtext(source)
-        assert "ckpt convert maxtext-to-hf" in caught.value.hint
+        assert "ckpttools.maxtext_to_hf(" in caught.value.hint
 
 
 class TestWhichModel:

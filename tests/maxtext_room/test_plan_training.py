@@ -297,7 +297,9 @@ def test_only_the_ordinary_manager_deletes(locations, mode):
     """MaxText 0.2.5 tells the managers of the other modes no number to keep."""
     built = ckpttools.plan_training("hf/llama/config.json", hosts=1, mode=mode, keep=3)
     assert ("max_num_checkpoints_to_keep" in built.settings) == (mode == "persistent")
-    assert any("ckpt prune RUN --keep-last 3" in remark for remark in built.remarks) == (mode != "persistent")
+    assert any('ckpttools.prune("RUN", keep_last=3)' in remark for remark in built.remarks) == (
+        mode != "persistent"
+    )
 
 
 def test_saves_that_take_longer_than_failures_leave_are_said(locations):

@@ -13,7 +13,7 @@ from itertools import count, product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.command_line import ckpt, succeed
+from support.command_line import ckpt, succeed, with_flags
 from support.hf_models import write_llama
 from support.locations import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.maxtext_loading import PATHS, RULES, RUNS
@@ -21,6 +21,7 @@ from support.object_stores import files_in, google
 from support.scripts import answers
 
 import ckpttools
+from ckpttools.api import resolve as resolutions
 from ckpttools.core.errors import ConfigError, FormatError, StorageError, UnknownNameError, UsageError
 from ckpttools.maxtext.loading.command import parse_command
 from ckpttools.maxtext.loading.configuration import merge_settings
@@ -37,7 +38,10 @@ UNSCANNED = GOLDEN / "llama3.1" / "maxtext_unscanned" / "0" / "items"
 VERSION_OF = {"v0": "e591f30", "v1": "0.2.5"}
 BOTH = pytest.mark.parametrize("maxtext", VERSIONS)
 NUMBERS = count()
-resolve = ckpttools.resolve
+
+
+def resolve(*arguments, **options):
+    return with_flags(resolutions.resolve(*arguments, **options))
 
 
 @pytest.fixture(autouse=True)
@@ -368,7 +372,7 @@ class TestSizes:
         settings = merge_settings(parse_command([declared]), {})
         result = check_weights(tree, "parameters", "params", settings, VERSIONS["0.2.5"])
         stacks = next(problem for problem in result.problems if problem.what.startswith("layers are stacked"))
-        assert "--maxtext 0.2.5 --family qwen3-next" in (stacks.do or "")
+        assert "--maxtext 0.2.5 --family qwen3-next" in with_flags(stacks.do or "")
 
     @pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_moe", None])
     @pytest.mark.parametrize("made_for", VERSIONS)

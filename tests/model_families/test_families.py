@@ -304,7 +304,7 @@ def test_unknown_families_are_named_with_near_ones():
     assert "llama" in caught.value.hint
     with pytest.raises(UnknownNameError) as caught:
         family_named("zzzzzz")
-    assert "ckpt families" in caught.value.hint
+    assert "ckpttools.families" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_configuration_of_an_unknown_model_type():
         family_of({"model_type": "qwen9"}, "config.json")
     assert caught.value.location == "config.json"
     assert "qwen2" in caught.value.expected
-    assert 'family="NAME"' in caught.value.hint and "ckpt families" in caught.value.hint
+    assert 'family="NAME"' in caught.value.hint and "ckpttools.families" in caught.value.hint
 
 
 @pytest.mark.parametrize("model_type", sorted({**UNFIT, **OF_MAXTEXT}))

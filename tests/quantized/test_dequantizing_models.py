@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from support import quantized_weights as built
-from support.command_line import run, succeed
+from support.command_line import examine, run, succeed
 from support.locations import GOLDEN, ROOT
 from support.measured import within
 
 import ckpttools
 from ckpttools.array.tree import by_name, dotted
 from ckpttools.core.errors import DamagedScalesError, FormatError
-from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.registry import open_tree
 from ckpttools.quantized import scale_checks
 from ckpttools.quantized.view import quantized_view

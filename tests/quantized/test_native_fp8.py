@@ -342,7 +342,7 @@ def test_maxtext_settings_for_fp8_are_reported(tmp_path):
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     there, advice, settings = ckpttools.maxtext_config(tmp_path / "native").notes
     assert "7 arrays in FP8 (float8_e4m3fn)" in there and f"weight_block_size={BLOCK} " in settings
-    assert f"`ckpt cast {tmp_path / 'native'}/0/items DST --dtype bfloat16`" in advice
+    assert f'`ckpttools.cast("{tmp_path / "native"}/0/items", "DST", dtype="bfloat16")`' in advice
     told = run("convert", "hf-to-maxtext", source, tmp_path / "again", "--quantized", "keep")
     assert " ".join(told.split()).count("from_pretrained") == 1
 
@@ -470,7 +470,7 @@ def test_cast_to_fp8_next_to_fp8_is_refused(tmp_path):
     for model in (source, tmp_path / "native"):
         with pytest.raises(UsageError, match="has too few bits") as caught:
             ckpttools.average(model, tmp_path / "never", others=[model], dtype=few)
-        assert caught.value.hint == "`ckpt quantize MEAN DST` quantizes such a mean"
+        assert caught.value.hint == '`ckpttools.quantize("MEAN", "DST")` quantizes such a mean'
         with pytest.raises(UsageError, match="has too few bits") as caught:
             ckpttools.load(model, dtype=few)
         assert caught.value.hint == "without `dtype` codes and scales are loaded as they are stored"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
-from support.command_line import run
+from support.command_line import examine, run
 from support.golden_data import FAMILIES, convert
 from support.locations import GOLDEN
 
@@ -22,7 +22,6 @@ from ckpttools.array.nodes import Dequantized, Stored, distinct_arrays, elementw
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, MappingError
-from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.quantized.config import scheme

@@ -12,11 +12,12 @@ from threading import Event
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.command_line import ckpt, succeed
+from support.command_line import ckpt, succeed, with_flags
 from support.locations import FIXTURES, HF, ORBAX, TRAINED
 from support.object_stores import files_in
 
 import ckpttools
+from ckpttools.api import summary as summaries
 from ckpttools.core.errors import ChosenItemWarning, FormatError, StorageError, suppress_step_warnings
 from ckpttools.core.text import format_age
 from ckpttools.formats.torch.zero import FORMAT
@@ -29,6 +30,10 @@ from ckpttools.stores.registry import parse
 def run(tmp_path: Path) -> Path:
     """Two finished steps with metrics."""
     return Path(shutil.copytree(ORBAX / "cm_best_metrics", tmp_path / "run"))
+
+
+def summary(path):
+    return with_flags(summaries.summary(path))
 
 
 def test_a_run_that_changes_meanwhile_is_looked_at_again(run):
@@ -152,7 +157,7 @@ def test_a_training_state_resumes_and_a_part_of_a_host_does_not():
     # What conversions write has an empty opt_state, as MaxText's own tool has.
     assert ckpttools.ls(ORBAX / "maxtext_converted").resumes is None
     part = ckpttools.ls(ORBAX / "emergency" / "local_host2")
-    assert part.resumes is None and "ckpt assemble" in part.hindered
+    assert part.resumes is None and "ckpttools.assemble" in part.hindered
 
 
 def test_metrics_that_were_saved_as_text_are_numbers(run):
@@ -177,17 +182,17 @@ def test_an_empty_directory_is_called_so(tmp_path):
 def test_the_way_back_needs_no_model_where_its_configuration_goes_along(tmp_path):
     ckpttools.hf_to_maxtext(HF, tmp_path / "maxtext")
     for path in (tmp_path / "maxtext", tmp_path / "maxtext" / "0" / "items"):
-        next = ckpttools.summary(path).next
+        next = summary(path).next
         assert f"ckpt convert maxtext-to-hf {path} DST" in next and f"ckpt maxtext-config {path}" in next
-    assert f"ckpt maxtext-config {TRAINED} --like HF_DIR" in ckpttools.summary(TRAINED).next
+    assert f"ckpt maxtext-config {TRAINED} --like HF_DIR" in summary(TRAINED).next
     torch = FIXTURES / "torch" / "trainers" / "deepspeed"
-    assert f"ckpt convert to-safetensors {torch} DST" in ckpttools.summary(torch).next
+    assert f"ckpt convert to-safetensors {torch} DST" in summary(torch).next
 
 
 def test_non_run_is_refused(tmp_path):
     with pytest.raises(FormatError, match="what 4 hosts of a job kept") as caught:
         ckpttools.ls(FIXTURES / "hosts" / "replicator-data=2,fsdp=4")
-    assert "ckpt assemble" in str(caught.value)
+    assert "ckpttools.list_saves" in str(caught.value)
     with pytest.raises(FormatError, match="not a run with steps"):
         ckpttools.ls(HF)
     with pytest.raises(StorageError, match="does not exist"):
@@ -251,20 +256,20 @@ class TestAPathAlone:
         told = succeed("noise.plan").output
         assert "a plan of ckpttools.synth" in told and "ckpt run noise.plan --status" in told
         (tmp_path / "models/empty").mkdir()
-        assert ckpttools.summary(tmp_path).next == tuple(
+        assert summary(tmp_path).next == tuple(
             f"ckpt {tmp_path / 'models' / name}" for name in ("llama", "runs/job", "runs/one")
         )
-        for command in (*ckpttools.summary("noise.plan").next[:1], *ckpttools.summary(".").next):
+        for command in (*summary("noise.plan").next[:1], *summary(".").next):
             succeed(*command.removeprefix("ckpt ").split())
         assert ckpt("models/empty").exit_code == 3
-        told = ckpttools.summary(".")
+        told = summary(".")
         assert told.what == "a directory with 3 checkpoints and runs"
         kinds = {member.name: member.kind for member in told.collection.members}
         assert kinds == {"models/llama": "model", "models/runs/job": "hosts", "models/runs/one": "run"}
 
     def test_every_command_that_is_advised_can_be_run(self, tmp_path):
         for path in (ORBAX / "cm_best_metrics", ORBAX / "v1_checkpointables", HF):
-            for command in ckpttools.summary(path).next:
+            for command in summary(path).next:
                 if "DST" not in command and "--keep-last" not in command:
                     succeed(*command.removeprefix("ckpt ").split())
 
@@ -294,7 +299,7 @@ class TestSeveralItems:
         with pytest.warns(ChosenItemWarning, match=r"model_params of .* is opened; open optimizer_state"):
             tree = ckpttools.open(step)
         assert tree.metadata.item == "model_params"
-        assert [item.name for item in ckpttools.summary(step).items] == ["model_params", "optimizer_state"]
+        assert [item.name for item in summary(step).items] == ["model_params", "optimizer_state"]
 
     def test_a_thread_that_wants_no_warning_takes_it_from_no_other(self, step):
         inside, done = Event(), Event()

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.command_line import ckpt, succeed
+from support.command_line import ckpt, doctor, succeed
 from support.mounts import on_overlay
 from support.object_stores import files_in
 from support.pruned_runs import copied, write_run
@@ -335,7 +335,7 @@ class TestStripping:
             assert not [path for path in tree.arrays if path[0] == "opt_state"]
             assert ckpttools.hash(run / str(step)).parameters == parameters[step]
             assert json.loads((run / str(step) / "metrics" / "metrics").read_text())["loss"] == 1 / step
-            assert ckpttools.doctor(run / str(step)).findings == ()
+            assert doctor(run / str(step)).findings == ()
         listing = ckpttools.ls(run)
         assert [dict(item.metrics or {})["loss"] for item in listing.steps] == [1 / 2, 1 / 4, 1 / 6]
         again = ckpttools.prune(run, keep_last=1, keep_every=2, strip_older=True)
@@ -699,10 +699,10 @@ def check_reports(location, before: dict[str, bytes], there: set[str]) -> None:
             with pytest.raises(FormatError, match="interrupted"):
                 ckpttools.inspect(location / step)
             if len(there) % 4 == 0:
-                declared = ckpttools.doctor(location / step).findings
+                declared = doctor(location / step).findings
                 result = next(item for item in declared if "no longer complete" in item.what)
                 assert result.level == "error" and "--finish" in result.command
-    report = ckpttools.doctor(location)
+    report = doctor(location)
     assert not [finding for finding in report.findings if finding.level == "error"], report.findings
     interrupted = [finding.what for finding in report.findings if "interrupted prune" in finding.what]
     assert bool(interrupted) == any(name.startswith(".ckpttools-prune/") for name in there)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.command_line import ckpt, run, succeed
+from support.command_line import ckpt, run, succeed, with_flags
 from support.locations import GOLDEN, HF, TRAINED
 
 import ckpttools
@@ -117,7 +117,7 @@ class TestReshard:
     def test_advice_about_a_mesh_is_to_reshard(self, mesh, how, words):
         report = ckpttools.chunks(MAXTEXT, mesh=mesh, **how)
         large = tuple(replace(array, piece_nbytes=1 << 23) for array in report.arrays)
-        declared = {item.subject: item.command for item in advice(replace(report, arrays=large))}
+        declared = {item.subject: with_flags(item.command) for item in advice(replace(report, arrays=large))}
         assert declared["over-read"] == f"ckpt reshard SRC DST {words}"
 
     def test_many_processes_share_the_work(self, resharded, tmp_path):

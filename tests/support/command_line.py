@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 from click.testing import CliRunner, Result
 
+from ckpttools.api import doctor as diagnoses
 from ckpttools.cli.main import main
+from ckpttools.cli.message_terms import FlagTerms
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.message_terms import render_all
+from ckpttools.diagnosis import examine as examinations
+from ckpttools.diagnosis.examine import Diagnosis
+
+T = TypeVar("T")
+
+
+def with_flags(result: T) -> T:
+    """Return a result whose messages name flags and commands, as the command line prints them."""
+    rendered: T = render_all(result, FlagTerms())
+    return rendered
+
+
+def examine(*arguments: Any, **options: Any) -> Diagnosis:
+    """Return the diagnosis as the command line prints it."""
+    return with_flags(examinations.examine(*arguments, **options))
+
+
+def doctor(*arguments: Any, **options: Any) -> Diagnosis:
+    """Return the diagnosis of a call as the command line prints it."""
+    return with_flags(diagnoses.doctor(*arguments, **options))
+
+
+def hint_of(error: CheckpointError) -> str:
+    """Return the hint as the command line prints it."""
+    return with_flags(error.raw.hint or "")
 
 
 def ckpt(*arguments: object, **environment: str) -> Result:

@@ -109,7 +109,7 @@ class TestPatterns:
             assert near in str(caught.value.hint)
 
     def test_unmatched_pattern_hints_at_listing_names(self):
-        with pytest.raises(UsageError, match=r"hint +`ckpt inspect tree SRC --flat` shows all names"):
+        with pytest.raises(UsageError, match=r'hint +`ckpttools.inspect\("SRC"\)` shows all names'):
             Select(["zzzz"])(self.TREE)
 
 

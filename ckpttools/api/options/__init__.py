@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from ckpttools.core.budget import parse_size
 from ckpttools.core.dtypes import DTYPES, parse_dtype
+from ckpttools.core.message_terms import action
 from ckpttools.core.options import Option, any_text, switch
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.stores.models import model_at
@@ -87,7 +88,7 @@ MANIFEST = Option(
     "manifest",
     parse,
     None,
-    "Also write digests of all arrays to FILE, for `ckpt verify DST --manifest FILE`.",
+    f"Also write digests of all arrays to FILE, for {action('verify', 'DST', manifest='FILE')}.",
     "FILE",
 )
 PUBLIC = switch("public", "Make the new Hub repository public.")
@@ -128,7 +129,7 @@ FAMILY = Option(
     "family",
     str,
     None,
-    "Use this model family's mapping: a name of `ckpt families`, or a file. A name is refused if "
+    f"Use this model family's mapping: a name of {action('families')}, or a file. A name is refused if "
     "config.json's own family also fits but gives different values.",
     "NAME|FILE",
     complete=_family_names,

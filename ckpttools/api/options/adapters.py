@@ -18,6 +18,7 @@ from ckpttools.api.options import (
 )
 from ckpttools.api.options.convert import SCAN
 from ckpttools.api.options.edit import SCAN_AXIS
+from ckpttools.core.message_terms import action
 from ckpttools.core.options import Option, any_text
 from ckpttools.stores.models import model_at
 
@@ -49,7 +50,9 @@ BASE = (
 MERGE_ADAPTER = (
     SCALE,
     ALPHA,
-    with_help(DTYPE, "Cast {base} before the merge, like `ckpt cast`. Dequantizes quantized weights."),
+    with_help(
+        DTYPE, f"Cast {{base}} before the merge, like {action('cast')}. Dequantizes quantized weights."
+    ),
     _LIKE,
     FAMILY,
 )

@@ -23,6 +23,7 @@ from ckpttools.api.options import (
 from ckpttools.api.options.edit import DTYPE_MAP, FORCE, MAP, SCAN_AXIS, SELECT, STRICT
 from ckpttools.core.budget import parse_size
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import action
 from ckpttools.core.options import Option, any_text, switch
 from ckpttools.formats.orbax.options import OPTIONS, STORAGE
 from ckpttools.formats.safetensors.format import MAX_SHARD
@@ -121,8 +122,8 @@ HF_TO_MAXTEXT = (
         "quantized",
         ("dequantize", "keep"),
         "dequantize",
-        "Dequantize weights to {dtype} (default: bfloat16), or keep FP8 with its scales; `ckpt "
-        "maxtext-config DST` reports how MaxText uses them.",
+        "Dequantize weights to {dtype} (default: bfloat16), or keep FP8 with its scales; "
+        f"{action('maxtext_config', 'DST')} reports how MaxText uses them.",
     ),
     patterns(
         "drop",

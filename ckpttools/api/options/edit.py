@@ -7,6 +7,7 @@ from dataclasses import replace
 from ckpttools.api.options import DEQUANTIZE_LIKE, DTYPE, FAMILY, MAXTEXT, count, patterns, with_help
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import action
 from ckpttools.core.options import Option, switch
 
 
@@ -98,13 +99,15 @@ STACK = (
     with_help(
         SCAN_AXIS,
         "Axis of the layers in each stacked parameter, counted from 0: with 1, layers of [embed, mlp] "
-        "become [embed, layers, mlp] (MaxText's param_scan_axis). Default: as before `ckpt unstack`, else "
+        "become [embed, layers, mlp] (MaxText's param_scan_axis). Default: as before "
+        f"{action('unstack')}, else "
         "1.",
     ),
     count(
         "cycle",
         "Number of layers after which their kinds repeat: 6 in gemma3, 4 in olmo3 and llama4, 2 in "
-        "gpt-oss; 1 for a single stack. Default: as before `ckpt unstack`, else from the model's family.",
+        f"gpt-oss; 1 for a single stack. Default: as before {action('unstack')}, else from the model's "
+        "family.",
     ),
     with_help(
         FAMILY,
@@ -122,7 +125,8 @@ STACK = (
     replace(
         MAXTEXT,
         default=None,
-        help="MaxText version that will load it. Default: the layout from before `ckpt unstack`, else the "
+        help=f"MaxText version that will load it. Default: the layout from before {action('unstack')}, "
+        "else the "
         "newest.",
     ),
     DTYPE,

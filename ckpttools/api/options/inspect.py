@@ -18,6 +18,7 @@ from ckpttools.api.options import (
     patterns,
     with_help,
 )
+from ckpttools.core.message_terms import action
 from ckpttools.core.options import Option, any_text, switch
 from ckpttools.stores.registry import parse
 
@@ -36,7 +37,8 @@ TREE = (
         "against",
         str,
         None,
-        "Compare with a family (`ckpt families`), a config.json or another checkpoint, and report missing, "
+        f"Compare with a family ({action('families')}), a config.json or another checkpoint, and report "
+        "missing, "
         "unexpected or mismatched arrays. The command exits with 1 if there are any.",
         "WHAT",
     ),
@@ -96,7 +98,7 @@ HASH = (
         "manifest",
         parse,
         None,
-        "Also write the digests to a new file, for `ckpt verify PATH --manifest FILE`.",
+        f"Also write the digests to a new file, for {action('verify', 'PATH', manifest='FILE')}.",
         "FILE",
     ),
     Option(
@@ -116,7 +118,7 @@ HASH = (
 )
 VERIFY = (
     Option("against", parse, None, "Checkpoint to compare with.", "SRC"),
-    Option("manifest", parse, None, "Digests that `ckpt hash --manifest` wrote.", "FILE"),
+    Option("manifest", parse, None, f"Digests that {action('hash', manifest='FILE')} wrote.", "FILE"),
     switch("cast", "Compare with {against} cast to the dtypes of the verified checkpoint."),
     PADDING_ROWS,
     *CONVERSION,

@@ -17,6 +17,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant
 from ckpttools.compare.samples import in_one_dtype
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.message_terms import action
 from ckpttools.core.region import Shape
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 # Fewer elements than this are not sufficient evidence.
 ENOUGH = 8
-REMAP = "convert again with the right rows, or rearrange the axes with ckpt remap"
+REMAP = f"convert again with the right rows, or rearrange the axes with {action('remap')}"
 
 
 class Claim(IntEnum):

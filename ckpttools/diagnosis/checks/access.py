@@ -15,9 +15,11 @@ _UNREAD = "nothing in it can be read"
 def _look(inventory: Inventory) -> Iterator[Finding]:
     for location, error in inventory.denied.items():
         if location.store.scheme == "file":
-            yield _finding(location, error.got or error.message, "rX")
+            yield _finding(location, error.raw.got or error.raw.message, "rX")
         else:
-            yield Finding(ERROR, str(location), error.got or error.message, _UNREAD, error.hint or "")
+            yield Finding(
+                ERROR, str(location), error.raw.got or error.raw.message, _UNREAD, error.raw.hint or ""
+            )
     for directory in inventory.directories:
         for name in directory.files:
             path = directory.path / name

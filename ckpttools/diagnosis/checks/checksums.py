@@ -68,4 +68,8 @@ def _finding(damaged: DamagedRanges, count: int) -> Finding:
     return Finding(ERROR, location, what, _WHY, "fetch the file again, or restore it from another copy")
 
 
-CHECK = Check("checksums", "with `--checksums`: data that does not have the checksum written with it", _look)
+CHECK = Check(
+    "checksums",
+    "on request: data that does not have the checksum written with it",
+    _look,
+)

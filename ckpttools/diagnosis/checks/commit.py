@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, Fix, mending, pasted
+from ckpttools.core.message_terms import call
+from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, Fix, mending
 from ckpttools.diagnosis.inventory import Directory, Inventory
 from ckpttools.diagnosis.new_files import write_new
 from ckpttools.formats.base import ReadOptions
@@ -40,7 +41,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     for item in inventory.items:
         if steps.isdisjoint((item.step, *item.step.parents)):
             why = "CheckpointManager and readers of custom metadata such as scan_layers need it"
-            command = f"ckpt convert to-orbax {pasted(item.path)} DST"
+            command = call("convert", item.path, "DST", format="orbax")
             do = f"restore it with a target, or write it again: {command}"
             what = f"no {CHECKPOINT_FILE} here or above"
             yield Finding(INFO, str(item.path), what, why, do, command=command)

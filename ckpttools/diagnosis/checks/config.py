@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.core.errors import CheckpointError
+from ckpttools.core.message_terms import action
 from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, finding_of, on_disk
 from ckpttools.diagnosis.inventory import Inventory, json_or_error
 from ckpttools.formats.adapters import ADAPTER, adapter_in, is_lora, merge_command, merging
@@ -39,7 +40,7 @@ def _without(folder: Location) -> Finding:
 
 def _adapter(folder: Location) -> Finding:
     what = f"{ADAPTER} but no {CONFIG}: {adapter_in(folder)}, not a complete model"
-    why = "ckpt convert takes whole models to MaxText and from it; for adapters there is ckpt adapter"
+    why = f"{action('hf_to_maxtext')} and {action('maxtext_to_hf')} take complete models, not adapters"
     return Finding(INFO, str(folder), what, why, merging(folder), command=merge_command(folder))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ckpttools.core.errors import CheckpointError
-from ckpttools.diagnosis.base import ERROR, INFO, WARNING, Check, Finding, finding_of, pasted
+from ckpttools.core.message_terms import call
+from ckpttools.diagnosis.base import ERROR, INFO, WARNING, Check, Finding, finding_of
 from ckpttools.diagnosis.inventory import Inventory, ListedItem
 from ckpttools.formats.orbax.entries import Entries, files_below
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Extent
@@ -57,7 +58,7 @@ def _named(level: str, item: ListedItem, files: Mapping[str, int], why: str) -> 
     largest = max(files, key=lambda name: files[name])
     number = "a data file" if len(files) == 1 else f"{len(files)} data files"
     what = f"{number} that the index does not reference: {sum(files.values()):,} bytes, the largest {largest}"
-    command = f"ckpt convert to-orbax {pasted(item.path)} DST"
+    command = call("convert", item.path, "DST", format="orbax")
     return Finding(
         level, str(item.path), what, why, f"{command} writes a checkpoint without them", command=command
     )

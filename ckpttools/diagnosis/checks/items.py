@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from ckpttools.core.errors import CheckpointError
+from ckpttools.core.message_terms import call
 from ckpttools.core.text import plural, sample_names
-from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, pasted
+from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding
 from ckpttools.diagnosis.inventory import Inventory, ListedItem
 from ckpttools.formats.orbax.metadata import parse_tree
 from ckpttools.formats.orbax.naming import is_alike, is_finished, named_apart
@@ -21,7 +22,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         if len(items) > 1:
             what = f"{len(items)} items: {', '.join(item.path.name for item in items)}"
             why = "commands that open one tree take the one that alone holds a model, or need its path"
-            command = f"ckpt inspect tree {pasted(step.path)}"
+            command = call("inspect", step.path)
             yield Finding(INFO, str(step.path), what, why, f"show all of them: {command}", command=command)
     yield from chain.from_iterable(map(_adapter, inventory.items))
     listed = {directory.path for directory in inventory.directories}
@@ -50,7 +51,7 @@ def _adapter(item: ListedItem) -> Iterator[Finding]:
         if kernels := tunix_kernels(paths):
             what = f"a LoRA adapter in the names of Tunix: factors of {plural(len(kernels), 'kernel')}"
             why = "it is not a complete model, and MaxText does not load these names"
-            command = f"ckpt adapter to-peft {pasted(item.path)} DST --base BASE --alpha ALPHA"
+            command = call("adapter_to_peft", item.path, "DST", base="BASE", alpha="ALPHA")
             yield Finding(INFO, str(item.path), what, why, f"convert it: {command}", command=command)
 
 
@@ -60,10 +61,8 @@ def _apart(run: Location, apart: Mapping[tuple[str, ...], Sequence[Step]]) -> Fi
     kept = max(named, key=lambda names: (len(named[names]), names == ("items",)))
     odd = next(steps[0] for names, steps in apart.items() if names != kept)
     declared = [f"{', '.join(names) or 'no name'} in {_numbers(steps)}" for names, steps in apart.items()]
-    command = (
-        f"ckpt convert to-orbax {pasted(odd.items[0].directory)} {pasted(_copy(odd))} "
-        f"--level step --item {kept[0]}"
-    )
+    directory = odd.items[0].directory
+    command = call("convert", directory, _copy(odd), format="orbax", level="step", item=kept[0])
     return Finding(
         WARNING,
         str(run),

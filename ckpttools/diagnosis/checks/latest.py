@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.core.errors import CheckpointError, suppress_step_warnings
+from ckpttools.core.message_terms import action
 from ckpttools.diagnosis.base import WARNING, Check, Finding, mending, pasted
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
@@ -14,7 +15,7 @@ from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.location import Location
 
 _WHY_LATEST = "Orbax treats it as the latest and fails; an older step would silently be other weights"
-_WHY = "`ckpt copy` refuses the run; other commands open another step"
+_WHY = f"{action('copy')} refuses the run; other commands open another step"
 _LOST = "every command skips it: it has lost too much to be recognized as a step, or was only begun"
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from ckpttools.core.message_terms import call
 from ckpttools.core.text import format_age, plural, sort_naturally
-from ckpttools.diagnosis.base import ERROR, INFO, WARNING, Check, Finding, on_disk, pasted
+from ckpttools.diagnosis.base import ERROR, INFO, WARNING, Check, Finding, on_disk
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.diagnosis.probing import is_directory
 from ckpttools.formats.detect import SET_ASIDE
@@ -32,7 +33,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         yield _left(location, what)
     if Step(inventory.path).is_being_deleted:
         what = "a step that is no longer complete: a prune was interrupted while deleting it"
-        command = f"ckpt prune {pasted(inventory.path.parent)} --finish --yes"
+        command = call("prune.run", inventory.path.parent, finish=True)
         why = "no command reads it, and deleted files cannot be restored"
         yield Finding(ERROR, str(inventory.path), what, why, f"delete the rest: {command}", command=command)
     if IN_PROGRESS in inventory.path.name:
@@ -54,7 +55,7 @@ def _left_by_prune(location: Location) -> Finding:
         for state, words in _PRUNE_STATES.items()
         if names.get(state)
     ]
-    run = pasted(location.parent)
+    run = location.parent
     if not (location / "plan.json").exists() and not names.get("removed") and not names.get("deleting"):
         what = "an interrupted prune that did not delete anything"
         command = (
@@ -68,8 +69,9 @@ def _left_by_prune(location: Location) -> Finding:
         )
     what = f"an interrupted prune: {', '.join(steps) or 'no step is moved or partly deleted'}"
     why = "no other prune of this run can start before this one is finished or undone"
-    command = f"ckpt prune {run} --finish --yes"
-    do = f"finish it: {command}; or put back every step that is still complete: ckpt prune {run} --undo --yes"
+    command = call("prune.run", run, finish=True)
+    undo = call("prune.run", run, undo=True)
+    do = f"finish it: {command}; or put back every step that is still complete: {undo}"
     return Finding(WARNING, str(location), what, why, do, command=command)
 
 

@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from ckpttools.checks.quantization import first_of_lines, value_findings
 from ckpttools.core.errors import CheckpointError
-from ckpttools.diagnosis.base import ERROR, INFO, Check, Finding, as_finding, pasted
+from ckpttools.core.message_terms import call
+from ckpttools.diagnosis.base import ERROR, INFO, Check, Finding, as_finding
 from ckpttools.diagnosis.inventory import Inventory, ListedItem
 from ckpttools.formats.registry import open_tree
 from ckpttools.quantized.scales import is_narrow
@@ -49,7 +50,7 @@ def _sound(location: Location, count: int) -> Finding:
         "MaxText's training multiplies them when it loads them (load_parameters_path); from_pretrained of "
         "0.2.5 (SFT, DPO, distillation, decoding) ignores the scales, without an error"
     )
-    command = f"ckpt cast {pasted(location)} DST --dtype bfloat16"
+    command = call("cast", location, "DST", dtype="bfloat16")
     return Finding(INFO, str(location), what, why, f"`{command}` dequantizes them", command=command)
 
 

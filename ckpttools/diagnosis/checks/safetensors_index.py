@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 
 from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.message_terms import action, call
 from ckpttools.core.text import plural, sample_names
 from ckpttools.diagnosis.base import (
     ERROR,
@@ -119,7 +120,7 @@ def _without_index(inventory: Inventory, weights: SafetensorsFiles) -> Finding:
     headers = {name: header_of(weights.folder / name) for name in weights.files}
     if is_sharded(header for header in headers.values() if isinstance(header, SafetensorsHeader)):
         what = "files of single processes of a PyTorch distributed checkpoint"
-        do = "ckpt convert to-safetensors puts it together"
+        do = f"{action('convert', format='safetensors')} puts it together"
         return Finding(INFO, str(weights.folder), what, "transformers does not load it", do)
     fault = _contradiction(headers)
     if fault:
@@ -173,7 +174,7 @@ def _index(inventory: Inventory, weights: SafetensorsFiles, name: str) -> Iterat
     if other:
         what = f"names files that do not end in {SAFETENSORS}: {_some(other)}"
         why = "transformers takes them for files of torch.save and refuses them"
-        command = f"ckpt convert to-safetensors {pasted(weights.folder)} DST"
+        command = call("convert", weights.folder, "DST", format="safetensors")
         do = f"`{command}` writes files under usual names"
         yield Finding(ERROR, str(location), what, why, do, command=command)
     paths = {tensor: normalized(file) for tensor, file in named.items()}
@@ -240,7 +241,7 @@ def _misnamed(
                 "transformers and ckpttools read all tensors of the files that an index names; readers that "
                 "look up a tensor in the index do not find these"
             )
-            command = f"ckpt convert to-safetensors {pasted(weights.folder)} DST"
+            command = call("convert", weights.folder, "DST", format="safetensors")
             do = f"`{command}` writes them with an index of all tensors"
             yield Finding(WARNING, str(location), f"{what}: {_some(tensors)}", why, do, command=command)
 
@@ -321,7 +322,7 @@ def _repeated(
     elif overlaid:
         what = f"{plural(len(overlaid), 'tensor')} in several files: {_some(overlaid)}"
         why = "transformers and ckpttools read the files that the index names; the other copies waste space"
-        command = f"ckpt convert to-safetensors {pasted(weights.folder)} DST"
+        command = call("convert", weights.folder, "DST", format="safetensors")
         do = f"`{command}` writes each once"
         yield Finding(WARNING, str(location), what, why, do, command=command)
 

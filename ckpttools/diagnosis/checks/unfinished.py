@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 from ckpttools.core.errors import FormatError
+from ckpttools.core.message_terms import action
 from ckpttools.core.text import sort_naturally
 from ckpttools.diagnosis.base import ERROR, WARNING, Check, Finding, Fix, mending, pasted
 from ckpttools.diagnosis.inventory import Directory, Inventory, ListedItem
@@ -59,7 +60,7 @@ def _unfinished_legacy(run: LegacyRun, number: int, reason: str, inventory: Inve
     mark = f"if it is complete, create an empty file {COMMIT_FILE} in it"
     if run.is_skippable(number):
         return Finding(WARNING, str(location), what, "Orbax and all commands skip it", mark)
-    why = "`ckpt copy` refuses the run"
+    why = f"{action('copy')} refuses the run"
     if number == max(run.steps):
         why = "Orbax takes it for the latest step; no command opens or copies the run"
     do = mark if number in run.legacy else "fetch it again"

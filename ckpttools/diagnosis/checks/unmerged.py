@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Iterator
 
 from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import call, option
 from ckpttools.core.text import plural
 from ckpttools.diagnosis.arrays import array_findings
-from ckpttools.diagnosis.base import ERROR, INFO, Check, Finding, Fix, mending, pasted, set_aside
+from ckpttools.diagnosis.base import ERROR, INFO, Check, Finding, Fix, mending, set_aside
 from ckpttools.diagnosis.inventory import Directory, Inventory, ListedItem
 from ckpttools.diagnosis.new_files import holds, refuse_existing, write_new
 from ckpttools.formats.base import ReadOptions
@@ -55,13 +55,13 @@ def _left_behind(item: ListedItem) -> Iterator[Finding]:
         except CheckpointError as error:
             why = "the merged index does not need it: only merging again would"
             yield Finding(
-                INFO, error.location or str(item.path / name), error.message, why, "nothing need be done"
+                INFO, error.location or str(item.path / name), error.raw.message, why, "nothing need be done"
             )
             continue
         if lost:
             what = f"the merged {MANIFEST} lacks {plural(len(lost), 'key')}, such as {min(lost)}"
             why = "they cannot be read: the merge was interrupted, or the directory is of another save"
-            again = f"ckpt doctor {pasted(item.path)} --fix merge"
+            again = call("doctor", item.path, fix="merge")
             do = f"{set_aside(item.path / MANIFEST)} && {again}"
             yield Finding(ERROR, str(item.path / name), what, why, do, command=do)
 

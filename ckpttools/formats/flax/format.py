@@ -148,7 +148,7 @@ def _suggest_other_state(error: FormatError, path: Location) -> FormatError:
     ]
     if not others:
         return error
-    return error.at(hint=f"{error.hint}; the latest other state is {quote(str(others[0]))}")
+    return error.at(hint=f"{error.raw.hint}; the latest other state is {quote(str(others[0]))}")
 
 
 def _is_complete_state(location: Location) -> bool:
@@ -165,7 +165,7 @@ def state_fault(location: Location) -> str | None:
     try:
         open_state(location)
     except FormatError as error:
-        return error.line
+        return error.raw.line
     return None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from shlex import quote
 
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked, Constant, Stored
@@ -13,6 +12,7 @@ from ckpttools.array.tree import Path, dotted, keystr
 from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError
+from ckpttools.core.message_terms import action
 from ckpttools.core.region import Shape, grid_cell, grid_indices
 from ckpttools.formats.orbax.entries import Entries, FileFault, Files
 from ckpttools.formats.orbax.hosts import where_chunks_may_be
@@ -162,7 +162,7 @@ class Grid:
             missing + len(taken),
             chunks,
             key,
-            f"{first.hint}; `ckpt doctor {quote(str(self.arrays.directory))}` shows details",
+            f"{first.hint}; {action('doctor', str(self.arrays.directory))} shows details",
             tuple(dict.fromkeys(str(fault) for _, fault in taken)),
             FormatError if first.is_absent or first.nbytes is not None else StorageError,
         )

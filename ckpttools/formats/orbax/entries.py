@@ -191,7 +191,7 @@ def _fault(path: Location, end: int) -> FileFault | None:
     try:
         result = path.status()
     except StorageError as error:
-        return FileFault(path, None, end, error.got or "it cannot be accessed")
+        return FileFault(path, None, end, error.raw.got or "it cannot be accessed")
     if result is None:
         return FileFault(path, None, end, "No such file or directory", is_absent=True)
     return FileFault(path, result.size, end) if result.size < end else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 
 from ckpttools.core.errors import FormatError, StorageError
+from ckpttools.core.message_terms import action
 from ckpttools.core.text import first_names
 from ckpttools.formats.orbax.index import PROCESSES, processes_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
@@ -82,7 +83,7 @@ def not_together(
         lacking: lines that list what is missing.
     """
     names = [host.name for host in hosts]
-    hint = f"`ckpt assemble {quote(str(path))} --list` lists the hosts that would provide it"
+    hint = f"{action('list_saves', str(path))} lists the hosts that would provide it"
     others = [directory for directory in directories(path) if directory not in hosts]
     if others:
         shown = ", ".join(other.name for other in others[:3])
@@ -98,7 +99,7 @@ def not_together(
 
 def _putting_together(hosts: Location) -> str:
     """Return the command that assembles one checkpoint from all hosts below `hosts`."""
-    return f"ckpt assemble {quote(str(hosts))} DST"
+    return action("assemble", str(hosts), "DST")
 
 
 def where_chunks_may_be(item: Location, may_be_old: bool) -> str:
@@ -113,23 +114,23 @@ def where_chunks_may_be(item: Location, may_be_old: bool) -> str:
         where = f": {first_names(others, _MOST_NAMED)}" if others else ""
         told = (
             "this is one host's share; the rest is in the directories of the other hosts"
-            f"{where}; `ckpt assemble HOST… DST` assembles them"
+            f"{where}; {action('assemble', 'HOST…', 'DST')} assembles them"
         )
         hosts = item.parent.parent.parent
         is_all = bool(others) and all(
             location.parent.parent.parent == hosts for location in other_hosts(item)
         )
-        return f"{told}: `{_putting_together(hosts)}`" if is_all else told
+        return f"{told}: {_putting_together(hosts)}" if is_all else told
     processes = ", ".join(location.name for location in processes_of(item))
     if processes:
         return (
             f"this is what {processes} wrote: if other processes stored theirs elsewhere, copy "
-            "their ocdbt.process_* into this directory, or pass all such directories to `ckpt assemble`; "
+            "their ocdbt.process_* into this directory, or pass all such directories to "
+            f"{action('assemble')}; "
             "otherwise chunks were lost and must be fetched again"
         )
     lost = (
-        "it was lost or not copied: fetch the checkpoint again; "
-        f"`ckpt doctor {quote(str(item))}` shows details"
+        f"it was lost or not copied: fetch the checkpoint again; {action('doctor', str(item))} shows details"
     )
     if may_be_old:
         lost += (

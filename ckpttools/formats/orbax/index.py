@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.message_terms import action
 from ckpttools.formats.orbax import ocdbt_read
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent, length_of
 from ckpttools.stores.base import File
@@ -155,6 +155,6 @@ def named_file(directory: Location, name: str, what: str = "a data file") -> Fil
             f"{what} is missing: {path}",
             got="no such file",
             hint="it was deleted or not copied: fetch the checkpoint again; "
-            f"`ckpt doctor {quote(str(directory))}` lists what else is missing",
+            f"{action('doctor', str(directory))} lists what else is missing",
         )
     return path.open(result)

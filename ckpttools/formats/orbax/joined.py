@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.message_terms import action
 from ckpttools.core.text import plural
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.entries import FileFault, Indexed
@@ -91,6 +92,7 @@ def refuse_parts(location: Location) -> FormatError:
         location=location,
         expected="the directory of one host, or a checkpoint assembled from all of them",
         hint=(
-            f"pass one of {', '.join(host.name for host in list(hosts_at(location))[:3])}; or `ckpt assemble`"
+            f"pass one of {', '.join(host.name for host in list(hosts_at(location))[:3])}; or "
+            f"{action('assemble')}"
         ),
     )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from fnmatch import fnmatchcase
-from shlex import quote
 
 from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.errors import FormatError, listing
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import call, option
 from ckpttools.formats.base import SIDECARS
 from ckpttools.formats.checks import LONGEST_NAME, is_file_name
 from ckpttools.formats.orbax import metadata as orbax_metadata
@@ -23,14 +22,14 @@ def check_sizes(tree: Tree) -> None:
     paths = [path for path, array in tree.arrays.items() if not array.size]
     if paths:
         empty = [f"{keystr(path)}: {list(tree.arrays[path].shape)}" for path in paths]
-        source = quote(tree.metadata.location or "SRC")
-        drops = " ".join(f"--drop {quote(keystr(path))}" for path in paths[:_MAX_DROPS])
+        source, drops = tree.metadata.location or "SRC", [*map(keystr, paths[:_MAX_DROPS])]
         more = " and so on" if len(paths) > _MAX_DROPS else ""
         raise FormatError(
             "Orbax cannot store arrays without elements:" + listing(empty),
             location=tree.metadata.location or None,
-            hint=f"leave them out: ckpt select {source} DST --to orbax {drops}{more}; or keep them in plain "
-            f"zarr v3: ckpt convert to-zarr3 {source} DST",
+            hint=f"leave them out: {call('select', source, 'DST', format='orbax', drop=drops)}{more}; or "
+            "keep "
+            f"them in plain zarr v3: {call('convert', source, 'DST', format='zarr3')}",
         )
 
 
@@ -41,12 +40,12 @@ def check_names(tree: Tree) -> None:
     """
     unclear = [json.dumps(path) for path in tree.arrays if path and "" in keystr(path).split("/")]
     if unclear:
-        source = quote(tree.metadata.location or "SRC")
+        source = tree.metadata.location or "SRC"
         raise FormatError(
             "these names have empty parts and collide with others in Orbax:" + listing(unclear),
             location=tree.metadata.location or None,
             expected="non-empty keys without '//' that neither start nor end with '/'",
-            hint=f"rename them: ckpt remap {source} DST --to orbax --map RULES.toml; "
+            hint=f"rename them: {call('remap', source, 'DST', format='orbax', map='RULES.toml')}; "
             'the file has [[rules]] with from = "" and to = "unnamed", and so on',
         )
     names: dict[str, Path] = {}

@@ -40,8 +40,8 @@ STORAGE = (
         "reference",
         bool,
         None,
-        "Share bytes with {source} by hard links where possible, or write all of them. Default: `ckpt "
-        "convert` writes all; commands that change the tree share unchanged zarr chunks, unless another "
+        "Share bytes with {source} by hard links where possible, or write all of them. Default: "
+        "conversions write all; commands that change the tree share unchanged zarr chunks, unless another "
         "storage option is given. Shared ranges of safetensors keep their order of axes, which loads "
         "slower.",
     ),

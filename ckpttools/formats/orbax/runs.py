@@ -21,6 +21,7 @@ from ckpttools.core.errors import (
     listing,
     warn_step,
 )
+from ckpttools.core.message_terms import action
 from ckpttools.core.text import first_and_last, natural_key
 from ckpttools.formats.base import OtherSteps
 from ckpttools.formats.interrupted import begun_in, next_step
@@ -60,7 +61,7 @@ def why_not(path: Location) -> str | None:
         if not isinstance(result, OrbaxRun) or result.steps or hosts_at(path):
             return None
     except StorageError as error:
-        return f"{error.message}: {(error.got or '').partition(' (errno')[0]}"
+        return f"{error.raw.message}: {(error.raw.got or '').partition(' (errno')[0]}"
     reason = f"no {TREE_FILE} here, in a subdirectory or in a step directory"
     if (path / MANIFEST).is_file() or processes_of(path):
         reason = f"an OCDBT database without {TREE_FILE}: an unfinished save, or an incomplete copy"
@@ -153,7 +154,7 @@ def _unfinished_error(step: Step, location: Location, reason: str) -> FormatErro
     is_finished = step.others and not step.is_in_progress
     is_alone = step.number is None or len(directories(step.path.parent)) < 2
     instead = "" if is_alone else "open an earlier step, or the run directory for the latest finished one; "
-    hint = f"{instead}`ckpt doctor {quote(str(step.path))}` shows details"
+    hint = f"{instead}{action('doctor', str(step.path))} shows details"
     if step.items and not any(step.faults(step.items)):
         hint = f"open what is left by its own path: {quote(str(step.items[0].directory))}"
     what = "damaged" if step.is_damaged else "an unfinished save"
@@ -183,7 +184,7 @@ def _in_run(run: OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
     raise FormatError(
         f"no step is {'whole' if damaged else 'a finished save'}" + listing(lines),
         location=run.path,
-        hint=next_step(left) if left else f"`ckpt doctor {quote(str(run.path))}` shows details",
+        hint=next_step(left) if left else f"{action('doctor', str(run.path))} shows details",
     )
 
 
@@ -211,21 +212,21 @@ def _warn_of_later_steps(opened: Step, later: Collection[Step]) -> None:
     """
     ordered = sorted(later, key=lambda step: (step.number or 0, step.path.name))
     above = opened.path.parent
-    run = quote(str(above))
     reasons = {step: f"step {step.number}: {step.why_unfinished}" for step in ordered}
     damaged = [reason for step, reason in reasons.items() if step.is_damaged]
     if damaged:
         raise DamagedStepError(
             "the latest step is damaged, and an older one is not used instead" + listing(damaged),
             location=above,
-            hint=f"`ckpt doctor {run}` shows details; the latest intact step is {quote(str(opened.path))}",
+            hint=f"{action('doctor', str(above))} shows details; the latest intact step is "
+            f"{quote(str(opened.path))}",
         )
     if reasons:
         text = f"step {opened.number} of {above} is opened; later ones have no finished tree" + listing(
             list(reasons.values())
         )
         if not all(step.others for step in ordered):
-            text += f"\n  next   `ckpt doctor {run}` shows details"
+            text += f"\n  next   {action('doctor', str(above))} shows details"
         warn_step(text, LaterStepWarning)
 
 
@@ -235,7 +236,7 @@ def _warn_if_unlisted(opened: Step) -> None:
         text = (
             f"step {opened.number} of {opened.path.parent} is opened, which Orbax does not list on "
             f"{opened.path.store.scheme}://: it has no {COMMIT_FILE}\n"
-            f"  next   `ckpt doctor {quote(str(opened.path))}` shows details"
+            f"  next   {action('doctor', str(opened.path))} shows details"
         )
         warn_step(text, UnlistedStepWarning)
 

@@ -106,7 +106,7 @@ class HostShare:
         except StorageError:
             raise
         except CheckpointError as error:
-            return error.message
+            return error.raw.message
         return None
 
     @cached_property

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from shlex import quote
-
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.message_terms import call
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import commits_by_file, is_committed
 from ckpttools.stores.abilities import SupportsRename
@@ -38,8 +37,7 @@ def remedy(step: Location, asked: Location, *, is_uncommitted: bool) -> Remedy:
         words = f"delete its {COMMIT_FILE}, so that Orbax skips it"
         return Remedy(words, step.store.removal((step / COMMIT_FILE).key))
     if is_uncommitted and isinstance(step.store, SupportsRename):
-        path = f"./{asked}" if str(asked).startswith("-") else str(asked)
-        command = f"ckpt doctor {quote(path)} --fix set-aside"
+        command = call("doctor", asked, fix="set-aside")
         return Remedy("rename it, so that Orbax skips it", command, "set-aside")
     return Remedy(f"move {step} away, so that Orbax skips it")
 

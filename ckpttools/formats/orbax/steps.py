@@ -248,7 +248,7 @@ class Step:
         if self.declared.is_uncommitted:
             yield "commit timestamp null"
         if self.declared.fault:
-            yield f"{CHECKPOINT_FILE}: {self.declared.fault.message}"
+            yield f"{CHECKPOINT_FILE}: {self.declared.fault.raw.message}"
 
     @cached_property
     def is_damaged(self) -> bool:

@@ -13,7 +13,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
-from ckpttools.core.message_terms import option, step
+from ckpttools.core.message_terms import action, option
 from ckpttools.formats import flat
 from ckpttools.formats.base import SIDECARS, Extents, Layout
 from ckpttools.formats.checks import check_dtypes, check_paths
@@ -214,7 +214,7 @@ def _is_text(value: object) -> bool:
 def _check_names(names: Mapping[Path, str], tree: Tree) -> None:
     wrong = next((path for path, name in names.items() if name == METADATA), None)
     if wrong is not None:
-        remap = step("ckpttools.remap(src, dst, map=rules)", "ckpt remap SRC DST --map RULES")
+        remap = action("remap", "SRC", "DST", map="RULES")
         raise FormatError(
             f"safetensors cannot hold an array called {METADATA!r}",
             location=tree.metadata.location or None,

@@ -38,8 +38,6 @@ _RANK = re.compile(r"model_world_size_(?P<count>\d+)_rank_(?P<rank>\d+)\.pt", re
 _BESIDE = "huggingface"
 # Key of the learning rate schedule, which records the step.
 _EXTRA = "extra_state_world_size_{count}_rank_{rank}.pt"
-_CALL = 'ckpttools.convert(SRC, DST, format="safetensors", {})'
-_COMMAND = "ckpt convert to-safetensors SRC DST {}"
 
 
 @dataclass(frozen=True)
@@ -295,7 +293,7 @@ def _refuse(
 ) -> NoReturn:
     owner = next(iter(unlike.values()), 0)
     preferred = wording.option("prefer_rank", owner)
-    converted = wording.step(_CALL.format(preferred), _COMMAND.format(preferred))
+    converted = wording.action("convert", "SRC", "DST", format="safetensors", prefer_rank=owner)
     chosen = (
         f"; if process {owner} is known to be right, {preferred} uses its values: "
         f"run {converted} first if a command lacks this option"

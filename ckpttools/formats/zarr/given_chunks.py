@@ -10,6 +10,7 @@ from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Path, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import action
 from ckpttools.core.options import Option, to_python_number
 from ckpttools.core.region import Shape
 
@@ -60,7 +61,7 @@ class GivenChunks:
                 raise UsageError(
                     "this pattern of chunks matches no array",
                     got=pattern,
-                    hint="ckpt inspect tree lists the names",
+                    hint=f"{action('inspect')} lists the names",
                 )
 
 

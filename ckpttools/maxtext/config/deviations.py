@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.text import sample_names
 from ckpttools.mapping.settings import Limit
 from ckpttools.mapping.sizes import nested_value
@@ -171,7 +171,7 @@ _KNOWN = (
         effect="with rope_type=default, which is right for three layers of four, logits are 0.3 apart of 3.6 "
         "after 32 tokens, 0.5 of 4.5 after 1,024; with rope_type=yarn, which MaxText's olmo3-7b has, 1.8 and "
         "2.6",
-        remedy="set rope_type=default, which `ckpt maxtext-config` prints; no choice of weights helps, "
+        remedy=f"set rope_type=default, which {action('maxtext_config')} prints; no choice of weights helps, "
         "because frequencies differ",
     ),
     KnownDeviation(

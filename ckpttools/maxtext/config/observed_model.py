@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from shlex import quote
 from typing import Any
 
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.text import plural
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.blocks import Block
@@ -168,7 +167,7 @@ def _notes(
     if view.optimizer is not None:
         yield (
             "this is a training checkpoint: it goes on by base_output_directory and run_name, and "
-            "`ckpt strip-optimizer` makes what load_parameters_path takes"
+            f"{action('strip_optimizer')} makes what load_parameters_path takes"
         )
     rule = family.flags.get("tied")
     head = tying.left_head(family)
@@ -235,7 +234,8 @@ def _contradiction_error(error: NotCoveredError) -> CoverageError:
         "the arrays are not those of the model that its configuration describes" + error.coverage.summary(),
         location=error.location,
         expected=f"the {CONFIG} of these arrays",
-        hint=f"a conversion would say: {error.hint}; here name {CONFIG} itself, which is taken at its word",
+        hint=f"a conversion would say: {error.raw.hint}; here name {CONFIG} itself, which is taken at its "
+        "word",
     )
 
 
@@ -278,7 +278,7 @@ class StoredFp8:
         )
         yield (
             f"{IGNORES_SCALES}; for these, dequantize first: "
-            f"`ckpt cast {quote(self.location or 'SRC')} DST --dtype bfloat16`"
+            f"{action('cast', self.location or 'SRC', 'DST', dtype='bfloat16')}"
         )
         if self._misfit_reason:
             reason = self._misfit_reason

@@ -81,7 +81,7 @@ def _not_a_setting_error(word: str) -> UsageError:
     if word.startswith("-"):
         return UsageError(
             f"{word} is no option here, and not a setting of MaxText",
-            expected="options of ckpt first, then the command of the run as it is, after --",
+            expected="own options first, then the command of the run as it is, after --",
             hint="-- python3 -m maxtext.trainers.pre_train.train base.yml NAME=VALUE",
         )
     if word.endswith((".yaml", ".json", ".toml")):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.message_terms import action
 from ckpttools.core.text import natural_key, plural
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE, V1_FILE
 from ckpttools.formats.orbax.naming import ITEM
@@ -116,9 +116,9 @@ def other_store(location: Location) -> Problem | None:
         return None
     return Problem(
         f"MaxText reads local paths and gs://, and not {scheme}://",
-        f"copy it to a directory or to gs://: `ckpt copy {quote(str(location))} DST`"
+        f"copy it to a directory or to gs://: {action('copy', str(location), 'DST')}"
         if scheme in ("s3", "az")
-        else f"convert it first: `ckpt convert hf-to-maxtext {quote(str(location))} DST`",
+        else f"convert it first: {action('hf_to_maxtext', str(location), 'DST')}",
     )
 
 
@@ -179,12 +179,12 @@ def _uncommitted_problem(location: Location) -> Problem:
 
 
 def _doctor_hint(location: Location) -> str:
-    return f"`ckpt doctor {quote(str(location))}` shows details"
+    return f"{action('doctor', str(location))} shows details"
 
 
 def rewrite_hint(item: Location) -> str:
     """Return a hint for converting an item to a name that MaxText finds."""
-    return f"`ckpt convert to-orbax {quote(str(item))} DST --item {ITEM}` writes one that is found"
+    return f"{action('convert', str(item), 'DST', format='orbax', item=ITEM)} writes one that is found"
 
 
 def _no_item_problem(location: Location, setting: str, api: str) -> Problem:
@@ -195,7 +195,7 @@ def _no_item_problem(location: Location, setting: str, api: str) -> Problem:
     if any(entry.name.endswith(".safetensors") for entry in location.entries()):
         return Problem(
             f"{location} holds weights of Hugging Face",
-            f"convert them, `ckpt convert hf-to-maxtext {quote(str(location))} DST`, or set "
+            f"convert them, {action('hf_to_maxtext', str(location), 'DST')}, or set "
             "source_checkpoint_layout=safetensors_dynamic",
         )
     return Problem(
@@ -230,9 +230,9 @@ def _step_item_hint(step: Step, setting: str, api: str) -> str:
 
 def problem_of(error: CheckpointError) -> Problem:
     """Return an error of opening as a problem."""
-    text = " ".join(error.message.split())
+    text = " ".join(error.raw.message.split())
     where = f" ({error.location})" if error.location and isinstance(error, FormatError) else ""
-    return Problem(f"{text}{where}", error.hint)
+    return Problem(f"{text}{where}", error.raw.hint)
 
 
 EMERGENCY_ITEMS = ("state", "default")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, StorageError
+from ckpttools.core.message_terms import action
 from ckpttools.core.text import plural
 from ckpttools.formats.orbax.naming import ITEM
 from ckpttools.formats.orbax.skipping import remedy
@@ -389,7 +390,7 @@ def _no_item_problem(step: Location, names: Sequence[str]) -> Problem:
     if there:
         return Problem(f"{what}, but {there}", f"{rewrite_hint(Step(step).items[0].directory)}")
     return Problem(
-        what, f"move {step} away to go on from the step before it; `ckpt doctor` says what it lacks"
+        what, f"move {step} away to go on from the step before it; {action('doctor')} says what it lacks"
     )
 
 

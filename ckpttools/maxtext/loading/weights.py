@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from shlex import quote
 
 from ckpttools.array.tree import Empty, Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
+from ckpttools.core.message_terms import action
 from ckpttools.core.text import plural
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.layout import (
@@ -107,9 +107,9 @@ def _nesting_problems(tree: Tree, key: str, where: str) -> Iterator[Problem]:
     example = f", such as {keystr(home)}" if home else ""
     yield Problem(
         f"MaxText looks for parameters below {keystr(above)} and misses all: they are nested {got}{example}",
-        f"`ckpt strip-optimizer {quote(where)} DST --flavour linen` writes them so"
+        f"{action('strip_optimizer', where, 'DST', flavour='linen')} writes them so"
         if view.is_maxtext
-        else f"`ckpt inspect tree {quote(where)}` shows what is there",
+        else f"{action('inspect', where)} shows what is there",
     )
 
 
@@ -145,7 +145,7 @@ def _layer_problems(view: MaxTextView, settings: Settings, where: str) -> Iterat
         command, other = ("unstack", "true") if view.is_stacked else ("stack", "false")
         yield Problem(
             f"scan_layers is {_setting_text(setting)}, and the layers of {where} are {are}",
-            f"set scan_layers={other}, or `ckpt {command} {quote(where)} DST`",
+            f"set scan_layers={other}, or {action(command, where, 'DST')}",
         )
         return
     axis = settings.number("param_scan_axis")
@@ -192,7 +192,8 @@ def _size_problems(view: MaxTextView, settings: Settings) -> Iterator[Problem]:
 def _model_hint(name: str) -> str:
     if name == "vocab_size":
         return (
-            "check model_name; `ckpt convert hf-to-maxtext --pad-vocab` makes the rows that a model asks for"
+            f"check model_name; {action('hf_to_maxtext', pad_vocab=True)} makes the rows that a model "
+            "asks for"
         )
     return "check model_name, or set the size with override_model_config=true"
 
@@ -293,7 +294,7 @@ def _auxiliary_problems(view: MaxTextView, version: Version, where: str) -> Iter
         yield Problem(
             f"{plural(len(beside), 'array')} of the model: load_parameters_path does not look where "
             f"{keystr(beside[0])} is",
-            f"`ckpt strip-optimizer {quote(where)} DST` puts it among the parameters",
+            f"{action('strip_optimizer', where, 'DST')} puts it among the parameters",
         )
 
 
@@ -307,8 +308,8 @@ def _variable_problems(view: MaxTextView, version: Version, where: str) -> Itera
         )
 
 
-def _move_hint(version: Version, where: str, family: str = "") -> str:
-    return f"`ckpt remap {quote(where)} DST --maxtext {version.name}{family}`"
+def _move_hint(version: Version, where: str, family: str | None = None) -> str:
+    return action("remap", where, "DST", maxtext=version.name, family=family)
 
 
 def _collection_problems(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
@@ -350,7 +351,7 @@ def _linear_attention_problems(
         expected = f"{LAYERS}/{LOCAL} and {LAYERS}/{GLOBAL}" if wants_kinds else f"{LAYERS}/layer_N"
         # Stacks by position match several families.
         named = known or ""
-        family = next((f" --family {item}" for item in version.stacked_by_kind if named.startswith(item)), "")
+        family = next((item for item in version.stacked_by_kind if named.startswith(item)), None)
         yield Problem(
             f"layers are stacked below {', '.join(stacks)}, and MaxText {version.name} looks for {expected}",
             _move_hint(version, where, family),

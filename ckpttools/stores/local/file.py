@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError, system_error
-from ckpttools.core.message_terms import retry_term
+from ckpttools.core.message_terms import action, retry_term
 from ckpttools.stores.base import LARGEST_WHOLE, File, too_large
 
 if TYPE_CHECKING:
@@ -353,7 +353,8 @@ def _reading_error(doing: str, path: str | Path, error: OSError) -> CheckpointEr
     return FormatError(
         f"{doing} {path}",
         got=f"{error.strerror} (errno {error.errno})",
-        hint="it was deleted, moved or not copied: `ckpt doctor` lists everything that the checkpoint lacks",
+        hint=f"it was deleted, moved or not copied: {action('doctor')} lists everything that the "
+        "checkpoint lacks",
     )
 
 

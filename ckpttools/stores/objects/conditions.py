@@ -46,7 +46,7 @@ def _probe(bucket: Bucket, scratch: str) -> Conditions:
         if _try_delete(bucket, scratch) or not isinstance(error, StorageError):
             raise
         left = f"{bucket.uri(scratch)} may remain: {bucket.removal(scratch)}"
-        raise error.at(hint=f"{error.hint}; {left}" if error.hint else left) from error
+        raise error.at(hint=f"{error.raw.hint}; {left}" if error.raw.hint else left) from error
     _try_delete(bucket, scratch)  # `finalize` deletes the object if this fails.
     return conditions
 

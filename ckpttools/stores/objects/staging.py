@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
-from ckpttools.core.message_terms import option, step
+from ckpttools.core.message_terms import option, variable
 from ckpttools.stores.abilities import SupportsUploads
 from ckpttools.stores.base import FileKind
 from ckpttools.stores.concurrency import map_in_threads, write_concurrency
@@ -155,7 +155,7 @@ class ObjectStaging:
             got="it created one object twice: it, or a proxy before it, ignores `If-None-Match: *`",
             expected="a server that honors write preconditions",
             hint="write to a new name with one process; or make sure that no other process writes "
-            f"{self.location}, and accept the risk with {step(f'{UNPROTECTED}=1', '--allow-unprotected')}",
+            f"{self.location}, and accept the risk with {variable(UNPROTECTED)}",
         )
 
     def _refuse_active_parts(self) -> None:

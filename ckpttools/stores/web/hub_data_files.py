@@ -116,8 +116,7 @@ class HubStream:
     def failure(self, attempts: int) -> CheckpointError:
         """Describe the failure after a number of attempts."""
         if isinstance(self._error, CheckpointError):
-            self._error.got = f"{self._error.got or ''}{attempts_suffix(attempts)}" or None
-            return self._error
+            return self._error.at(got=f"{self._error.raw.got or ''}{attempts_suffix(attempts)}" or None)
         assert self._error is not None
         location = f"{self._repository.location}/{self._path}"
         return StorageError(

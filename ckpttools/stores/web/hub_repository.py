@@ -126,7 +126,7 @@ class Repository:
         try:
             declared = self._request_json("GET", f"{self._api}/revision/{self._revision}", doing="look at")
         except AbsentError as error:
-            if "revision" in error.message:
+            if "revision" in error.raw.message:
                 raise
             return None
         return RepositoryHead(str(declared.get("sha", "")), bool(declared.get("private")))
