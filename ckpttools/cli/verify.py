@@ -156,9 +156,12 @@ def _report_lines(result: Verification) -> Iterator[str]:
         held = f"{plural(result.arrays, 'array')}, {format_disk(result.nbytes)}"
         yield f"equal to {printable(result.against)}: {held}"
         return
-    reasons = Counter(difference.reason for difference in result.differences)
+    kinds = Counter((item.reason, _noun(item)) for item in result.differences)
     counts = [
-        f"{plural(reasons[reason], 'array')} {text}" for reason, text in _REASONS.items() if reasons[reason]
+        f"{plural(kinds[reason, noun], noun)} {text}"
+        for reason, text in _REASONS.items()
+        for noun in ("array", "other node")
+        if kinds[reason, noun]
     ]
     yield f"differs from {printable(result.against)}: {', '.join(counts)}"
     yield from map(printable, result.hints)
@@ -174,10 +177,20 @@ def _lines_of_reason(result: Verification, reason: Reason) -> list[str]:
     listed = [difference for difference in result.differences if difference.reason == reason]
     if reason == "values":
         return [f"{item.name}: {_location_text(item, result.path)}" for item in listed]
-    return fold_lines(
-        f"{item.name}: {item.got} instead of {item.expected}" if item.got else f"{item.name}: {reason}"
-        for item in listed
-    )
+    return fold_lines(f"{item.name}: {_types_text(item)}" for item in listed)
+
+
+def _noun(each: Difference) -> str:
+    """Name what differs. Only leaves that are not arrays have a description on just one side."""
+    is_leaf = each.reason in ("missing", "extra") and (each.got or each.expected)
+    return "other node" if is_leaf else "array"
+
+
+def _types_text(each: Difference) -> str:
+    if each.got and each.expected:
+        return f"{each.got} instead of {each.expected}"
+    description = each.got or each.expected
+    return f"{each.reason}, {description}" if description else each.reason
 
 
 def _location_text(each: Difference, root: str) -> str:

@@ -88,7 +88,7 @@ def _kind(path: Path, leaf: Leaf, scalars: Collection[Path], keys: Collection[Pa
     if isinstance(leaf, Text):
         return _LeafKind("text", f"text {leaf.value!r}")
     if isinstance(leaf, Empty):
-        return _LeafKind("empty", f"empty {leaf.kind}")
+        return _LeafKind("empty", f"empty node ({leaf.kind})")
     if path in scalars:
         return _LeafKind("number", "Python number")
     return _LeafKind("array", "typed random key" if path in keys else "array")

@@ -467,3 +467,17 @@ def test_commands_name_the_array_with_invalid_booleans(tmp_path, memory):
     result, peak = said_within(COMPARE, memory, differing_models(tmp_path))
     assert result == 1
     assert peak <= memory
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "empty node (None)"), ({}, "empty node (Dict)"), ("a", "text 'a'")]
+)
+def test_nodes_that_are_not_arrays_are_described_and_counted_apart(tmp_path, value, text):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    ocp.PyTreeCheckpointer().save(tmp_path / "a", {"w": np.ones(3, "f4")})
+    ocp.PyTreeCheckpointer().save(tmp_path / "b", {"w": np.ones(3, "f4"), "x": value})
+    extra = command_line.run("verify", tmp_path / "b", "--against", tmp_path / "a", code=1)
+    assert ": 1 other node too many\n" in extra and f"x: extra, {text}\n" in extra
+    missing = command_line.run("verify", tmp_path / "a", "--against", tmp_path / "b", code=1)
+    assert ": 1 other node missing\n" in missing and f"x: missing, {text}\n" in missing
+    assert "None instead of" not in extra + missing and "instead of None" not in extra + missing

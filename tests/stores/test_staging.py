@@ -766,3 +766,20 @@ def test_file_that_changed_after_a_kill_during_the_last_steps_is_not_reported_as
     again = ckpt(*words, "--overwrite")
     assert again.exit_code == 0, again.output
     assert content(out) == converted(models, "a", tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["file", "link to a file", "link to nothing", "fifo"])
+def test_staging_name_that_is_not_a_directory_is_refused(models, out, tmp_path, kind):
+    partial = out.with_name("out.partial")
+    if kind == "file":
+        partial.write_text("mine")
+    elif kind == "fifo":
+        os.mkfifo(partial)
+    else:
+        partial.symlink_to(models / "a/config.json" if kind == "link to a file" else tmp_path / "nothing")
+    before = partial.lstat()
+    for words in (("convert", "hf-to-maxtext"), ("convert", "to-safetensors"), ("copy",)):
+        result = ckpt(*words, str(models / "a"), str(out), "--no-progress")
+        assert result.exit_code == 2, result.output
+        assert f"{partial} is not a directory" in result.output and "hint" in result.output
+    assert partial.lstat() == before and not out.exists()

@@ -208,6 +208,7 @@ class LocalStaging(StagingDirectory):
     def _locked(self) -> Journal:
         """Lock and return the journal of the directory; create it if needed."""
         for attempt in range(1, _ATTEMPTS + 1):
+            self._refuse_file()
             try:
                 make_directory(self.directory)
             except OSError as error:
@@ -261,6 +262,17 @@ class LocalStaging(StagingDirectory):
                 journal.move(self.directory / JOURNAL)
             finally:
                 journal.close()
+
+    def _refuse_file(self) -> None:
+        """Raise UsageError if the directory cannot be created because something else has its name."""
+        if os.path.lexists(self.directory) and not self.directory.is_dir():
+            is_link = self.directory.is_symlink()
+            raise UsageError(
+                f"{self.directory} is not a directory",
+                got="a link to nothing or to a file" if is_link else "a file",
+                expected="no such file, because the conversion is staged in a directory of this name",
+                hint="move it away, or choose another destination",
+            )
 
     def _refuse_foreign(self) -> None:
         """Raise UsageError if the directory is not empty, and unowned or a link."""
