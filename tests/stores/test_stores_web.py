@@ -555,9 +555,33 @@ class TestHttpDirectories:
         with pytest.raises(StorageError, match="cannot list"):
             parse(f"http://{server.address}/closed").entries()
 
-    def test_a_web_page_is_no_directory(self, server, url):
-        server.fault("/page", lambda handler: (200, {"Content-Type": "text/html"}, b"<title>Welcome"), 9)
-        assert parse(f"http://{server.address}/page").is_file()
+    @pytest.mark.parametrize("name", ["run", "run/", "run/100/items", "model.safetensors", "config.json"])
+    @pytest.mark.parametrize("code", [200, 206])
+    def test_web_page_in_place_of_a_file_or_directory_is_an_access_problem(
+        self, server, tmp_path, name, code
+    ):
+        """As of a login service or a portal, which answer every request with a page."""
+        page = b"<title>Welcome"
+        headers = {"Content-Type": "text/html; charset=utf-8", "Content-Range": "bytes 0-0/14"}
+        server.fault(".", lambda handler: (code, headers, page), 10**6)
+        location = f"http://{server.address}/{name}"
+        for words in (("ls",), ("inspect", "tree"), ("doctor",), ("hash",)):
+            result = ckpt(*words, location)
+            assert result.exit_code == 5, result.output
+            assert "web page (text/html" in result.output or "no directory listing" in result.output
+        for words in (("convert", "to-safetensors"), ("copy",)):
+            assert ckpt(*words, location, tmp_path / "out", "--no-progress").exit_code == 5
+
+    def test_directory_with_a_page_of_its_own_and_a_model_is_opened(self, server, url):
+        server.listing = None
+        page = 200, {"Content-Type": "text/html"}, b"<title>My model"
+        server.fault("(GET|HEAD) /llama/?$", lambda handler: page, 99)
+        assert run("hash", url).split()[0] == run("hash", SHARDED).split()[0]
+
+    def test_html_file_can_be_read(self, server):
+        server.files["page.html"] = b"<title>Welcome"
+        server.fault("/page.html", stating(Content_Type="text/html"), 9)
+        assert parse(f"http://{server.address}/page.html").is_file()
 
     def test_a_server_without_head_is_asked_for_a_byte(self, server):
         location = placed("data.bin", "http", server)

@@ -235,9 +235,11 @@ class HttpStore(WebStore):
         if "/" not in key or (url.endswith("/") and response.status in (200, 401, 403)):
             return _looked(Status(FileKind.DIRECTORY))
         if response.status in _FOUND:
-            if not is_file and _is_page(response, key) and self._listing_names(key) is not None:
+            if is_file or not _is_page(response, key):
+                return self._file(key, response)
+            if self._directory(key).kinds or self._directory(key).is_complete:
                 return _looked(Status(FileKind.DIRECTORY))
-            return self._file(key, response)
+            raise self._page_error(key, response)
         # Buckets respond with 403 for missing files if the client may not list them.
         may_be = not is_file and not _FILE_SUFFIX.search(key.rpartition("/")[2])
         if response.status in _NOTHING and may_be and self._directory(key).kinds:
@@ -245,6 +247,15 @@ class HttpStore(WebStore):
         if response.status in (404, 410):
             return _nothing()
         raise self.refusal(key, response)
+
+    def _page_error(self, key: str, response: BaseHTTPResponse) -> StorageError:
+        """Return the error of a page that is not a listing, such as that of a login service or a portal."""
+        return StorageError(
+            f"cannot read {self.uri(key)}",
+            got=f"{status_text(response)} with a web page ({response.headers['Content-Type']})",
+            expected="a file, or a directory listing",
+            hint=f"open {self.uri(key)} in a browser: it may need a login, be behind a portal, or not exist",
+        )
 
     def _probe(self, key: str) -> _KeyState:
         """Request the state of a key that the user did not name; errors as `_asked`."""
