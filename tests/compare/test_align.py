@@ -46,7 +46,7 @@ def assert_equal(both: Pairing[LazyArray]) -> None:
 class TestHuggingFaceAgainstMaxText:
     @SCANS
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_every_family(self, family: str, scan: bool):
+    def test_every_family_aligns_with_its_conversion(self, family: str, scan: bool):
         """Each layout from one side: which side it is decides nothing of a family's rows."""
         hf = hugging_face(family)
         built = to_maxtext(hf, ToMaxText(scan=scan)).state
@@ -76,7 +76,7 @@ class TestHuggingFaceAgainstMaxText:
         assert len(list(both.pairs)) == 38
         assert any("under their own names" in str(item) for item in both.naming)
 
-    def test_an_expert_that_is_missing_takes_its_stack_along(self):
+    def test_missing_expert_leaves_its_stack_unpaired(self):
         hf = hugging_face("qwen3-moe")
         gone = "model.layers.1.mlp.experts.0.up_proj.weight"
         leaves = {path: leaf for path, leaf in hf.items() if dotted(path) != gone}
@@ -84,7 +84,7 @@ class TestHuggingFaceAgainstMaxText:
         assert list(both.only_b) == ["decoder/layers_1/moe_block/wi_1"]
         assert all(".experts." in name and "up_proj" in name for name in both.only_a)
 
-    def test_an_array_of_another_shape_is_paired(self):
+    def test_arrays_of_different_shape_are_paired(self):
         hf = hugging_face("llama3.1")
         longer = stored(noise((300, 64), DTYPES["bfloat16"]), DTYPES["bfloat16"])
         wider = stored(noise((80, 64), DTYPES["bfloat16"]), DTYPES["bfloat16"])
@@ -104,7 +104,7 @@ class TestHuggingFaceAgainstMaxText:
         assert not both.only_a and not both.only_b
         assert any("there is no config.json" in str(item) for item in both.naming)
 
-    def test_the_configuration_may_be_said_or_carried(self, tmp_path: Path):
+    def test_align_accepts_given_or_carried_config(self, tmp_path: Path):
         hf = hugging_face("mistral-7b")
         bare, built = hf.with_metadata(config=None), to_maxtext(hf, ToMaxText()).state
         assert_equal(align(bare, built, AlignOptions(like=GOLDEN / "mistral-7b" / "hf")))
@@ -124,14 +124,14 @@ class TestHuggingFaceAgainstMaxText:
         assert list(both.only_a) == ["x"]
         assert not list(both.pairs)
 
-    def test_bad_options(self):
+    def test_invalid_options_are_refused(self):
         hf, built = hugging_face("qwen3"), to_maxtext(hugging_face("qwen3"), ToMaxText()).state
         with pytest.raises(UnknownNameError):
             align(hf, built, AlignOptions(ModelOptions("qwen33")))
         with pytest.raises(CheckpointError, match="does not exist"):
             align(hf, built, AlignOptions(like="nowhere"))
 
-    def test_a_head_that_is_there_is_compared(self):
+    def test_stored_tied_head_is_compared(self):
         hf = hugging_face("llama3.2-tied")
         head = hf["model.embed_tokens.weight",]
         both = align(Tree({**hf, ("lm_head.weight",): head}, hf.metadata), to_maxtext(hf, ToMaxText()).state)
@@ -139,7 +139,7 @@ class TestHuggingFaceAgainstMaxText:
 
 
 class TestHuggingFaceAgainstHuggingFace:
-    def test_equal_names(self):
+    def test_equal_names_are_paired(self):
         hf = hugging_face("llama3.1")
         both = align(hf, open_tree(GOLDEN / "llama3.1" / "hf_sharded"))
         assert_equal(both)
@@ -148,7 +148,7 @@ class TestHuggingFaceAgainstHuggingFace:
 
     @pytest.mark.parametrize("family", ["gemma3", "gemma4-moe"])
     @pytest.mark.parametrize("config", [True, False])
-    def test_names_of_the_hub_and_of_transformers(self, family: str, config: bool):
+    def test_hub_names_align_with_transformers_names(self, family: str, config: bool):
         hf = hugging_face(family)
         built = to_maxtext(hf, ToMaxText(text_only=True)).state
         files = ModelFiles(config=hf.metadata.config)
@@ -162,21 +162,21 @@ class TestHuggingFaceAgainstHuggingFace:
         assert_equal(align(first, second))
         assert_equal(align(second, first))
 
-    def test_sizes_are_those_of_the_configuration(self):
+    def test_sizes_come_from_the_config(self):
         hf = hugging_face("llama3.1")
         assert align(hf, hf).sizes["head_dim"] == 16
         bare = hf.with_metadata(config=None)
         assert align(bare, bare).sizes == {}
         assert align(bare, bare, AlignOptions(like=GOLDEN / "llama3.1" / "hf")).sizes["head_dim"] == 16
 
-    def test_bad_options(self):
+    def test_invalid_options_are_refused(self):
         hf = hugging_face("qwen3")
         with pytest.raises(UnknownNameError):
             align(hf, hf, AlignOptions(ModelOptions("qwen33")))
         with pytest.raises(CheckpointError, match="does not exist"):
             align(hf, hf, AlignOptions(like="nowhere"))
 
-    def test_a_missing_array(self):
+    def test_missing_array_is_listed_as_one_sided(self):
         hf = hugging_face("gemma3")
         leaves = {path: leaf for path, leaf in hf.items() if "norm" not in dotted(path)}
         both = align(hf, Tree(leaves, hf.metadata))
@@ -185,11 +185,11 @@ class TestHuggingFaceAgainstHuggingFace:
 
 class TestMaxTextAgainstMaxText:
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_scanned_against_unscanned(self, family: str):
+    def test_scanned_layers_align_with_unscanned_layers(self, family: str):
         hf = hugging_face(family)
         assert_equal(align(*(to_maxtext(hf, ToMaxText(scan=scan)).state for scan in (True, False))))
 
-    def test_linen_against_nnx(self):
+    def test_linen_aligns_with_nnx(self):
         tree = to_maxtext(hugging_face("qwen3"), ToMaxText()).state
         nnx = Tree({NNX.wrapped(path): array for path, array in view_of(tree).parameters.items()})
         both = align(tree, nnx)
@@ -199,7 +199,7 @@ class TestMaxTextAgainstMaxText:
             "B: the wrapping of parameters is left out: nnx",
         } <= set(map(str, both.naming))
 
-    def test_training_state_against_parameters(self):
+    def test_training_state_aligns_with_parameters(self):
         training = open_tree(TRAINED)
         stripped = training.pipe(StripOptimizer())
         both = align(training, stripped)
@@ -221,19 +221,19 @@ class TestMaxTextAgainstMaxText:
         (told,) = both.uncompared
         assert "as the other side has no such state" in str(told.remark)
 
-    def test_flavours_of_training_state(self):
+    def test_linen_and_nnx_training_states_align(self):
         training = open_tree(TRAINED)
         other = with_parameters(training, view_of(training).parameters, LINEN)
         assert_equal(align(training, other))
 
     @pytest.mark.parametrize("joint", ["/", "."])
-    def test_names_that_were_joined(self, joint: str):
+    def test_joined_names_are_aligned(self, joint: str):
         tree = to_maxtext(hugging_face("qwen3"), ToMaxText()).state
         flat = Tree({(joint.join(map(str, path)),): leaf for path, leaf in tree.arrays.items()})
         assert_equal(align(tree, flat))
         assert_equal(align(hugging_face("qwen3"), flat))
 
-    def test_stacks_that_cannot_be_taken_apart(self):
+    def test_indivisible_stacks_are_compared_as_stored(self):
         values = values_of("qwen3")
         scanned = dict(parameters_of(values, scan=True))
         path = next(path for path in scanned if keystr(path).endswith("mlp/wi_0/kernel"))
@@ -264,7 +264,9 @@ class TestNothingIsLeftOutThatBothHave:
         ],
         ids=lambda item: item if isinstance(item, str) else "",
     )
-    def test_it_differs(self, arrays: dict[str, tuple[str, tuple[int, ...]]], what: str):
+    def test_arrays_on_both_sides_are_never_left_out(
+        self, arrays: dict[str, tuple[str, tuple[int, ...]]], what: str
+    ):
         first, second = (
             {(name,): lazy(np.full(shape, number, dtype)) for name, (dtype, shape) in arrays.items()}
             for number in (1, 2)
@@ -291,14 +293,14 @@ class TestNothingIsLeftOutThatBothHave:
 
 
 class TestOtherTrees:
-    def test_paths_joined_otherwise(self):
+    def test_differently_joined_paths_align(self):
         array = lazy(np.arange(6, dtype=np.float32))
         both = align(Tree({("a", "b", "c"): array, ("d",): array}), Tree({("a.b.c",): array, ("d",): array}))
         assert_equal(both)
         assert list(both.a) == ["a/b/c", "d"]
 
 
-def test_as_maxtext():
+def test_as_maxtext_names_arrays_like_maxtext():
     hf = hugging_face("gemma3")
     named = as_maxtext(hf)
     own = as_maxtext(to_maxtext(hf, ToMaxText()).state)

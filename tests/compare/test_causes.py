@@ -73,14 +73,14 @@ def holding(detector: Detector, case: Case) -> list[str]:
     ]
 
 
-def test_every_detector_is_planted():
+def test_every_detector_has_a_planted_case():
     assert BY_NAME.keys() == PLANTED.keys()
     assert len(BY_NAME) == len(DETECTORS)
     assert len({detector.rank for detector in DETECTORS}) == len(DETECTORS)
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_detector_finds_its_cause_and_no_other_content(name: str):
+def test_detector_finds_only_its_cause(name: str):
     built, text = PLANTED[name]
     case = case_of(built)
     assert text in "\n".join(holding(BY_NAME[name], case))
@@ -96,7 +96,7 @@ def test_causes_are_found_on_either_side(back: bool):
         assert texts and all(text.startswith("A" if back else "B") for text in texts[:1]), (name, texts)
 
 
-def test_a_tied_head():
+def test_tied_head_is_detected():
     wide = NOISE.reshape(8, 32)
     own = {"embed": lazy(wide), "head": lazy(wide.T.copy()), "other": lazy(OTHER.reshape(8, 32))}
     (text,) = [
@@ -108,7 +108,7 @@ def test_a_tied_head():
 
 
 @pytest.mark.parametrize(("name", "factor"), [("query", sqrt(8)), ("embed", 1 / 4.0), ("x", 4.0)])
-def test_a_factor_that_is_a_root_is_told(name: str, factor: float):
+def test_square_root_factor_is_explained(name: str, factor: float):
     case = Case(name, lazy(NOISE), lazy(NOISE * np.float32(factor)), (0, 0), {"head_dim": 8})
     (cause,) = (hypothese.cause for hypothese in BY_NAME["factor"].hypotheses(case))
     expected = {"query": "sqrt(8), the scale of the query", "embed": "1/sqrt(16), the scale of the embedding"}
@@ -128,7 +128,7 @@ AMBIGUOUS = {
 
 @settings(max_examples=10, deadline=None)
 @given(order=st.permutations(DETECTORS))
-def test_any_order_of_the_list_gives_the_same_answer(order: list[Detector]):
+def test_detector_order_does_not_change_the_result(order: list[Detector]):
     a = {name: lazy(mine) for name, (mine, _, _) in AMBIGUOUS.items()}
     b = {name: lazy(other) for name, (_, other, _) in AMBIGUOUS.items()}
     for side in (a, b):
@@ -149,5 +149,5 @@ def test_any_order_of_the_list_gives_the_same_answer(order: list[Detector]):
         (("a.b.c", "b.c"), ("a.b", "b")),
     ],
 )
-def test_keys_in_which_names_differ(names, keys):
+def test_differing_name_keys_are_found(names, keys):
     assert _different(*names) == keys

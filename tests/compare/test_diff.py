@@ -57,7 +57,7 @@ def values_of(dtype, count: int) -> np.ndarray:
 
 class TestUlps:
     @pytest.mark.parametrize("dtype", SMALL_FLOATS, ids=str)
-    def test_steps_are_those_among_all_numbers(self, dtype):
+    def test_ulp_distance_counts_representable_values(self, dtype):
         """Counted off: the place in the sorted list of all numbers that the dtype has."""
         everything = values_of(dtype, 1 << dtype.bits)
         truth = as_doubles(everything, dtype)
@@ -75,7 +75,7 @@ class TestUlps:
         wide=st.booleans(),
         up=st.booleans(),
     )
-    def test_steps_are_nextafters(self, start: float, steps: int, wide: bool, up: bool):
+    def test_ulp_distance_matches_nextafter(self, start: float, steps: int, wide: bool, up: bool):
         dtype = DTYPES["float64" if wide else "float32"]
         kind = dtype.numpy.type
         end = kind(start)
@@ -100,13 +100,13 @@ class TestUlps:
         assert result.max_abs == pytest.approx(abs(a - b))
         assert result.differing == (a != b)
 
-    def test_mixed_dtypes_are_compared_in_the_coarser_one(self):
+    def test_mixed_dtypes_are_compared_in_the_coarser_dtype(self):
         a = np.array([1.0, 1.0 + 2**-9], np.float32).view(np.uint32)
         b = np.array([0x3F80, 0x3F82], np.uint16)
         result = deviation(a, b, (DTYPES["float32"], DTYPES["bfloat16"]))
         assert (result.differing, result.max_ulp) == (1, 2)
 
-    def test_none_between_kinds(self):
+    def test_integers_and_floats_have_no_ulp_distance(self):
         result = deviation(
             np.array([3], np.uint32), np.array([0x4080], np.uint16), (DTYPES["int32"], DTYPES["bfloat16"])
         )
@@ -162,7 +162,7 @@ class TestMeasures:
         ulp=st.sampled_from([0, 1, 300]),
         seed=st.integers(0, 99),
     )
-    def test_tolerances(self, atol: float, rtol: float, ulp: int, seed: int):
+    def test_tolerances_select_differing_elements(self, atol: float, rtol: float, ulp: int, seed: int):
         random = np.random.default_rng(seed)
         a = random.standard_normal(200).astype(np.float32)
         b = (a + random.standard_normal(200) * 10.0 ** random.integers(-9, 1, 200)).astype(np.float32)
@@ -183,7 +183,7 @@ class TestMeasures:
         assert result.deviation.first == (int(beyond.argmax()),)
         assert result.outcome == "differs"
 
-    def test_within(self):
+    def test_arrays_within_tolerance_are_equal(self):
         a, b = (
             stored(np.array(v, np.float32).view(np.uint32), DTYPES["float32"]) for v in ([1, 2], [1, 2.1])
         )
@@ -192,7 +192,7 @@ class TestMeasures:
         assert of_pair(a, b, Tolerances(ulp=1)).outcome == "differs"
         assert of_pair(a, b, Tolerances(rtol=0.1)).is_equal
 
-    def test_nan_and_zero(self):
+    def test_nan_and_zero_bits_are_counted_apart(self):
         quiet, other, zero, minus = 0x7FC00000, 0x7FC00001, 0, 0x80000000
         a, b = ([quiet, quiet, zero, zero], [quiet, other, zero, minus])
         sides = [stored(np.array(v, np.uint32), DTYPES["float32"]) for v in (a, b)]
@@ -202,7 +202,7 @@ class TestMeasures:
         assert result.deviation is not None
         assert (result.deviation.differing, result.deviation.other_bits) == (0, 2)
 
-    def test_infinity(self):
+    def test_infinities_differ_unless_equal(self):
         a, b = (
             stored(np.array(v, np.float32).view(np.uint32), DTYPES["float32"])
             for v in ([np.inf, np.inf, 1], [np.inf, -np.inf, np.inf])
@@ -212,7 +212,7 @@ class TestMeasures:
         assert (result.differing, result.beyond) == (2, 2)
         assert result.max_abs == result.max_rel == np.inf
 
-    def test_infinite_complex_numbers(self):
+    def test_infinite_complex_numbers_differ(self):
         """inf - inf is NaN in one part, and still the numbers are apart."""
         a, b = (np.array([complex(np.inf, part), 1]) for part in (1, 2))
         result = deviation(a, b, (DTYPES["complex128"],) * 2)
@@ -228,7 +228,7 @@ class TestMeasures:
         assert (result.differing, result.beyond) == (1, 1)
 
     @given(parts=st.lists(st.integers(0, 40), min_size=1, max_size=5), seed=st.integers(0, 99))
-    def test_parts_add_up(self, parts: list[int], seed: int):
+    def test_deviations_of_parts_add_up(self, parts: list[int], seed: int):
         dtype = DTYPES["float16"]
         a, b = (noise((sum(parts),), dtype, seed + k) for k in range(2))
         total, start = Deviation(), 0
@@ -241,7 +241,7 @@ class TestMeasures:
         assert total == deviation(a, b, (dtype, dtype))
 
     @given(known=lazy_arrays(depth=3))
-    def test_any_array_is_equal_to_what_it_holds(self, known):
+    def test_any_array_equals_its_values(self, known):
         truth = stored(np.array(known.truth, order="C"), known.array.dtype)
         assert of_pair(known.array, truth).outcome == "equal"
 
@@ -271,7 +271,7 @@ class TestMeasures:
             ("c", "only in B"),
         ]
 
-    def test_the_same_numbers_in_another_dtype(self):
+    def test_equal_values_of_another_dtype_differ_in_dtype(self):
         values = np.array([1.5, -2, 0.25], np.float32)
         a = stored(values.view(np.uint32), DTYPES["float32"])
         b = stored((values.view(np.uint32) >> 16).astype(np.uint16), DTYPES["bfloat16"])
@@ -279,20 +279,20 @@ class TestMeasures:
         (result,) = diff(Pairing({"a": a}, {"a": b}), ignore_dtypes=True, **PLENTY)
         assert result.outcome == "equal"
 
-    def test_layers_of_two_dtypes(self):
+    def test_layers_of_two_dtypes_are_compared_separately(self):
         f32 = stored(np.ones((2, 3), np.float32).view(np.uint32), DTYPES["float32"])
         whole = chunked(np.full((2, 2, 3), 0x3F80, np.uint16), DTYPES["bfloat16"], (2, 2, 3))
         a = {f"l{k}": take(whole, 1, k) for k in range(2)}
         result = diff(Pairing(a, {"l0": f32, "l1": take(whole, 1, 1)}), **PLENTY)
         assert [item.outcome for item in result] == ["dtype", "equal"]
 
-    def test_only_what_both_have_is_read(self):
+    def test_diff_reads_only_common_arrays(self):
         refusing = Stored((1 << 20,), DTYPES["int8"], UnreadableFile("a", 1 << 20), 0)
         short = stored(noise((2,), DTYPES["int8"]), DTYPES["int8"])
         result = diff(Pairing({"a": refusing, "b": refusing}, {"b": short, "c": refusing}), **PLENTY)
         assert {item.outcome for item in result} == {"only in A", "shape", "only in B"}
 
-    def test_too_little_memory(self):
+    def test_diff_refuses_too_little_memory(self):
         array = stored(noise((4,), DTYPES["int8"]), DTYPES["int8"])
         with pytest.raises(MemoryBudgetError):
             diff(Pairing({"a": array}, {"a": array}), memory=1 << 20, jobs=1)
@@ -326,7 +326,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestCommand:
-    def test_equal_in_every_format_and_layout(self, tmp_path: Path):
+    def test_checkpoints_are_equal_in_every_format_and_layout(self, tmp_path: Path):
         tree = open_tree(golden_checkpoint(scan=True))
         writers = {
             "zarr2": OrbaxWriter(zarr3=False, ocdbt=False),
@@ -357,7 +357,7 @@ class TestCommand:
         lines = [line for line in output.splitlines() if "/" not in line]
         assert max(map(len, lines)) <= columns
 
-    def test_json(self, changed: Path):
+    def test_diff_prints_the_report_as_json(self, changed: Path):
         report = json.loads(ckpt(changed, HF, "--json", code=1).output)
         assert report["equal"] is False
         assert report["outcomes"] == {"differs": 6, "equal": 31, "dtype": 1, "only in A": 1, "only in B": 1}
@@ -375,14 +375,14 @@ class TestCommand:
         text = ckpt(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--json", code=1).output
         assert json.loads(text, parse_constant=pytest.fail)["arrays"][0]["deviation"]["max_abs"] == "inf"
 
-    def test_tolerances_and_dtypes(self, changed: Path):
+    def test_options_set_tolerances_and_ignore_dtypes(self, changed: Path):
         only = ("--filter", "*norm*")
         assert "1 array with other values" in ckpt(changed, HF, *only, code=1).output
         output = ckpt(changed, HF, *only, "--rtol", "0.05", "--ignore-dtype").output
         assert "within the tolerances" in output
         ckpt(changed, HF, *only, "--ulp", "10", "--ignore-dtype")
 
-    def test_filter(self, changed: Path):
+    def test_filter_selects_arrays(self, changed: Path):
         assert "Equal: 4 arrays equal" in ckpt(changed, HF, "--filter", "*q_proj*").output
         assert "no array is selected" in ckpt(changed, HF, "--filter", "nothing", code=2).output
 
@@ -390,7 +390,7 @@ class TestCommand:
         assert "because" not in ckpt(changed, HF, "--no-explain", code=1).output
         assert "because" in ckpt(changed, HF, code=1).output
 
-    def test_bad_input(self, tmp_path: Path):
+    def test_invalid_input_is_refused(self, tmp_path: Path):
         assert "does not exist" in ckpt(HF, tmp_path / "nothing", code=2).output
         (tmp_path / "text").write_text("no checkpoint")
         ckpt(HF, tmp_path / "text", code=3)
@@ -414,7 +414,7 @@ class TestCommand:
         """Also where names are equal anyway."""
         assert value in ckpt(HF, HF, option, value, code=code).stderr
 
-    def test_a_rope_layout_is_for_what_is_mapped(self):
+    def test_rope_layout_is_refused_without_mapping(self):
         assert "--rope-layout is for" in ckpt(HF, HF, "--rope-layout", "halves", code=2).stderr
 
     def test_state_alone_is_compared(self, tmp_path: Path):
@@ -423,7 +423,7 @@ class TestCommand:
         ckpt(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
         ckpt(tmp_path / "a.safetensors", tmp_path / "c.safetensors", code=1)
 
-    def test_names_are_harmless(self, tmp_path: Path):
+    def test_hostile_names_are_escaped(self, tmp_path: Path):
         for name, value in (("a", 1), ("b", 2)):
             save_file({"w\x1b[31m": np.full(9, value, np.int8)}, tmp_path / f"{name}.safetensors")
         output = ckpt(tmp_path / "a.safetensors", tmp_path / "b.safetensors", code=1).output
@@ -445,7 +445,7 @@ print(sum(not each.is_equal for each in found), peak_bytes())
 
 
 @pytest.mark.parametrize("memory", [160 << 20, 512 << 20])
-def test_the_memory_is_kept_where_much_differs(tmp_path: Path, memory: int):
+def test_peak_memory_is_bounded_for_many_differences(tmp_path: Path, memory: int):
     result, peak = said_within(DIFF, memory, differing_models(tmp_path))
     assert result == 1
     assert peak <= memory

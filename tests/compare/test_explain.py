@@ -153,7 +153,7 @@ class TestPlanted:
 
     @SCANS
     @pytest.mark.parametrize("what", PLANTED)
-    def test_the_cause_is_named(self, what: str, scan: bool):
+    def test_planted_cause_is_named(self, what: str, scan: bool):
         family, edit, names, cause = PLANTED[what]
         if scan and family != "llama3.1":
             pytest.skip("layers of several kinds are not stacked in one")
@@ -168,7 +168,7 @@ class TestPlanted:
 
     @SCANS
     @pytest.mark.parametrize("family", ["llama3.1", "mistral-7b"])
-    def test_rope_layouts(self, family: str, scan: bool):
+    def test_rope_layout_is_explained(self, family: str, scan: bool):
         hf = hugging_face(family)
         other = "halves" if family == "llama3.1" else "interleaved"
         built = to_maxtext(hf, ToMaxText(scan=scan, model=ModelOptions(rope_layout=other))).state
@@ -180,7 +180,7 @@ class TestPlanted:
                 assert f'rope_layout="{own}"' in each_found.cause.advice
                 assert "the Hugging Face model that B came from (or is)" in each_found.cause.advice
 
-    def test_a_last_axis_may_be_one_head_of_any_width(self):
+    def test_last_axis_is_one_head_of_any_width(self):
         """Where no size is known, and 48 is none of the usual widths; on other axes it is any order."""
         pairs = np.random.default_rng(1).random((64, 48), np.float32)
         halves = pairs.reshape(64, 24, 2).swapaxes(1, 2).reshape(64, 48)
@@ -192,7 +192,7 @@ class TestPlanted:
             assert result is not None and (result.name, text in result.text) == (cause, True), result
 
     @SCANS
-    def test_layers_shifted(self, scan: bool):
+    def test_shifted_layers_are_explained(self, scan: bool):
         values = values_of("llama3.1")
         names = [name.removeprefix("decoder/layers_0/") for name in values if "layers_0" in name]
         for name in names:
@@ -205,7 +205,7 @@ class TestPlanted:
             "layers are shifted: number n in B is number n-1 in A"
         }
 
-    def test_layers_in_another_order(self):
+    def test_reordered_layers_are_explained(self):
         values = values_of("llama3.1")
         layer = {k: {n: v for n, v in values.items() if f"layers_{k}/" in n} for k in LAYERS}
         for k, theirs in zip(LAYERS, (2, 0, 3, 1), strict=True):
@@ -217,7 +217,7 @@ class TestPlanted:
         assert "0 is 2, 1 is 0, 2 is 3, 3 is 1" in result[numbered(GATE)[0]].cause.text
 
     @pytest.mark.parametrize("filled", [True, False])
-    def test_a_padded_vocabulary(self, filled: bool):
+    def test_padded_vocabulary_is_explained(self, filled: bool):
         hf = hugging_face("llama3.2-tied")
         values = values_of("llama3.2-tied", pad_vocab=320)
         if not filled:
@@ -227,7 +227,7 @@ class TestPlanted:
         assert ("all zeros" in result["token_embedder/embedding"].cause.text) == filled
         assert "B has 64 more entries on axis 0" in result["token_embedder/embedding"].cause.text
 
-    def test_a_tied_head(self):
+    def test_tied_head_is_explained(self):
         values = values_of("llama3.2-tied")
         values["decoder/logits_dense/kernel"] = np.ascontiguousarray(values["token_embedder/embedding"].T)
         result = compared(hugging_face("llama3.2-tied"), parameters_of(values))
@@ -247,14 +247,14 @@ class TestPlanted:
 
     @pytest.mark.parametrize("dtypes", [("bfloat16", "float16"), ("float16", "bfloat16")], ids=str)
     @pytest.mark.parametrize("back", [False, True])
-    def test_casts_between_dtypes_of_which_neither_holds_the_other(self, dtypes: tuple[str, str], back: bool):
+    def test_casts_between_incomparable_dtypes_are_explained(self, dtypes: tuple[str, str], back: bool):
         mine, other = (DTYPES[name].numpy for name in dtypes)
         a = (np.random.default_rng(0).standard_normal((512, 512)) * 0.02).astype(mine)
         b = a.astype(other).astype(mine) if back else a.astype(other)
         assert causes(compared(parameters_of({"w": a}), parameters_of({"w": b}))) == {"w": "cast"}
 
     @pytest.mark.parametrize("offset", [1, -1])
-    def test_an_offset_that_was_rounded(self, offset: int):
+    def test_rounded_offset_is_explained(self, offset: int):
         rng = np.random.default_rng(0)
         a = (rng.standard_normal(512) * 0.1 + 0.3).astype(DTYPES["bfloat16"].numpy)
         b = (a.astype(np.float32) + offset).astype(a.dtype)
@@ -262,19 +262,19 @@ class TestPlanted:
             "norm/scale": "norm-offset"
         }
 
-    def test_rounding_is_no_offset(self):
+    def test_rounding_is_not_an_offset(self):
         rng = np.random.default_rng(0)
         a = rng.uniform(1000, 2000, 512).astype(DTYPES["bfloat16"].numpy)
         b = (a.view(np.uint16) + rng.integers(0, 2, 512).astype(np.uint16)).view(a.dtype)
         assert causes(compared(parameters_of({"w": a}), parameters_of({"w": b}))) == {"w": None}
 
-    def test_numbers_that_passed_through_float32(self):
+    def test_rounding_through_float32_is_explained(self):
         a = np.random.default_rng(0).standard_normal((64, 64))
         b = a.astype(np.float32).astype(np.float64)
         result = compared(parameters_of({"w": a}), parameters_of({"w": b}))["w"]
         assert result.cause is not None and result.cause.text == "B is A rounded to float32"
 
-    def test_between_two_of_hugging_face(self):
+    def test_hugging_face_pairs_are_explained(self):
         """Lengths come from the configuration, as no names are mapped."""
         hf = hugging_face("llama3.1")
         changes: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -292,7 +292,7 @@ class TestPlanted:
             f"{each}k_proj.weight": "rope-layout" for each in layers
         }
 
-    def test_a_model_without_one_of_its_axes(self):
+    def test_model_without_an_axis_is_explained(self):
         """DeepSeek V2 Lite has no low rank for its queries: that length is 0."""
         hf = hugging_face("deepseek2")
         leaves = {
@@ -302,7 +302,7 @@ class TestPlanted:
         result = causes(compared(hf, Tree(leaves, hf.metadata)))
         assert result and set(result.values()) <= {"factor", "query-scale"}
 
-    def test_two_causes_at_once(self):
+    def test_combined_causes_are_explained(self):
         """Queries of one family converted with the rows of another: neither scaled nor interleaved."""
         values = values_of("llama3.1", model=ModelOptions(rope_layout="halves"))
         each(QUERY, times(4))(values)
@@ -311,13 +311,13 @@ class TestPlanted:
             numbered(QUERY), "rope-layout+query-scale"
         )
 
-    def test_a_cause_of_one_layer_alone(self):
+    def test_cause_in_one_layer_is_explained(self):
         values = values_of("llama3.1")
         name = numbered(UP)[2]
         values[name] = np.zeros_like(values[name])
         assert causes(compared(hugging_face("llama3.1"), parameters_of(values))) == {name: "zeros"}
 
-    def test_layers_with_different_causes(self):
+    def test_different_causes_in_layers_are_explained(self):
         values = values_of("llama3.1")
         first, second, third, fourth = numbered(UP)
         values[first] = np.zeros_like(values[first])
@@ -340,7 +340,7 @@ def test_sample_only_cause_is_rejected():
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "float8_e5m2"])
-def test_a_factor_in_every_dtype(dtype: str):
+def test_factor_is_found_in_every_dtype(dtype: str):
     truth = np.random.default_rng(0).standard_normal((64, 32)).astype(DTYPES[dtype].numpy)
     built = (truth.astype(np.float64) * 1.7).astype(truth.dtype)
     a, b = {"w": lazy(truth)}, {"w": lazy(built)}
@@ -350,7 +350,7 @@ def test_a_factor_in_every_dtype(dtype: str):
 
 @settings(max_examples=40)
 @given(pair=st.tuples(*[st.sampled_from(sorted(DTYPES))] * 2), seed=st.integers(0, 99), other=st.booleans())
-def test_every_pair_of_dtypes_can_be_looked_at(pair: tuple[str, str], seed: int, other: bool):
+def test_unrelated_dtype_pairs_have_no_cause(pair: tuple[str, str], seed: int, other: bool):
     """Whatever is compared with whatever: no cause is looked for where it makes no sense."""
     shapes_of = ((8, 6), (12, 4) if other else (8, 6))
     sides = [
@@ -369,7 +369,7 @@ def test_scalar_constant_is_no_evidence_of_reshaping():
     assert result.cause is None
 
 
-def test_encoded_arrays_are_sampled_in_memory_where_there_is_room(tmp_path: Path):
+def test_encoded_arrays_are_sampled_in_memory_if_they_fit(tmp_path: Path):
     truth = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
     for name, values in (("a", truth), ("b", truth.T)):
         write(Tree({("w",): lazy(values)}), OrbaxWriter(compression=Zstd(1)), tmp_path / name)
@@ -415,7 +415,7 @@ def test_unrelated_arrays_have_no_cause(
 
 
 @given(shape=shapes(min_rank=1, max_rank=4, limit=400), seed=st.integers(0, 99), data=st.data())
-def test_reshapes_and_transposes_are_numpys(shape: tuple[int, ...], seed: int, data: st.DataObject):
+def test_reshapes_and_transposes_match_numpy(shape: tuple[int, ...], seed: int, data: st.DataObject):
     truth = noise(shape, BF16, seed)
     array = stored(truth, BF16)
     target = data.draw(st.permutations(shape)) if len(shape) < 3 else (shape[0] * shape[1], *shape[2:])
@@ -426,7 +426,7 @@ def test_reshapes_and_transposes_are_numpys(shape: tuple[int, ...], seed: int, d
         assert sorted(turned.read().view(np.uint16).reshape(-1)) == sorted(truth.reshape(-1))
 
 
-def test_words_for_moves():
+def test_moves_are_described():
     assert {each.text for each in moves({"a.wi_0.k": "a.up.k", "a.up.k": "a.wi_0.k"}).values()} == {
         "up and wi_0 are swapped"
     }

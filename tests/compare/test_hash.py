@@ -74,7 +74,7 @@ ARRANGEMENTS = (
 
 
 @given(st.data(), shapes(), dtypes(packed=True), st.sampled_from(("xxh3-128", "sha256")))
-def test_the_digest_does_not_depend_on_parts_or_their_order(data, shape, dtype, algorithm):
+def test_digest_is_independent_of_parts_and_order(data, shape, dtype, algorithm):
     truth = noise(shape, dtype, data.draw(st.integers(0, 9)))
     parts = data.draw(tilings(shape))
     arrange = data.draw(st.sampled_from(ARRANGEMENTS))
@@ -84,7 +84,7 @@ def test_the_digest_does_not_depend_on_parts_or_their_order(data, shape, dtype, 
 
 
 @given(st.data(), shapes(min_rank=1), dtypes())
-def test_any_flipped_bit_changes_it(data, shape, dtype):
+def test_any_flipped_bit_changes_the_digest(data, shape, dtype):
     truth = noise(shape, dtype)
     flipped = truth.copy()
     bits = flipped.reshape(-1).view(np.uint8)
@@ -94,7 +94,7 @@ def test_any_flipped_bit_changes_it(data, shape, dtype):
         assert hashed(truth, dtype, whole) != hashed(flipped, dtype, whole)
 
 
-def test_shape_dtype_and_the_order_of_blocks_are_part_of_it():
+def test_digest_depends_on_shape_dtype_and_block_order():
     same = np.zeros(24, np.uint16)
     digests = {
         hashed(same.reshape(shape).view(DTYPES[name].carrier), DTYPES[name], [Region.whole(shape)])
@@ -109,7 +109,7 @@ def test_shape_dtype_and_the_order_of_blocks_are_part_of_it():
         assert hashed(blocks, DTYPES["uint8"], whole) != hashed(swapped, DTYPES["uint8"], whole)
 
 
-def test_empty_arrays_and_scalars():
+def test_empty_arrays_and_scalars_have_digests():
     assert hashed(np.zeros((0, 3), np.uint16), DTYPES["bfloat16"], []) == array_digest(
         np.zeros((0, 3), np.uint16), "bfloat16"
     )
@@ -117,7 +117,7 @@ def test_empty_arrays_and_scalars():
     assert hashed(scalar, DTYPES["int64"], [Region.whole(())]) == array_digest(scalar, "int64")
 
 
-def test_the_specification_has_an_example():
+def test_documented_digests_are_correct():
     """The digests in docs/hash-and-verify.md."""
     text = (DOCS / "hash-and-verify.md").read_text()
     values = np.arange(6, dtype="<f4").reshape(2, 3)
@@ -125,7 +125,7 @@ def test_the_specification_has_an_example():
     assert tree_digest({"a": array_digest(values, "float32")}) in text
 
 
-def test_parts_may_come_from_several_threads():
+def test_digest_accepts_parts_from_several_threads():
     truth, dtype = noise((256, 300), DTYPES["bfloat16"]), DTYPES["bfloat16"]
     rows = [Region((k, 0), (k + 8, 300)) for k in range(0, 128, 8)]
     columns = [Region((128, k), (256, k + 20)) for k in range(0, 300, 20)]
@@ -143,7 +143,7 @@ def test_parts_may_come_from_several_threads():
 
 
 @given(st.data(), shapes(min_rank=1))
-def test_without_room_an_array_is_given_up_and_may_come_again(data, shape):
+def test_array_without_room_can_be_hashed_again(data, shape):
     dtype = DTYPES["uint16"]
     truth = noise(shape, dtype)
     parts = data.draw(tilings(shape))
@@ -161,7 +161,7 @@ def test_without_room_an_array_is_given_up_and_may_come_again(data, shape):
 
 
 @given(st.lists(lazy_arrays(), min_size=1, max_size=4))
-def test_arrays_of_any_kind_have_the_digest_of_what_they_hold(known):
+def test_any_array_has_the_digest_of_its_values(known):
     tree = Tree({(f"a{k}",): item.array for k, item in enumerate(known)})
     built = hash_tree(tree, **PLENTY)
     expected = {f"a{k}": array_digest(item.truth, item.array.dtype.name) for k, item in enumerate(known)}
@@ -169,7 +169,7 @@ def test_arrays_of_any_kind_have_the_digest_of_what_they_hold(known):
     assert built.digest == built.parameters == tree_digest(expected)
 
 
-def test_an_unknown_algorithm_is_named():
+def test_unknown_algorithm_is_refused():
     with pytest.raises(UnknownNameError, match="md5"):
         algorithm_named("md5")
 
@@ -244,7 +244,7 @@ def test_chunks_of_several_layers_are_decoded_once():
     ]
 
 
-def test_layers_that_are_stored_apart_are_read_apart():
+def test_separately_stored_layers_are_read_separately():
     """Read together they would have to be copied apart."""
     dtype = DTYPES["bfloat16"]
     source = chunked(noise((64, 5, 48), dtype), dtype, (16, 1, 48))
@@ -261,7 +261,7 @@ def test_single_layer_digest_reads_only_that_layer():
 
 
 @given(st.data(), shapes(min_rank=2, max_rank=4, limit=300), st.integers(1, 2))
-def test_parts_of_a_whole_are_split_off_and_put_together_again(data, shape, count):
+def test_split_and_joined_arrays_keep_their_values(data, shape, count):
     dtype = DTYPES["uint16"]
     truth = noise(shape, dtype)
     arrays = {"all": stored(truth, dtype)}
@@ -283,7 +283,7 @@ def test_parts_of_a_whole_are_split_off_and_put_together_again(data, shape, coun
     assert all(np.array_equal(seen[name], array.read().view(np.uint16)) for name, array in arrays.items())
 
 
-def test_columns_that_find_no_room_are_read_again():
+def test_columns_without_room_are_read_again():
     """Chunks of columns, each decoded whole for all layers; there is room for some layers at a time."""
     dtype, layer = DTYPES["uint16"], 64 * 64 * 2
     truth = noise((64, 6, 64), dtype)
@@ -341,7 +341,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_every_format_has_the_same_digests(name, tmp_path):
+def test_digests_are_equal_in_every_format(name, tmp_path):
     tree = StackLayers()(layered()).tree
     write(tree, WRITERS[name], tmp_path / "made")
     built = open_tree(tmp_path / "made")
@@ -355,7 +355,7 @@ def variants():
     yield from sorted(ORBAX.glob("llama3.1_scanned_*"))
 
 
-def test_every_layout_of_a_maxtext_checkpoint_has_the_same_digests():
+def test_digests_are_equal_in_every_maxtext_layout():
     trees = [open_tree(path) for path in variants()]
     assert len(trees) >= 6
     manifests = [hash_tree(tree, **PLENTY) for tree in trees]
@@ -377,7 +377,7 @@ def test_single_file_and_shards_have_equal_digests():
 
 
 @pytest.mark.parametrize("name", ["hf", "hf_sharded"])
-def test_hugging_face_agrees_with_maxtext_once_it_is_spelled_so(name):
+def test_hugging_face_digest_equals_maxtext_under_its_names(name):
     def spelled_as_maxtext(tree):
         return per_layer(to_maxtext(tree, ToMaxText(scan=False)).state)
 
@@ -390,7 +390,7 @@ def test_hugging_face_agrees_with_maxtext_once_it_is_spelled_so(name):
 # The command
 
 
-def test_the_output_is_the_same_for_checkpoints_that_hold_the_same():
+def test_equal_checkpoints_print_the_same_output():
     first, second = (run("hash", golden_checkpoint(scan)) for scan in (True, False))
     assert first == second
     *lines, parameters, everything = first.splitlines()
@@ -401,14 +401,14 @@ def test_the_output_is_the_same_for_checkpoints_that_hold_the_same():
     assert parameters == f"{tree_digest(named)}  (parameters)"
 
 
-def test_layers_are_counted_as_numbers(tmp_path):
+def test_layers_are_sorted_numerically(tmp_path):
     write(layered(layers=11), OrbaxWriter(), tmp_path / "made")
     names = [line.split("  ")[1] for line in run("hash", tmp_path / "made", "--parameters").splitlines()[:-2]]
     scales = [name for name in names if name.endswith("norm/scale")]
     assert [name.split("/")[1] for name in scales] == ["decoder_norm", *(f"layers_{k}" for k in range(11))]
 
 
-def test_json_and_options():
+def test_hash_options_appear_in_json():
     path = golden_checkpoint(scan=True)
     report = json.loads(
         run("hash", path, "--json", "--algorithm", "sha256", "--whole", "--filter", "*/wi_?/*")
@@ -429,11 +429,11 @@ def test_json_and_options():
     )
 
 
-def test_a_pattern_that_matches_nothing_is_an_error():
+def test_unmatched_pattern_is_refused():
     assert "'*.bias'" in run("hash", golden_checkpoint(scan=True), "--filter", "*.bias", code=2)
 
 
-def test_layers_that_do_not_belong_together_can_be_hashed_as_they_are(tmp_path):
+def test_unrelated_layers_can_be_hashed_as_stored(tmp_path):
     dtype = DTYPES["float32"]
     head = ("params", "params", "decoder", "layers")
     shapes_of = {"a": (8, 4), "b": (8, 4), "c": (7, 5)}
@@ -443,7 +443,7 @@ def test_layers_that_do_not_belong_together_can_be_hashed_as_they_are(tmp_path):
     assert len(run("hash", tmp_path / "odd", "--whole").splitlines()) == 5
 
 
-def test_optimizer_state_of_another_form_stays_as_it_is():
+def test_optimizer_state_of_another_form_is_unchanged():
     tree = StackLayers()(layered()).tree
     factored = ("opt_state", 0, "v_row", "params", "decoder", "layers", "mlp", "wi_0", "kernel")
     odd = Tree({**tree, factored: stored(noise((24,), DTYPES["float32"]), DTYPES["float32"])}, tree.metadata)
@@ -452,7 +452,7 @@ def test_optimizer_state_of_another_form_stays_as_it_is():
     assert "opt_state/0/v_row/params/decoder/layers/mlp/wi_0/kernel" in names
 
 
-def test_two_arrays_of_one_name_are_an_error():
+def test_duplicate_names_are_refused():
     dtype = DTYPES["uint8"]
     paths = (("params", "params", "opt_state", "a"), ("opt_state", "a"))
     tree = Tree({path: stored(noise((2,), dtype), dtype) for path in paths})
@@ -461,7 +461,7 @@ def test_two_arrays_of_one_name_are_an_error():
 
 
 @given(shapes(), st.integers(0, 40))
-def test_the_elements_of_a_block(shape, block):
+def test_block_range_covers_its_elements(shape, block):
     with blocks_of():
         truth = np.arange(int(np.prod(shape))).reshape(shape)
         block %= max(1, -(-truth.size * 4 // SMALL_BLOCK))
@@ -480,7 +480,7 @@ print(json.dumps({"peak": peak_bytes(), "digest": manifest.digest}))
 """
 
 
-def test_the_memory_is_kept(tmp_path):
+def test_hash_stays_within_the_memory_limit(tmp_path):
     sizes = LlamaSizes(layers=2, hidden=2048, mlp=16384, heads=16, kv_heads=4, head_dim=128, vocab=32768)
     write_llama(tmp_path / "hf", sizes, sparse=True)
     digests = set()

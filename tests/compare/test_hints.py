@@ -47,7 +47,7 @@ def changed(source: Path, destination: Path, name: str) -> Path:
     return destination
 
 
-def test_another_dtype(tmp_path):
+def test_hint_suggests_cast_for_another_dtype(tmp_path):
     built = {}
     for name in ("bfloat16", "float16", "float32"):
         convert(built.setdefault(name, tmp_path / name), "qwen3", dtype=DTYPES[name])
@@ -79,7 +79,7 @@ def test_another_dtype(tmp_path):
     assert hints("diff", damaged, same) == []
 
 
-def test_training_state_on_one_side(tmp_path):
+def test_hint_suggests_parameters_for_training_state(tmp_path):
     for name in ("stripped", "manifest"):
         arguments = ["strip-optimizer", TRAINED, tmp_path / name, "--copy"]
         assert ckpt(*arguments).exit_code == 0
@@ -97,7 +97,7 @@ def test_training_state_on_one_side(tmp_path):
     assert hints("verify", damaged, "--manifest", manifest) == []
 
 
-def test_both_options_where_both_are_needed(tmp_path):
+def test_hint_names_both_needed_options(tmp_path):
     arguments = ["cast", TRAINED, tmp_path / "cast", "--dtype", "bfloat16"]
     assert ckpt(*arguments).exit_code == 0
     arguments = ["strip-optimizer", tmp_path / "cast", tmp_path / "stripped", "--copy"]
@@ -110,7 +110,7 @@ def test_both_options_where_both_are_needed(tmp_path):
     assert hints(*verify, "--parameters", "--cast", code=0) == []
 
 
-def test_a_training_that_went_on_nowhere(tmp_path):
+def test_equal_parameters_report_only_different_state(tmp_path):
     """Of two training checkpoints with equal parameters only the state is told."""
     tree = open_tree(TRAINED)
     path = next(path for path in tree.arrays if path[0] == "opt_state" and "mu" in path)
@@ -135,7 +135,7 @@ def test_equality_within_tolerance_is_not_exact(tmp_path):
     assert hints("diff", TRAINED, tmp_path / "later", "--atol", "1e-3") == []
 
 
-def test_a_manifest_refuses_what_it_cannot_obey(tmp_path):
+def test_hint_for_manifest_names_usable_options(tmp_path):
     """And obeys what became of the head."""
     source, manifest = GOLDEN / "llama3.2-tied" / "hf", tmp_path / "m.json"
     convert(tmp_path / "maxtext", "llama3.2-tied")
@@ -154,7 +154,7 @@ def obeyed(hint: str, **locations: Path) -> list[list[str]]:
     return [[known.get(word, word) for word in text.split()[1:]] for text in hint.split("`")[1::2]]
 
 
-def test_names_of_two_kinds(tmp_path):
+def test_hint_explains_names_of_two_kinds(tmp_path):
     source, manifest = GOLDEN / "llama3.1" / "hf", tmp_path / "m.json"
     convert(tmp_path / "maxtext", "llama3.1")
     assert ckpt("hash", source, "--manifest", manifest).exit_code == 0
@@ -165,7 +165,7 @@ def test_names_of_two_kinds(tmp_path):
     assert hints(*against, code=0) == []
 
 
-def test_layers_stacked_on_one_side(tmp_path):
+def test_hint_explains_layers_stacked_on_one_side(tmp_path):
     stacked, single = tmp_path / "stacked", tmp_path / "single"
     convert(stacked, "llama3.1")
     assert ckpt("unstack", stacked, single).exit_code == 0
@@ -175,7 +175,7 @@ def test_layers_stacked_on_one_side(tmp_path):
         assert hints("verify", sides[0], "--against", sides[1], code=0) == []
 
 
-def test_another_order_of_rotary_pairs(tmp_path):
+def test_hint_suggests_the_rope_layout(tmp_path):
     source, built = GOLDEN / "llama3.1" / "hf", tmp_path / "maxtext"
     words = ["convert", "hf-to-maxtext", str(source), str(built), "--rope-layout", "halves"]
     assert ckpt(*words).exit_code == 0
@@ -189,7 +189,7 @@ def nan(*bits: int) -> np.ndarray:
     return np.array(bits, np.uint32).view(np.float32)
 
 
-def test_equal_numbers_of_other_bits_are_said(tmp_path):
+def test_equal_values_with_other_bits_are_reported(tmp_path):
     payloads = {"a": nan(0x7FC00000, 0x7FC00000, 0xFFC00001), "b": nan(0x7FC00000, 0x7FC00002, 0xFFC00001)}
     for name, values in payloads.items():
         save_file({"w": values, "zero": np.zeros(3, np.float32)}, tmp_path / f"{name}.safetensors")
@@ -218,7 +218,7 @@ def test_exact_and_cast_conversions_verify_as_equal(tmp_path):
         ended("verify", tmp_path / name, "--against", tmp_path / "hf", "--cast")
 
 
-def test_names_of_a_trainer_and_of_an_adapter(tmp_path):
+def test_incomparable_trainer_and_adapter_names_are_explained(tmp_path):
     """Nothing can be compared, and what makes it so is said."""
     trainers, peft = FIXTURES / "torch/trainers", FIXTURES / "peft"
     (told,) = hints("diff", trainers / "open-instruct", trainers / "hub")
@@ -231,7 +231,7 @@ def test_names_of_a_trainer_and_of_an_adapter(tmp_path):
     assert merging in " ".join(told.split())
 
 
-def test_an_adapter_is_no_side_of_a_conversion(tmp_path):
+def test_adapter_is_refused_on_either_side(tmp_path):
     """It is said to be one, whichever side it is on, and not to lack a configuration."""
     model, plain = FIXTURES / "peft/bases/llama-float32", FIXTURES / "peft/plain"
     ckpttools.hf_to_maxtext(model, tmp_path / "maxtext")
@@ -246,7 +246,7 @@ def test_an_adapter_is_no_side_of_a_conversion(tmp_path):
     assert f"ckpt adapter merge BASE {tmp_path}/lora/0/items MODEL" in " ".join(told.split())
 
 
-def test_an_output_head_alone(tmp_path):
+def test_extra_output_head_is_explained(tmp_path):
     """Of tied models it may be the table of embeddings once more, which only numbers tell."""
     for name in ("one", "tied"):
         write_llama(tmp_path / name, num_hidden_layers=1, tie_word_embeddings=True)

@@ -65,7 +65,7 @@ def written(tmp_path):
     return path, json.loads(path.read_text())
 
 
-def test_the_file_is_as_documented(written):
+def test_manifest_has_the_documented_fields(written):
     path, document = written
     arrays = document.pop("arrays")
     assert {key: document[key] for key in document if key not in ("digest", "parameters")} == {
@@ -84,7 +84,7 @@ def test_the_file_is_as_documented(written):
     assert len([line for line in path.read_text().splitlines() if '"blocks"' in line]) == 40
 
 
-def test_another_layout_agrees_with_it(written):
+def test_other_layouts_match_the_manifest(written):
     path, _ = written
     text = run("verify", golden_checkpoint(scan=False), "--manifest", path)
     assert text.endswith(f"equal to {path}: 40 arrays, 362 kB\n")
@@ -125,7 +125,7 @@ def test_other_shapes_and_dtypes_are_reported(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_flipped_bit_is_found_and_its_block_named(algorithm, tmp_path):
+def test_flipped_bit_is_located_by_its_block(algorithm, tmp_path):
     """The fourth block of an array of rows of 3000 bytes."""
     values = noise((400, 1500), DTYPES["bfloat16"])
     write(Tree({("x",): stored(values, DTYPES["bfloat16"])}), SafetensorsWriter(), tmp_path / "st")
@@ -177,7 +177,7 @@ def test_unfinished_name_and_links_are_kept(tmp_path):
     assert link.is_symlink()
 
 
-def test_a_manifest_of_other_arrays_than_it_says_is_damaged(written, tmp_path):
+def test_inconsistent_manifest_is_damaged(written, tmp_path):
     path, _ = written
     for key, value in (("pattern", "*/wo/*"), ("algorithm", "md5")):
         document = {**json.loads(path.read_text()), key: value}
@@ -186,7 +186,7 @@ def test_a_manifest_of_other_arrays_than_it_says_is_damaged(written, tmp_path):
         assert str(tmp_path / "m.json") in text
 
 
-def test_a_manifest_is_of_one_dtype(written):
+def test_cast_is_refused_for_a_manifest(written):
     path, _ = written
     text = run("verify", golden_checkpoint(scan=True), "--manifest", path, "--cast", code=2)
     assert "--cast is for --against" in text
@@ -229,7 +229,7 @@ WRITERS = {
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("task_bytes", [64 << 20, 1 << 20])
-def test_a_conversion_writes_the_manifest_and_reads_nothing_twice(tmp_path, name, stacked, task_bytes):
+def test_convert_writes_manifest_and_reads_nothing_twice(tmp_path, name, stacked, task_bytes):
     tree = decoder()
     tree = StackLayers()(tree).tree if stacked else tree
     with patch.object(planning, "LARGEST_TASK", task_bytes):
@@ -281,7 +281,7 @@ print(conversion.run(destination, manifest=manifest).peak_bytes)
 
 
 @pytest.mark.parametrize("memory", [128 << 20, 256 << 20])
-def test_a_conversion_with_a_manifest_keeps_its_memory(tmp_path, memory):
+def test_convert_with_manifest_stays_within_memory_limit(tmp_path, memory):
     sizes = LlamaSizes(layers=2, hidden=2048, mlp=8192, heads=16, kv_heads=4, head_dim=128, vocab=32768)
     write_llama(tmp_path / "hf", sizes, sparse=True)
     locations = (tmp_path / "hf", tmp_path / "made", memory, tmp_path / "m.json")
@@ -291,7 +291,7 @@ def test_a_conversion_with_a_manifest_keeps_its_memory(tmp_path, memory):
     run("verify", tmp_path / "made", "--manifest", tmp_path / "m.json")
 
 
-def test_a_conversion_replaces_a_manifest_only_when_asked(written, tmp_path):
+def test_convert_replaces_manifest_only_with_overwrite(written, tmp_path):
     path, _ = written
     before = path.read_bytes()
     command = ("convert", "to-zarr3", golden_checkpoint(scan=True), tmp_path / "made", "--manifest", path)
@@ -304,7 +304,7 @@ def test_a_conversion_replaces_a_manifest_only_when_asked(written, tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_conversion_writes_its_manifest_outside(tmp_path):
+def test_convert_refuses_manifest_inside_destination(tmp_path):
     conversion = plan_tree(decoder(1), OrbaxWriter(), Resources(jobs=1))
     for location in (tmp_path / "made", tmp_path / "made" / "m.json", tmp_path / "made.partial"):
         with pytest.raises(UsageError, match=r"(is|lies in) .*DST"):
@@ -312,7 +312,7 @@ def test_a_conversion_writes_its_manifest_outside(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_manifest_in_maxtext_names_is_for_both_sides(tmp_path):
+def test_manifest_in_maxtext_names_matches_both_sides(tmp_path):
     hugging_face, manifest = GOLDEN / "llama3.1" / "hf", tmp_path / "m.json"
     run("hash", hugging_face, "--as", "maxtext", "--manifest", manifest)
     run("verify", hugging_face, "--manifest", manifest)
@@ -382,7 +382,7 @@ class TestOneThatIsKilled:
         assert {item.name for item in tmp_path.iterdir()} == {"m.json", *(item.name for item in others)}
         assert read_manifest(path) == built
 
-    def test_one_that_still_writes_keeps_its_file(self, tmp_path):
+    def test_active_writer_keeps_its_temporary_file(self, tmp_path):
         path = tmp_path / "m.json"
         growing = self.unfinished(path)
         growing.write_text("{")
@@ -391,7 +391,7 @@ class TestOneThatIsKilled:
             self.built().write(path)
         assert growing.exists() and path.exists()
 
-    def test_many_that_write_one_file_all_succeed(self, tmp_path):
+    def test_concurrent_writers_of_one_manifest_all_succeed(self, tmp_path):
         def writing(content):
             for _ in range(50):
                 write_atomically(tmp_path / ("n" * 250), content)
@@ -402,7 +402,7 @@ class TestOneThatIsKilled:
         (only,) = tmp_path.iterdir()
         assert only.read_bytes() in contents
 
-    def test_a_name_taken_meanwhile_is_not_replaced(self, tmp_path):
+    def test_manifest_created_meanwhile_is_not_replaced(self, tmp_path):
         built, path = self.built(), tmp_path / "m.json"
         path.write_text("precious")
         for overwrite in (False, True):

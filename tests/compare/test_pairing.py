@@ -19,7 +19,7 @@ def digests(side: dict[str, tuple[str, tuple[int, ...]]]) -> dict[str, Digest]:
 
 
 @given(SIDES, SIDES, st.sampled_from(["*", "p", "[p-r]", "x"]))
-def test_every_array_is_in_a_pair_or_left_over(a: dict, b: dict, pattern: str):  # type: ignore[type-arg]
+def test_every_array_is_paired_or_left_over(a: dict, b: dict, pattern: str):  # type: ignore[type-arg]
     both = Pairing(digests(a), digests(b), (Remark("said"),)).matching(pattern)
     paired = [name for name, _, _ in both.pairs]
     assert sorted([*paired, *both.only_a, *both.only_b]) == sorted({**both.a, **both.b})
@@ -32,10 +32,10 @@ def test_every_array_is_in_a_pair_or_left_over(a: dict, b: dict, pattern: str): 
     assert {kind.name: kind.reason for kind in of_kinds(both)} == expected
 
 
-def test_a_name_with_brackets_means_itself():
+def test_name_with_brackets_matches_itself():
     both = Pairing(digests({"w[0]": ("int8", (2,)), "w0": ("int8", (2,))}), {}).matching("w[0]")
     assert sorted(both.a) == ["w0", "w[0]"]
 
 
-def test_a_remark_says_whose_it_is():
+def test_remark_names_its_side():
     assert (str(Remark("x")), str(Remark("x", "B"))) == ("x", "B: x")

@@ -44,7 +44,7 @@ WI = ("params", "params", "decoder", "layers", "mlp", "wi_0", "kernel")
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_layers_of_two_stacks_whatever_axis_and_order_they_lie_in(axis, turned):
+def test_stacks_with_other_axes_and_orders_are_compared(axis, turned):
     layers = noise((3, 4, 5), DTYPES["float32"])
     order = [2, 0, 1] if turned else [0, 1, 2]
     ours, theirs = layers, np.stack([layers[at] for at in order], axis)
@@ -60,7 +60,7 @@ def test_layers_of_two_stacks_whatever_axis_and_order_they_lie_in(axis, turned):
 
 
 @given(st.data(), shapes(min_rank=1, limit=300), dtypes(packed=True))
-def test_first_differing_bit_is_named_and_all_are_counted(data, shape, dtype):
+def test_first_differing_bit_is_named_and_bits_are_counted(data, shape, dtype):
     truth = noise(shape, dtype)
     damaged = truth.copy()
     locations = data.draw(st.sets(st.integers(0, truth.size - 1), max_size=4))
@@ -79,7 +79,7 @@ def test_first_differing_bit_is_named_and_all_are_counted(data, shape, dtype):
     assert first == tuple(map(int, np.unravel_index(min(locations), shape)))
 
 
-def test_nan_is_equal_to_itself_and_zero_not_to_minus_zero():
+def test_nan_equals_itself_but_zero_differs_from_minus_zero():
     values = np.array([np.nan, 0.0, 1.0], "<f8").view(np.uint64)
     others = np.array([np.nan, -0.0, 1.0], "<f8").view(np.uint64)
     dtype = DTYPES["float64"]
@@ -92,7 +92,7 @@ def test_nan_is_equal_to_itself_and_zero_not_to_minus_zero():
 
 @pytest.mark.parametrize("mine_stacked", [True, False])
 @pytest.mark.parametrize("expected_stacked", [True, False])
-def test_stacks_and_layers_are_compared_whatever_side_they_are_on(mine_stacked, expected_stacked):
+def test_stacks_and_layers_are_compared_on_either_side(mine_stacked, expected_stacked):
     dtype = DTYPES["bfloat16"]
     truth = noise((6, 3, 8), dtype)
     damaged = truth.copy()
@@ -112,7 +112,7 @@ def test_stacks_and_layers_are_compared_whatever_side_they_are_on(mine_stacked, 
 
 
 @pytest.mark.parametrize("mine", ["scanned", "hf"])
-def test_a_conversion_is_proven_against_what_it_was_made_from(mine):
+def test_conversion_verifies_against_its_source(mine):
     """One side stacked and compressed, the other rearranged from Hugging Face."""
     scanned = Selection(parameters=True).arrays(open_tree(golden_checkpoint(scan=True)))
     source = to_maxtext(open_tree(GOLDEN / "llama3.1" / "hf"), ToMaxText(scan=False)).state
@@ -123,7 +123,7 @@ def test_a_conversion_is_proven_against_what_it_was_made_from(mine):
     assert sum(read) == 2 * sum(array.nbytes for array in scanned.values())
 
 
-def test_differences_of_every_kind_in_the_order_of_names():
+def test_differences_are_sorted_by_name():
     dtype = DTYPES["float32"]
     a, b = stored(noise((4, 3), dtype), dtype), stored(noise((4, 3), dtype, 1), dtype)
     half = stored(noise((4, 3), DTYPES["float16"]), DTYPES["float16"])
@@ -160,7 +160,7 @@ def model(tmp_path_factory):
     return location
 
 
-def test_conversions_are_proven(model, tmp_path):
+def test_conversions_verify_against_their_source(model, tmp_path):
     ckpt("unstack", model, tmp_path / "apart")
     ckpt("convert", "to-safetensors", model, tmp_path / "st")
     assert run(tmp_path / "apart", "--against", model) == (
@@ -203,7 +203,7 @@ def test_flipped_bit_is_found_and_located(model, tmp_path):
     }
 
 
-def test_a_filter_restricts_the_comparison(model, tmp_path):
+def test_filter_restricts_the_comparison(model, tmp_path):
     damaged_copy(model, tmp_path / "damaged", layer=1, row=0, column=0)
     run(tmp_path / "damaged", "--against", model, "--filter", "*/layers_1/*", code=1)
     run(tmp_path / "damaged", "--against", model, "--filter", "*/layers_2/*")
@@ -225,7 +225,7 @@ def test_parameters_alone_can_be_compared(tmp_path):
 
 
 @pytest.mark.parametrize("other", ["b", None, "absent", [], {}])
-def test_leaves_that_are_no_arrays_count_in_every_way_of_comparing(tmp_path, other):
+def test_non_array_leaves_are_compared_in_every_mode(tmp_path, other):
     kernel = np.ones((2, 3), np.float32)
     for name, tag in ("one", "a"), ("same", "a"), ("two", other):
         tags = {} if tag == "absent" else {"tag": tag}
@@ -397,7 +397,7 @@ def test_manifest_of_a_selection_counts_the_arrays_outside_of_it(tmp_path):
     assert "not compared: 15 arrays, as the manifest is only about arrays that match '*norm*'" in text
 
 
-def test_a_conversion_that_rounds_lists_the_same_arrays_in_both_directions(tmp_path):
+def test_rounding_conversion_lists_same_arrays_both_ways(tmp_path):
     # MaxText divides queries by the root of 32, so the way back does not give every value again.
     sizes = LlamaSizes(layers=3, hidden=64, mlp=64, heads=2, kv_heads=1, head_dim=32, vocab=64)
     write_llama(tmp_path / "hf", sizes)

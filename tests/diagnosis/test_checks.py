@@ -13,7 +13,7 @@ from ckpttools.formats.checks import check_plain
 ARRAY = lazy(np.ones(2, np.float32))
 
 
-def test_arrays_alone_are_plain():
+def test_arrays_without_other_leaves_are_plain():
     check_plain(Tree({("a",): ARRAY, ("b", 0): ARRAY}), "a table")
     check_plain(Tree({}), "a table")
 

@@ -81,18 +81,18 @@ def content(top):
 
 class TestSound:
     @pytest.mark.parametrize("name", sorted(path.name for path in ORBAX.iterdir() if path.is_dir()))
-    def test_orbax(self, name):
+    def test_orbax_fixtures_have_expected_findings(self, name):
         assert told(ORBAX / name) == UNSOUND.get(name, set())
 
     @pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
-    def test_golden(self, path):
+    def test_golden_checkpoints_are_healthy(self, path):
         assert told(path) == set()
 
-    def test_the_fixtures_are_known(self):
+    def test_expected_findings_name_existing_fixtures(self):
         assert {name.split("/")[0] for name in EXPECTED} - {path.name for path in ORBAX.iterdir()} == set()
         assert set(UNSOUND) <= {path.name for path in ORBAX.iterdir()}
 
-    def test_levels_of_a_run(self):
+    def test_every_level_of_a_run_is_healthy(self):
         run = ORBAX / "maxtext_run"
         for path in (run, run / "checkpoints", run / "checkpoints/4", run / "checkpoints/4/items"):
             assert examine(path).findings == ()
@@ -109,14 +109,14 @@ class TestSound:
         assert examine(HF / "model.safetensors").findings == ()
         assert examine(SHARDED / "model.safetensors.index.json").findings == ()
 
-    def test_a_zarr_hierarchy_may_leave_chunks_out(self, tmp_path):
+    def test_chunks_left_out_of_foreign_zarr_are_info(self, tmp_path):
         import zarr
 
         group = zarr.open_group(str(tmp_path / "z"), mode="w")
         group.create_array("a/b", shape=(8, 4), chunks=(4, 4), dtype="f4")[:4] = 1
         assert told(tmp_path / "z") == {("info", "chunks")}
 
-    def test_one_that_is_written_here_has_all_chunks(self, tmp_path):
+    def test_missing_chunk_of_own_zarr_output_is_an_error(self, tmp_path):
         """Reading refuses one that lacks any, and sends the user to the doctor."""
         assert ckpt("convert", "to-zarr3", HF, tmp_path / "z").exit_code == 0
         assert told(tmp_path / "z") == set()
@@ -132,32 +132,32 @@ class TestOrbax:
         arrays = {("w",): (created or zarr3([LITTLE], [300, 2]), values)}
         return write_item(tmp_path / "item", arrays, use_ocdbt=use_ocdbt, **more)
 
-    def test_unmerged(self, tmp_path):
+    def test_unmerged_processes_are_reported_with_merge_fix(self, tmp_path):
         item = copy(ORBAX / "lazy_2proc", tmp_path) / "7" / "items"
         (item / "manifest.ocdbt").unlink()
         result = only(item, "unmerged")
         assert result.fix == "merge"
         assert f"ckpt doctor {item} --fix merge" in result.do
 
-    def test_partly_merged(self, tmp_path):
+    def test_partial_merge_is_reported(self, tmp_path):
         item = copy(ORBAX / "lazy_2proc", tmp_path) / "7" / "items"
         change_index(item, lambda entries: entries.pop(b"params.params.w/c/1/0"))
         checks_that_speak = told(item, "error")
         assert checks_that_speak == {"chunks", "unmerged"}
 
-    def test_a_damaged_manifest(self, tmp_path):
+    def test_damaged_manifest_is_reported(self, tmp_path):
         item = self.item(tmp_path)
         (item / "manifest.ocdbt").write_bytes((item / "manifest.ocdbt").read_bytes()[:30])
         result = only(item, "index")
         assert "truncated" in result.what
         assert result.location == str(item / "manifest.ocdbt")
 
-    def test_a_damaged_node(self, tmp_path):
+    def test_damaged_node_is_reported(self, tmp_path):
         item = self.item(tmp_path)
         assert [damage_node(file) for file in item.glob("d/*")]
         assert "CRC-32C" in only(item, "index").what
 
-    def test_a_cut_data_file(self, tmp_path):
+    def test_truncated_data_file_is_reported(self, tmp_path):
         item = self.item(tmp_path)
         change_index(item, lambda entries: None)
         last = max(extents(item), key=lambda extent: extent.offset)
@@ -168,7 +168,7 @@ class TestOrbax:
         assert "end beyond its" in cut[0].what
         assert "truncated" in cut[0].why and "deleted" not in cut[0].do
 
-    def test_a_deleted_data_file(self, tmp_path):
+    def test_deleted_data_file_is_reported(self, tmp_path):
         item = self.item(tmp_path)
         change_index(item, lambda entries: None)
         file = item / extents(item)[0].file
@@ -184,7 +184,7 @@ class TestOrbax:
         assert any("500 bytes, the largest d/stray" in entry.what for entry in result)
 
     @pytest.mark.parametrize("use_ocdbt", [True, False])
-    def test_a_missing_chunk(self, tmp_path, use_ocdbt):
+    def test_missing_chunk_is_reported(self, tmp_path, use_ocdbt):
         item = self.item(tmp_path, use_ocdbt=use_ocdbt)
         if use_ocdbt:
             change_index(item, lambda entries: entries.pop(b"w/c/1/0"))
@@ -192,7 +192,7 @@ class TestOrbax:
             (item / "w" / "c" / "1" / "0").unlink()
         assert "1 of 2 chunks are missing, such as w/c/1/0" in only(item, "chunks").what
 
-    def test_chunks_that_were_left_out(self, tmp_path):
+    def test_omitted_fill_value_chunks_are_accepted(self, tmp_path):
         arrays = {("w",): (zarr3([LITTLE], [300, 2]), np.zeros((600, 2), F32))}
         item = write_item(tmp_path / "item", arrays, all_chunks=False)
         assert told(item, "error") == set()
@@ -204,13 +204,13 @@ class TestOrbax:
         ("codecs", "length"),
         [([LITTLE], 2399), ([LITTLE], 2401), ([LITTLE, ZSTD], 0), ([sharded([300, 2], [LITTLE])], 19)],
     )
-    def test_a_chunk_of_the_wrong_length(self, tmp_path, codecs, length):
+    def test_chunk_of_wrong_length_is_reported(self, tmp_path, codecs, length):
         item = self.item(tmp_path, zarr3(codecs, [300, 2]), use_ocdbt=False)
         (item / "w" / "c" / "1" / "0").write_bytes(bytes(length))
         assert "1 of 2 chunks, such as w/c/1/0, have the wrong length" in only(item, "chunks").what
 
     @pytest.mark.parametrize("says", [True, False])
-    def test_the_wrong_version_of_zarr(self, tmp_path, says):
+    def test_wrong_zarr_version_is_reported_with_a_fix(self, tmp_path, says):
         source = ORBAX / ("pytree_ocdbt1_zarr30" if says else "pytree_ocdbt1_zarr31")
         item = copy(source, tmp_path)
         change_json(item / "_METADATA", use_zarr3=says)
@@ -220,20 +220,20 @@ class TestOrbax:
         assert examine(item).findings == ()
 
     @pytest.mark.parametrize("says", [True, False])
-    def test_an_index_where_none_is_said_to_be(self, tmp_path, says):
+    def test_wrong_use_ocdbt_field_is_reported_with_a_fix(self, tmp_path, says):
         item = copy(ORBAX / ("pytree_ocdbt0_zarr31" if says else "pytree_ocdbt1_zarr31"), tmp_path)
         change_json(item / "_METADATA", use_ocdbt=says)
         result = only(item, "chunks")
         assert os.system(result.do) == 0
         assert examine(item).findings == ()
 
-    def test_an_item_without_its_index(self, tmp_path):
+    def test_missing_index_is_reported(self, tmp_path):
         item = copy(ORBAX / "maxtext_converted", tmp_path)
         for path in [*item.rglob("*.ocdbt"), *item.rglob("ocdbt.process_*")]:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         assert "index" in told(item, "error")
 
-    def test_a_copy_without_dot_files(self, tmp_path):
+    def test_copy_without_dot_files_is_reported(self, tmp_path):
         item = copy(ORBAX / "pytree_ocdbt0_zarr30", tmp_path)
         for file in item.rglob(".*"):
             file.unlink()
@@ -245,12 +245,12 @@ class TestOrbax:
         assert any("does not contain (1): w" in finding.what for finding in examine(item).findings)
 
     @pytest.mark.parametrize("changed", [{"shape": [300, 2]}, {"data_type": "float128"}, {"codecs": 3}])
-    def test_metadata_of_another_array(self, tmp_path, changed):
+    def test_metadata_of_another_array_is_reported(self, tmp_path, changed):
         item = self.item(tmp_path, use_ocdbt=False)
         change_json(item / "w" / "zarr.json", **changed)
         assert told(item, "error") == {"chunks"}
 
-    def test_a_shape_beyond_all_bounds_is_not_counted_through(self, tmp_path):
+    def test_huge_shape_is_diagnosed_quickly(self, tmp_path):
         item = self.item(tmp_path, use_ocdbt=False)
         change_json(item / "w" / "zarr.json", shape=[10**15, 2])
         started = time.monotonic()
@@ -259,28 +259,28 @@ class TestOrbax:
 
     @pytest.mark.parametrize("file", ["_METADATA", "_sharding", "array_metadatas/process_0"])
     @pytest.mark.parametrize("text", [b"{", b"\xff\xfe", b"[]", b"[" * 100_000, b""])
-    def test_unreadable_json(self, tmp_path, file, text):
+    def test_unreadable_json_is_reported(self, tmp_path, file, text):
         item = copy(ORBAX / "pytree_ocdbt1_zarr31", tmp_path)
         (item / file).write_bytes(text)
         assert told(item, "error") == {"metadata"}
 
-    def test_unreadable_metadata_of_a_step(self, tmp_path):
+    def test_unreadable_step_metadata_is_reported(self, tmp_path):
         run = copy(ORBAX / "maxtext_run", tmp_path)
         (run / "checkpoints/4/_CHECKPOINT_METADATA").write_text("{")
         assert told(run, "error") == {"metadata"}
 
-    def test_names_that_collide(self, tmp_path):
+    def test_colliding_names_are_reported(self, tmp_path):
         item = self.item(tmp_path)
         entry = json.loads((item / "_METADATA").read_bytes())["tree_metadata"]["('w',)"]
         change_json(item / "_METADATA", tree_metadata={"1": entry, "2": entry})
         assert "both stored as 'w'" in only(item, "metadata").what
 
-    def test_missing_strings(self, tmp_path):
+    def test_missing_strings_are_reported(self, tmp_path):
         item = copy(ORBAX / "tree_zoo", tmp_path)
         (item / "_strings.json").write_text("{}")
         assert "no text for" in only(item, "metadata").what
 
-    def test_a_host_has_its_part(self):
+    def test_host_part_is_a_warning(self):
         result = examine(ORBAX / "replicator").findings
         assert [entry.level for entry in result] == ["warning"]
         assert "one host" in result[0].why
@@ -304,7 +304,7 @@ class TestSteps:
         assert len(mend(run, "commit-marker").fixed) == len(result.findings) > 1
         assert examine(run).findings == ()
 
-    def test_items_of_v1_have_no_marker_of_their_own(self):
+    def test_v1_items_need_no_commit_marker(self):
         item = ORBAX / "v1_save_pytree" / "state"
         assert not (item / "commit_success.txt").exists()
         assert examine(item.parent).findings == ()
@@ -325,7 +325,7 @@ class TestSteps:
         (run / "5" / "default" / "_METADATA").write_text("{")
         return run
 
-    def test_one_refusal_does_not_keep_a_fix_from_the_rest(self, tmp_path):
+    def test_fix_continues_after_one_refusal(self, tmp_path):
         run = self.unmarked(tmp_path)
         diagnosis = mend(run, "commit-marker")
         assert (run / "0" / "commit_success.txt").exists()
@@ -363,7 +363,7 @@ class TestSteps:
         assert (diagnosis.exit_code, len(diagnosis.fixed)) == (5, 1)
         assert "Read-only file system" in diagnosis.refused[0].what
 
-    def test_an_unfinished_step_is_set_aside(self, tmp_path):
+    def test_unfinished_step_is_set_aside(self, tmp_path):
         import orbax.checkpoint as ocp
 
         run = copy(ORBAX / "unfinished_commit_file", tmp_path)
@@ -381,7 +381,7 @@ class TestSteps:
         assert ocp.CheckpointManager(run).latest_step() == 1
 
     @pytest.mark.parametrize("has_file", [True, False])
-    def test_an_unfinished_step_in_a_bucket(self, gcs, tmp_path, has_file):
+    def test_unfinished_step_in_a_bucket_gets_a_command(self, gcs, tmp_path, has_file):
         """Nothing is renamed there: a file less, and Orbax skips it. `ckpt resolve` says the same."""
         run = copy(ORBAX / "maxtext_run", tmp_path) / "checkpoints"
         shutil.copytree(run / "4", run / "10")
@@ -419,7 +419,7 @@ class TestSteps:
         assert "set aside" in examine(run).findings[0].what
 
     @pytest.mark.parametrize("lost", ["_CHECKPOINT_METADATA", "items/_METADATA"])
-    def test_a_damaged_latest_step(self, tmp_path, lost):
+    def test_damaged_latest_step_is_reported(self, tmp_path, lost):
         """Whatever is an error in it, the run is what users give to commands."""
         run = copy(ORBAX / "maxtext_run", tmp_path) / "checkpoints"
         (run / "4" / lost).write_text("{") if lost[0] == "_" else (run / "4" / lost).unlink()
@@ -436,7 +436,7 @@ class TestSteps:
         "lost",
         ["_CHECKPOINT_METADATA", "items/_METADATA", "items/manifest.ocdbt", "items", "all but metadata"],
     )
-    def test_a_damaged_step_is_set_aside(self, tmp_path, lost, step, named):
+    def test_damaged_step_is_set_aside(self, tmp_path, lost, step, named):
         """`ls`, `doctor` and `copy` agree on each step, and `--fix set-aside` makes the run usable again."""
         run = tmp_path / "run"
         for name in ("2", "3", "4"):
@@ -473,7 +473,7 @@ class TestSteps:
         assert all(entry.unfinished is None for entry in ckpttools.ls(run).steps)
         assert ckpttools.copy(run, tmp_path / "copy") and ckpttools.open(run).arrays
 
-    def test_little_is_left_of_a_step(self, tmp_path):
+    def test_nearly_empty_step_is_reported(self, tmp_path):
         """Commands pass it over; of what is named otherwise nothing is said."""
         run = copy(ORBAX / "maxtext_run", tmp_path) / "checkpoints"
         (run / "7" / "items").mkdir(parents=True)
@@ -483,18 +483,18 @@ class TestSteps:
         (run / "7" / "items").rename(run / "7" / "items.orbax-checkpoint-tmp")
         assert "latest" not in {finding.check for finding in examine(run).findings}
 
-    def test_an_item_that_is_gone(self, tmp_path):
+    def test_missing_item_is_reported(self, tmp_path):
         run = copy(ORBAX / "maxtext_run", tmp_path)
         shutil.rmtree(run / "checkpoints/4/items")
         assert "'items' does not exist" in only(run, "unfinished").what
 
-    def test_an_item_without_metadata(self, tmp_path):
+    def test_item_without_metadata_is_unfinished(self, tmp_path):
         run = copy(ORBAX / "maxtext_run", tmp_path)
         (run / "checkpoints/4/items/_METADATA").unlink()
         assert told(run, "error") == {"unfinished"}
 
     @pytest.mark.parametrize("name", ["copy.partial", "run/3.orbax-checkpoint-tmp-17"])
-    def test_leftovers(self, tmp_path, name):
+    def test_leftovers_are_reported_with_a_command(self, tmp_path, name):
         run = copy(ORBAX / "cm_default", tmp_path, "run" if name.startswith("run") else "copy")
         (tmp_path / name).mkdir()
         (tmp_path / name / "journal.ckpttools").write_bytes(bytes(77))
@@ -532,12 +532,12 @@ class TestSafetensors:
             (b"PK\x03\x04" + bytes(100), "zip archive"),
         ],
     )
-    def test_something_else(self, tmp_path, content, words):
+    def test_other_file_contents_are_reported(self, tmp_path, content, words):
         folder = self.folder(tmp_path)
         self.shards(folder)[0].write_bytes(content)
         assert words in only(folder, "safetensors").what
 
-    def test_a_truncated_shard(self, tmp_path):
+    def test_truncated_shard_is_reported(self, tmp_path):
         folder = self.folder(tmp_path)
         shard = self.shards(folder)[1]
         shard.write_bytes(shard.read_bytes()[:-10])
@@ -550,7 +550,7 @@ class TestSafetensors:
             shard.write_bytes(shard.read_bytes()[:-10])
         assert len(examine(folder).findings) == len(self.shards(folder)) > 1
 
-    def test_a_missing_shard(self, tmp_path):
+    def test_missing_shard_is_reported(self, tmp_path):
         folder = self.folder(tmp_path)
         shard = self.shards(folder)[0]
         shard.unlink()
@@ -565,7 +565,7 @@ class TestSafetensors:
         names = " ".join(shard.name for shard in lost)
         assert f"hf download REPO {names} --local-dir" in only(folder, "safetensors-index").do
 
-    def test_a_missing_shard_without_an_index(self, tmp_path):
+    def test_missing_shard_without_index_is_reported(self, tmp_path):
         folder = self.folder(tmp_path)
         (folder / "model.safetensors.index.json").unlink()
         shard = self.shards(folder)[0]
@@ -574,13 +574,13 @@ class TestSafetensors:
         with pytest.raises(FormatError, match="no index can be made"):
             fixes()["index"].apply(parse(folder), ReadOptions())
 
-    def test_an_index_that_names_absent_tensors(self, tmp_path):
+    def test_index_with_absent_tensors_is_reported(self, tmp_path):
         folder = self.folder(tmp_path)
         named = self.named(folder)
         self.rename(folder, {**named, "model.extra": self.shards(folder)[0].name})
         assert "1 tensor that its files do not contain: model.extra" in only(folder, "safetensors-index").what
 
-    def test_an_index_that_does_not_name_all(self, tmp_path):
+    def test_incomplete_index_is_reported(self, tmp_path):
         folder = self.folder(tmp_path)
         named = self.named(folder)
         named.pop("model.norm.weight")
@@ -589,7 +589,7 @@ class TestSafetensors:
         assert [entry.level for entry in result] == ["warning"]
         assert "does not name 1 tensor of its files: model.norm.weight" in result[0].what
 
-    def test_an_index_that_leads_elsewhere(self, tmp_path):
+    def test_index_with_outside_path_is_reported(self, tmp_path):
         folder = self.folder(tmp_path)
         self.rename(folder, {**self.named(folder), "x": "../other.safetensors"})
         assert "outside" in only(folder, "safetensors-index").what
@@ -600,17 +600,17 @@ class TestSafetensors:
         (folder / "model.safetensors.index.json").write_text(text)
         only(folder, "safetensors-index")
 
-    def test_a_file_beside(self, tmp_path):
+    def test_extra_file_next_to_shards_is_a_warning(self, tmp_path):
         folder = self.folder(tmp_path)
         shutil.copy(self.shards(folder)[0], folder / "old.safetensors")
         assert told(folder) == {("warning", "safetensors-index")}
 
-    def test_one_file_beside_an_index(self, tmp_path):
+    def test_single_file_next_to_an_index_is_info(self, tmp_path):
         folder = self.folder(tmp_path)
         shutil.copy(HF / "model.safetensors", folder)
         assert told(folder) == {("info", "safetensors-index")}
 
-    def test_an_index_is_written_where_there_is_none(self, tmp_path):
+    def test_fix_writes_missing_index(self, tmp_path):
         folder = self.folder(tmp_path)
         index = folder / "model.safetensors.index.json"
         truth = json.loads(index.read_bytes())
@@ -622,7 +622,7 @@ class TestSafetensors:
         assert examine(folder).findings == ()
         assert {path: data for path, data in content(folder).items() if path.name != index.name} == before
 
-    def test_an_interrupted_index_is_written_again(self, tmp_path):
+    def test_fix_rewrites_interrupted_index(self, tmp_path):
         folder = self.folder(tmp_path)
         index = folder / "model.safetensors.index.json"
         index.unlink()
@@ -720,7 +720,7 @@ class TestMerge:
             fixes()["merge"].apply(parse(item), ReadOptions())
 
     @pytest.mark.parametrize("left", ["node", "half a node", "half a manifest"])
-    def test_an_interrupted_merge_is_repeated(self, tmp_path, left):
+    def test_interrupted_merge_is_repeated(self, tmp_path, left):
         item = self.unmerged(tmp_path)
         mend(item, "merge")
         expected = content(item)
@@ -733,7 +733,7 @@ class TestMerge:
         assert len(mend(item, "merge").fixed) == 1
         assert content(item) == expected
 
-    def test_other_files_are_not_replaced(self, tmp_path):
+    def test_merge_does_not_replace_other_files(self, tmp_path):
         item = self.unmerged(tmp_path)
         mend(item, "merge")
         (node,) = (item / "d").iterdir()
@@ -745,7 +745,7 @@ class TestMerge:
         assert node.read_bytes() == b"something of the user's"
         assert not (item / "manifest.ocdbt").exists()
 
-    def test_not_without_all_processes(self, tmp_path):
+    def test_merge_refuses_missing_process(self, tmp_path):
         item = self.unmerged(tmp_path)
         shutil.rmtree(item / "ocdbt.process_1")
         before = content(item)
@@ -753,7 +753,7 @@ class TestMerge:
             mend(item, "merge")
         assert content(item) == before
 
-    def test_not_where_processes_differ(self, tmp_path):
+    def test_merge_refuses_differing_processes(self, tmp_path):
         item = self.unmerged(tmp_path)
         shutil.copytree(item / "ocdbt.process_0", item / "ocdbt.process_2")
         mended = mend(item, "merge")
@@ -799,7 +799,7 @@ class TestCommandsToPaste:
         (run / "4" / "_CHECKPOINT_METADATA").write_text("{")
         return [item, weights, unnamed, named, bare, several, stray, unmerged, partly, left, run]
 
-    def test_paths_are_quoted(self, tmp_path):
+    def test_commands_quote_paths(self, tmp_path):
         result = [finding for scene in self.scenes(tmp_path) for finding in examine(scene).findings]
         commands = [entry.do for entry in result if "a dir" in entry.do]
         assert len(commands) >= 9
@@ -813,7 +813,7 @@ class TestCommandsToPaste:
             open_tree(run)
         assert shlex.quote(str(run)) in hint_of(caught.value)
 
-    def test_a_path_that_looks_like_an_option(self):
+    def test_path_like_an_option_gets_a_prefix(self):
         assert pasted(Path("-rf x")) == "'./-rf x'"
 
 
@@ -821,7 +821,7 @@ class TestCommand:
     def run(self, *arguments):
         return ckpt("doctor", *arguments, COLUMNS="80")
 
-    def test_exit_codes(self, tmp_path):
+    def test_doctor_exits_with_documented_codes(self, tmp_path):
         assert self.run(ORBAX / "standard").exit_code == 0
         assert self.run(ORBAX / "unfinished_atomic_rename").exit_code == 0
         assert self.run(ORBAX / "unfinished_commit_file").exit_code == 1
@@ -830,7 +830,7 @@ class TestCommand:
         assert self.run().exit_code == 2
         assert self.run(ORBAX / "standard", "--fix", "everything").exit_code == 2
 
-    def test_text(self):
+    def test_doctor_prints_findings_as_text(self):
         output = self.run(ORBAX / "unfinished_commit_file").output
         assert "error  " in output and "  why   " in output and "  next  " in output
         assert output.endswith("1 error\n")
@@ -841,19 +841,19 @@ class TestCommand:
         assert self.run(ORBAX / "standard", "--checksums").output.endswith(declared)
         assert ckpt(*command).exit_code == 0
 
-    def test_json(self):
+    def test_doctor_prints_findings_as_json(self):
         report = json.loads(self.run(ORBAX / "unfinished_commit_file", "--json").output)
         assert report["healthy"] is False
         assert report["findings"][0]["level"] == "error"
         assert {"location", "what", "why", "do", "fix", "check"} <= report["findings"][0].keys()
 
-    def test_list(self):
+    def test_list_option_names_checks_and_fixes(self):
         output = self.run("--list").output
         assert all(f" {check.name} " in output for check in checks())
         assert all(f"fix    {name} " in output for name in fixes())
         assert {load["kind"] for load in json.loads(self.run("--list", "--json").output)} == {"check", "fix"}
 
-    def test_a_list_looks_at_nothing(self, tmp_path):
+    def test_list_option_refuses_other_arguments(self, tmp_path):
         assert self.run("--list", "--fix", "merge").exit_code == 2
         assert self.run(tmp_path, "--list").exit_code == 2
 
@@ -869,7 +869,7 @@ class TestCommand:
         result = self.run(ORBAX / "standard", "--fix", "merge")
         assert (result.exit_code, "nothing here" in result.output) == (0, True)
 
-    def test_an_interrupted_conversion_where_nothing_else_is(self, tmp_path):
+    def test_interrupted_conversion_alone_is_reported(self, tmp_path):
         (tmp_path / "dst.partial").mkdir()
         (tmp_path / "dst.partial/journal.ckpttools").touch()
         assert "interrupted conversion" in self.run(tmp_path / "dst").output
@@ -899,7 +899,7 @@ def test_missing_permission_is_reported(monkeypatch):
 
 
 @pytest.mark.parametrize("use_ocdbt", [True, False])
-def test_no_permission_for_data(tmp_path, monkeypatch, use_ocdbt):
+def test_unreadable_data_file_is_reported(tmp_path, monkeypatch, use_ocdbt):
     arrays = {("w",): (zarr3([LITTLE], [300, 2]), values_of(F32, (600, 2)))}
     item = write_item(tmp_path / "item", arrays, use_ocdbt=use_ocdbt)
     if use_ocdbt:
@@ -911,7 +911,7 @@ def test_no_permission_for_data(tmp_path, monkeypatch, use_ocdbt):
     assert "permission" in result.what or "may not be read" in result.what
 
 
-def test_a_directory_that_cannot_be_listed(monkeypatch):
+def test_unlistable_directory_is_reported(monkeypatch):
     scandir = os.scandir
 
     def refuse(path):
@@ -925,7 +925,7 @@ def test_a_directory_that_cannot_be_listed(monkeypatch):
     assert not any("stopped" in entry.what for entry in result)
 
 
-def test_links(tmp_path):
+def test_dangling_and_circular_links_are_reported(tmp_path):
     folder = copy(SHARDED, tmp_path)
     shard = min(folder.glob("*.safetensors"))
     shard.unlink()
@@ -937,7 +937,7 @@ def test_links(tmp_path):
 @pytest.mark.parametrize(
     "name", ["config.json", "model.safetensors.index.json", "model-00001-of-00004.safetensors"]
 )
-def test_a_pipe_is_not_waited_for(tmp_path, name):
+def test_named_pipe_does_not_block(tmp_path, name):
     folder = copy(SHARDED, tmp_path)
     (folder / name).unlink()
     os.mkfifo(folder / name)
@@ -951,7 +951,7 @@ def test_a_pipe_is_not_waited_for(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["_strings.json", "_sharding", "array_metadatas/process_0"])
-def test_a_pipe_in_an_item_is_not_waited_for(tmp_path, name):
+def test_named_pipe_in_an_item_does_not_block(tmp_path, name):
     item = copy(ORBAX / "tree_zoo", tmp_path)
     (item / name).unlink(missing_ok=True)
     os.mkfifo(item / name)
@@ -959,7 +959,7 @@ def test_a_pipe_in_an_item_is_not_waited_for(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["index", "chunk"])
-def test_pipes_among_data_files_are_not_waited_for(tmp_path, name):
+def test_named_pipes_among_data_files_do_not_block(tmp_path, name):
     arrays = {("w",): (zarr3([LITTLE, ZSTD], [300, 2]), values_of(F32, (600, 2)))}
     item = write_item(tmp_path / "item", arrays, use_ocdbt=name == "index")
     for file in [*item.glob("d/*")] if name == "index" else [item / "w" / "c" / "1" / "0"]:
@@ -968,7 +968,7 @@ def test_pipes_among_data_files_are_not_waited_for(tmp_path, name):
     assert told(item, "error")
 
 
-def test_a_check_is_one_file(tmp_path, monkeypatch):
+def test_check_is_one_file(tmp_path, monkeypatch):
     source = """
 from ckpttools.diagnosis.base import INFO, Check, Finding
 def look(inventory):
@@ -1083,12 +1083,12 @@ class TestGarbage:
     @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
     @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
     @given(damages=damages)
-    def test_always_a_report(self, source, damages, tmp_path_factory):
+    def test_doctor_reports_on_any_garbage(self, source, damages, tmp_path_factory):
         self.check(source, damages, tmp_path_factory)
 
     @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
     @given(damages=damages)
-    def test_always_a_report_on_safetensors(self, small_safetensors, damages, tmp_path_factory):
+    def test_doctor_reports_on_any_safetensors_garbage(self, small_safetensors, damages, tmp_path_factory):
         self.check(small_safetensors, damages, tmp_path_factory)
 
     def check(self, source, damages, tmp_path_factory):

@@ -88,7 +88,7 @@ def model(path: Path, **changes: Any) -> dict[str, np.ndarray]:
 
 class TestModels:
     @pytest.mark.parametrize("name", ["weights.safetensors", "llama.safetensors", "consolidated.safetensors"])
-    def test_weight_names(self, top: Path, name: str) -> None:
+    def test_advice_fixes_weight_names(self, top: Path, name: str) -> None:
         model(top / "m")
         (top / "m/model.safetensors").rename(top / "m" / name)
         config = json.loads((top / "m/config.json").read_bytes())
@@ -99,7 +99,7 @@ class TestModels:
         assert load_file(top / "m/model.safetensors").keys() == expected.keys()
 
     @pytest.mark.parametrize("has_weights", [True, False])
-    def test_adapter_files(self, top: Path, has_weights: bool) -> None:
+    def test_advice_fixes_adapter_files(self, top: Path, has_weights: bool) -> None:
         model(top / "m")
         expected = values(top / "m")
         settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["q_proj"]}
@@ -117,7 +117,7 @@ class TestModels:
         assert_sound(top / "m", "adapter-files", expected)
 
     @pytest.mark.parametrize("name", ["freqs_cis", "model.rotary_emb.inv_freq", "model.causal_mask"])
-    def test_buffers(self, top: Path, name: str) -> None:
+    def test_advice_fixes_buffers(self, top: Path, name: str) -> None:
         arrays = model(top / "m")
         buffer = np.tril(np.ones((8, 8), np.bool_)) if "mask" in name else np.ones(2, F32)
         save_file(arrays | {name: buffer}, top / "m/model.safetensors")
@@ -125,7 +125,7 @@ class TestModels:
         assert_sound(top / "out", "buffers", {item: array.tobytes() for item, array in arrays.items()})
 
     @pytest.mark.parametrize("stated", ["bfloat16", "float16", "float64"])
-    def test_dtype(self, top: Path, stated: str) -> None:
+    def test_advice_fixes_dtype(self, top: Path, stated: str) -> None:
         model(top / "m", dtype="float32")
         config = json.loads((top / "m/config.json").read_bytes()) | {"torch_dtype": stated}
         (top / "m/config.json").write_text(json.dumps(config))
@@ -133,7 +133,7 @@ class TestModels:
         assert_sound(top / "out", "dtype", values(top / "m"))
 
     @pytest.mark.parametrize("kept", [1, 2])
-    def test_layers_that_were_cut(self, top: Path, kept: int) -> None:
+    def test_advice_fixes_cut_layers(self, top: Path, kept: int) -> None:
         model(top / "m", num_hidden_layers=kept)
         config = json.loads((top / "m/config.json").read_bytes()) | {"num_hidden_layers": 3}
         (top / "m/config.json").write_text(json.dumps(config))
@@ -141,7 +141,7 @@ class TestModels:
         assert_sound(top / "out", "layers", values(top / "m"))
 
     @pytest.mark.parametrize("method", ["fp8", "gptq", "compressed-tensors"])
-    def test_quantization_that_is_stated_and_absent(self, top: Path, method: str) -> None:
+    def test_advice_fixes_absent_quantization(self, top: Path, method: str) -> None:
         model(top / "m", quantization_config={"quant_method": method, "weight_block_size": [128, 128]})
         (result,) = (finding for finding in examine(top / "m").findings if finding.check == "quantization")
         assert "`ckpt convert to-safetensors` does" in result.do
@@ -149,7 +149,7 @@ class TestModels:
         assert_sound(top / "out", "quantization", values(top / "m"))
 
     @pytest.mark.parametrize("mode", [0o000, 0o200])
-    def test_files_without_permission(self, top: Path, mode: int) -> None:
+    def test_advice_fixes_file_permissions(self, top: Path, mode: int) -> None:
         if os.geteuid() == 0:
             pytest.skip("root may read everything")
         model(top / "m")
@@ -159,7 +159,7 @@ class TestModels:
         assert_sound(top / "m", "access", expected)
 
     @pytest.mark.parametrize("more", [1, 8])
-    def test_vocabulary_rows(self, top: Path, more: int) -> None:
+    def test_advice_fixes_vocabulary_rows(self, top: Path, more: int) -> None:
         arrays = model(top / "m", vocab_size=32 + more)
         config = json.loads((top / "m/config.json").read_bytes()) | {"vocab_size": 32}
         (top / "m/config.json").write_text(json.dumps(config))
@@ -175,7 +175,7 @@ class TestModels:
         }
         assert_sound(top / "out", "vocabulary-rows", trimmed)
 
-    def test_adapter_alone(self, top: Path) -> None:
+    def test_advice_fixes_adapter_without_model(self, top: Path) -> None:
         base = model(top / "base", dtype="float32")
         (top / "adapter").mkdir()
         name = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
@@ -189,7 +189,7 @@ class TestModels:
         assert_sound(top / "out", "config", {item: array.tobytes() for item, array in base.items()})
 
     @pytest.mark.parametrize("prefix", ["transformer.", "backbone.", "module.model."])
-    def test_name_prefixes(self, top: Path, prefix: str) -> None:
+    def test_advice_fixes_name_prefixes(self, top: Path, prefix: str) -> None:
         arrays = model(top / "m")
         other = {prefix + name.removeprefix("model."): item for name, item in arrays.items()}
         save_file(other, top / "m/model.safetensors")
@@ -205,14 +205,14 @@ def item_at(path: Path, **options: Any) -> Path:
 
 class TestOrbax:
     @pytest.mark.parametrize("use_ocdbt", [True, False])
-    def test_item_without_a_step(self, top: Path, use_ocdbt: bool) -> None:
+    def test_advice_fixes_item_without_a_step(self, top: Path, use_ocdbt: bool) -> None:
         item = item_at(top / "item", use_ocdbt=use_ocdbt)
         expected = values(item)
         run_command(the_finding(item, "commit").command or "", top, DST=top / "out")
         assert_sound(top / "out", "commit", expected)
 
     @pytest.mark.parametrize("name", ["stray", "0123456789abcdef"])
-    def test_data_file_that_no_index_names(self, top: Path, name: str) -> None:
+    def test_advice_fixes_unreferenced_data_file(self, top: Path, name: str) -> None:
         item = item_at(top / "item")
         expected = values(item)
         (item / "d" / name).write_bytes(bytes(500))
@@ -221,7 +221,7 @@ class TestOrbax:
 
     @pytest.mark.parametrize("field", ["use_zarr3", "use_ocdbt"])
     @pytest.mark.parametrize("stored", [True, False])
-    def test_metadata_that_contradict_the_files(self, top: Path, field: str, stored: bool) -> None:
+    def test_advice_fixes_contradicting_metadata(self, top: Path, field: str, stored: bool) -> None:
         version = {} if field != "use_zarr3" or stored else {"version": zarr2(None, [300, 2])}
         item = item_at(top / "item", use_ocdbt=field == "use_zarr3" or stored, **version)
         expected = values(item)
@@ -230,7 +230,7 @@ class TestOrbax:
         assert_sound(item, "chunks", expected)
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-    def test_data_file_without_permission(self, top: Path) -> None:
+    def test_advice_fixes_data_file_permissions(self, top: Path) -> None:
         item = item_at(top / "item")
         expected = values(item)
         (file,) = (entry for entry in (item / "d").iterdir())
@@ -238,14 +238,14 @@ class TestOrbax:
         run_command(the_finding(item, "chunks").command or "", top)
         assert values(item) == expected
 
-    def test_unmerged(self, top: Path) -> None:
+    def test_advice_merges_processes(self, top: Path) -> None:
         item = Path(shutil.copytree(ORBAX / "lazy_2proc", top / "run")) / "7" / "items"
         expected = values(item)
         (item / "manifest.ocdbt").unlink()
         run_command(the_finding(item, "unmerged").command or "", top)
         assert_sound(item, "unmerged", expected)
 
-    def test_partly_merged(self, top: Path) -> None:
+    def test_advice_repairs_partial_merge(self, top: Path) -> None:
         item = Path(shutil.copytree(ORBAX / "lazy_2proc", top / "run")) / "7" / "items"
         expected = values(item)
         change_index(item, lambda entries: entries.pop(b"params.params.w/c/1/0"))
@@ -253,7 +253,7 @@ class TestOrbax:
         run_command(command or "", top)
         assert_sound(item, "unmerged", expected)
 
-    def test_commit_markers(self, top: Path) -> None:
+    def test_advice_fixes_commit_markers(self, top: Path) -> None:
         run = Path(shutil.copytree(ORBAX / "cm_default", top / "run"))
         expected = values(run)
         for path in run.rglob("commit_success.txt"):
@@ -263,7 +263,7 @@ class TestOrbax:
         assert_sound(run, "commit", expected)
 
     @pytest.mark.parametrize("where", ["run", "step"])
-    def test_unfinished_step(self, top: Path, where: str) -> None:
+    def test_advice_sets_unfinished_step_aside(self, top: Path, where: str) -> None:
         run = Path(shutil.copytree(ORBAX / "unfinished_commit_file", top / "run"))
         expected = values(run / "1")
         for path in (run / "2", *(run / "2").rglob("*")):
@@ -273,7 +273,7 @@ class TestOrbax:
         assert values(run) == expected
 
     @pytest.mark.parametrize("name", ["state", "model"])
-    def test_items_of_another_name(self, top: Path, name: str) -> None:
+    def test_advice_opens_items_of_another_name(self, top: Path, name: str) -> None:
         run = top / "run"
         for step in (1, 2, 3):
             arrays = {"w": np.full(3, step, F32)}
@@ -287,7 +287,7 @@ class TestOrbax:
         assert_sound(run, "items", values(run / "3"))
         assert values(run / "2") == expected
 
-    def test_several_items(self, top: Path) -> None:
+    def test_advice_selects_one_of_several_items(self, top: Path) -> None:
         copy = Path(shutil.copytree(ORBAX / "v1_checkpointables", top / "step"))
         run_command(the_finding(copy, "items").command or "", top)
 
@@ -299,7 +299,7 @@ class TestLeftovers:
         return sorted(str(item.relative_to(path)) for item in path.rglob("*") if item.is_file())
 
     @pytest.mark.parametrize("name", ["3.orbax-checkpoint-tmp-17", "3.unfinished"])
-    def test_unfinished_saves(self, top: Path, name: str) -> None:
+    def test_advice_removes_unfinished_saves(self, top: Path, name: str) -> None:
         run = Path(shutil.copytree(ORBAX / "cm_default", top / "run"))
         before, expected = self.left(run), values(run)
         (run / name).mkdir()
@@ -309,7 +309,9 @@ class TestLeftovers:
         assert_sound(run, "leftovers", expected)
 
     @pytest.mark.parametrize("way", ["resume", "discard"])
-    def test_interrupted_conversions(self, top: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_advice_handles_interrupted_conversions(
+        self, top: Path, way: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         model(top / "m")
         expected = values(top / "m")
         monkeypatch.chdir(top)
@@ -328,7 +330,7 @@ class TestLeftovers:
         assert values(top / "m") == expected
 
     @pytest.mark.parametrize("way", ["finish", "undo"])
-    def test_interrupted_prunes(self, top: Path, way: str) -> None:
+    def test_advice_handles_interrupted_prunes(self, top: Path, way: str) -> None:
         run = top / "run"
         for step in (1, 2, 3):
             ckpttools.save({"w": np.full(3, step, F32)}, run / str(step), format="orbax", level="step")

@@ -38,7 +38,7 @@ def model(tmp_path):
     return tmp_path / "m"
 
 
-def test_a_sound_model_is_left_in_peace(model):
+def test_healthy_model_has_no_findings(model):
     assert result(model) == {}
 
 
@@ -74,7 +74,7 @@ FAULTS = [
 @pytest.mark.parametrize(
     ("file", "fields", "check", "level", "what"), FAULTS, ids=lambda item: str(item)[:30]
 )
-def test_a_contradiction_is_named(model, file, fields, check, level, what):
+def test_contradiction_is_reported(model, file, fields, check, level, what):
     write(model / file, **fields)
     declared = result(model)
     assert declared.keys() == {check}
@@ -91,6 +91,6 @@ def test_a_contradiction_is_named(model, file, fields, check, level, what):
         max_leaves=8,
     )
 )
-def test_any_document_has_a_count_or_none(document):
+def test_token_count_accepts_any_document(document):
     count = token_count({"model": document, "added_tokens": document})
     assert count is None or count > 0

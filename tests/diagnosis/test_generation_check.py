@@ -43,7 +43,7 @@ def test_inconsistent_generation_config_is_reported(tmp_path, generation, settin
     assert says in declared(tmp_path, generation, **settings)
 
 
-def test_an_id_of_no_token(tmp_path):
+def test_unknown_token_id_is_reported(tmp_path):
     model = tmp_path / "m"
     shutil.copytree(HUB, model)
     tokens = json.loads((model / "tokenizer.json").read_text())
@@ -55,7 +55,7 @@ def test_an_id_of_no_token(tmp_path):
     assert "generation_config.json" in ckpt("doctor", model).output
 
 
-def test_a_tokenizer_without_a_list_of_all_tokens(tmp_path):
+def test_added_tokens_of_sentencepiece_are_checked(tmp_path):
     """As of SentencePiece: what was added to it is listed."""
     model = tmp_path / "m"
     shutil.copytree(HUB, model)
@@ -78,14 +78,14 @@ TOKENLESS = (
 
 
 @pytest.mark.parametrize("content", TOKENLESS)
-def test_tokenizers_that_say_nothing(tmp_path, content):
+def test_uninformative_tokenizers_are_ignored(tmp_path, content):
     model = tmp_path / "m"
     shutil.copytree(HUB, model)
     (model / "tokenizer.json").write_text(content)
     assert "[generation]" not in ckpt("doctor", model).output
 
 
-def test_an_end_that_only_the_configuration_says(tmp_path):
+def test_end_token_from_config_alone_is_checked(tmp_path):
     model = Path(shutil.copytree(HUB, tmp_path / "m"))
     (model / "generation_config.json").unlink()
     assert "healthy" in ckpt("doctor", model).output

@@ -427,7 +427,7 @@ def test_writers_report_arrays_that_do_not_match_the_configuration(tmp_path, nam
         {"tie_word_embeddings": True},
     ],
 )
-def test_writers_report_nothing_of_models_that_match(tmp_path, changes):
+def test_writers_report_nothing_for_matching_models(tmp_path, changes):
     arrays = arrays_of(changes.get("layers", 2))
     if "auto_map" in changes or "model_type" in changes:
         arrays |= {"score.weight": np.ones((3, 8), np.float32)}
@@ -435,7 +435,7 @@ def test_writers_report_nothing_of_models_that_match(tmp_path, changes):
     assert not any("do not match" in item for item in remarks_of(source, tmp_path / "out"))
 
 
-def test_writers_report_nothing_that_the_user_leaves_out(tmp_path):
+def test_writers_do_not_report_arrays_the_user_drops(tmp_path):
     source = save_model(tmp_path / "m")
     for options in ({"drop": ["lm_head.weight"]}, {"keep": ["model.layers.*"]}):
         assert not any("do not match" in item for item in remarks_of(source, tmp_path / "out", **options))
@@ -670,7 +670,7 @@ def test_average_refuses_configs_of_different_computations(tmp_path, difference)
 
 
 @pytest.mark.parametrize("field", UNKNOWN)
-def test_average_does_not_claim_that_unknown_fields_change_the_function(tmp_path, field):
+def test_average_reports_unknown_fields_as_uncertain(tmp_path, field):
     models = [save_model(tmp_path / "a"), save_model(tmp_path / "b", **{field: UNKNOWN[field]})]
     reason = rf"unknown fields, which may change(.|\n)*{field}: not stated and .* \(unknown field\)"
     assert_refused_unless_forced(models, tmp_path / "mean", reason)
@@ -713,7 +713,7 @@ NOT_NEUTRAL = {
         *((kind, "layer_types", [FULL, "sliding_attention"], [FULL, FULL]) for kind in ("llama", "qwen2")),
     ],
 )
-def test_absent_config_fields_equal_their_default_alone(kind, field, value, default, part):
+def test_absent_config_fields_equal_only_their_default(kind, field, value, default, part):
     silent, stated, other = ({"model_type": kind, **item} for item in ({}, {field: default}, {field: value}))
     if part:
         silent, stated, other = ({"model_type": "x", part: item} for item in (silent, stated, other))
@@ -747,7 +747,7 @@ def test_full_attention_is_no_default_of_hybrid_models(kind):
 
 @pytest.mark.parametrize("kind", ["deepseek_v4", "gemma3_text", "olmo3", "llama"])
 @pytest.mark.parametrize("is_nested", [False, True])
-def test_base_of_rotary_embeddings_at_the_top(kind, is_nested):
+def test_top_level_rope_theta_counts_only_if_used(kind, is_nested):
     """Some classes ignore the base in `rope_parameters`, unless it is given for each part."""
     names = ("main", "compress") if kind == "deepseek_v4" else (FULL, "sliding_attention")
     rope = {"rope_type": "default", "rope_theta": 1e4}

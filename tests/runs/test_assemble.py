@@ -82,7 +82,7 @@ def missing_by_tensorstore(hosts: Sequence[Path], step: int) -> set[tuple[str, t
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_every_set_of_hosts_is_complete_or_lacks_what_tensorstore_says(job):
+def test_assemble_agrees_with_tensorstore_on_missing_chunks(job):
     hosts = hosts_of(HOSTS / job)
     for chosen in subsets(hosts):
         listing = ckpttools.list_saves(chosen)
@@ -144,7 +144,7 @@ def lacking(hosts: Sequence[Path], step: int) -> bool:
     return not any((host / str(step)).exists() for host in hosts) or bool(missing_by_tensorstore(hosts, step))
 
 
-def test_the_parent_is_shown_as_the_whole_and_a_host_as_its_share():
+def test_inspect_shows_parent_as_complete_and_host_as_part():
     for job in JOBS:
         assert same(values(HOSTS / job), restored(job))
         assert "missing" not in succeed("inspect", "tree", HOSTS / job).output
@@ -182,7 +182,7 @@ def large_chunks(host: Path, step: int = LAST) -> list[tuple[str, Path, Extent]]
 
 @settings(max_examples=4, deadline=None)
 @given(data=st.data())
-def test_flipped_bits_of_a_twin_are_found_and_a_preferred_host_decides(tmp_path_factory, data):
+def test_replica_differences_are_resolved_by_preferred_host(tmp_path_factory, data):
     top = tmp_path_factory.mktemp("flipped")
     job = Path(shutil.copytree(HOSTS / "replicator-data=2,fsdp=4", top / "job"))
     bad = data.draw(st.sampled_from(hosts_of(job)))
@@ -207,7 +207,7 @@ def test_flipped_bits_of_a_twin_are_found_and_a_preferred_host_decides(tmp_path_
     assert same(values(top / "without"), restored("replicator-data=2,fsdp=4"))
 
 
-def test_a_lost_data_file_is_made_up_for_by_a_twin(job, tmp_path):
+def test_replica_replaces_lost_data_file(job, tmp_path):
     key, file, _ = large_chunks(job / "host0")[0]
     file.unlink()
     listing = ckpttools.list_saves(job)
@@ -232,7 +232,7 @@ def test_steps_are_not_mixed(job, tmp_path):
         ckpttools.assemble(job, tmp_path / "four", step=4)
 
 
-def test_two_saves_of_one_step_are_not_mixed(job, tmp_path):
+def test_saves_of_the_same_step_are_not_mixed(job, tmp_path):
     """A job that went back has saved step 3 again, on the hosts that were left."""
     for number in range(4):
         begin(job / f"host{number}", 1000 + 3600 * (number % 2))
@@ -248,7 +248,7 @@ def test_two_saves_of_one_step_are_not_mixed(job, tmp_path):
 
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(0, 1500), min_size=4, max_size=4), st.permutations(range(4)))
-def test_saves_are_told_apart_by_time_in_whatever_order_hosts_are_named(tmp_path_factory, seconds, order):
+def test_saves_are_separated_by_time_in_any_host_order(tmp_path_factory, seconds, order):
     """None is spread over more than ten minutes, nor joined over more by one that lies between."""
     top = tmp_path_factory.mktemp("times") / "job"
     shutil.copytree(HOSTS / "replicator-data=2,fsdp=4", top)
@@ -272,7 +272,7 @@ def begin(host: Path, seconds: float) -> None:
     file.write_text(json.dumps({**declared, "init_timestamp_nsecs": int(seconds * 1e9)}))
 
 
-def test_hosts_whose_arrays_are_cut_otherwise_are_of_another_save(job):
+def test_hosts_with_other_chunks_belong_to_another_save(job):
     other = HOSTS / "emergency-data=2,fsdp=2,tensor=2"
     listing = ckpttools.list_saves([job / "host0", job / "host1", other / "host2"])
     result = [(save.step, {host.parent.name for host in save.hosts}) for save in listing.saves]
@@ -280,7 +280,7 @@ def test_hosts_whose_arrays_are_cut_otherwise_are_of_another_save(job):
     assert sorted(step for step, _ in result) == [2, 2, 3, 3]
 
 
-def test_links_of_the_agent_of_multi_tier_checkpointing(job, tmp_path):
+def test_links_of_multi_tier_checkpointing_are_followed(job, tmp_path):
     for number in range(4):
         data = job / "data" / f"host{number}"
         data.parent.mkdir(exist_ok=True)
@@ -293,7 +293,7 @@ def test_links_of_the_agent_of_multi_tier_checkpointing(job, tmp_path):
     assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
 
 
-def test_processes_on_gpus_have_directories_below_that_of_the_host(job, tmp_path):
+def test_process_directories_below_hosts_are_found(job, tmp_path):
     for number in range(4):
         (tmp_path / "gpus" / f"node{number // 2}").mkdir(parents=True, exist_ok=True)
         (job / f"host{number}").rename(tmp_path / "gpus" / f"node{number // 2}" / str(number))
@@ -321,7 +321,7 @@ class TestDataIterators:
         location.mkdir()
         (location / "pygrain_states.json").write_text(json.dumps(states))
 
-    def test_they_are_kept_as_a_run_reads_them(self, job, tmp_path):
+    def test_assemble_keeps_data_iterators(self, job, tmp_path):
         for host in hosts_of(job):
             self.keep(host, {"0": {"next_index": 7}, "1": '{"position": 3}'})
         ckpttools.assemble(job, tmp_path / "out")
@@ -339,7 +339,7 @@ class TestDataIterators:
         with pytest.raises(FormatError, match="at different positions in the data"):
             ckpttools.assemble(job, tmp_path / "out")
 
-    def test_states_of_no_process_are_refused(self, job, tmp_path):
+    def test_iterator_states_without_a_process_are_refused(self, job, tmp_path):
         """Whose names would be those of files."""
         self.keep(job / "host0", {"0": {}, "/../../../escaped": {}})
         with pytest.raises(FormatError, match="numbered by process"):
@@ -350,7 +350,7 @@ class TestDataIterators:
         assert "these hosts kept no state of it" in told
 
 
-def test_from_a_bucket_and_a_disk_together(gcs, job, tmp_path):
+def test_assemble_reads_bucket_and_disk_together(gcs, job, tmp_path):
     location = gcs.filled({f"host3/{name}": content for name, content in files_in(job / "host3").items()})
     ckpttools.assemble([job / "host0", location], tmp_path / "out")
     assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
@@ -360,7 +360,7 @@ def test_from_a_bucket_and_a_disk_together(gcs, job, tmp_path):
     assert same(values(tmp_path / "second"), restored("replicator-data=2,fsdp=4"))
 
 
-def test_the_command(job, tmp_path):
+def test_assemble_command_lists_and_writes(job, tmp_path):
     listed = succeed("assemble", job / "host0", job / "host2", "--list").output
     assert "not complete" in listed and "the host of process 1 or 3" in listed
     assert all(f"{job / f'host{n}'}(process{n})" in "".join(listed.split()) for n in (0, 2))
@@ -381,12 +381,12 @@ def test_the_command(job, tmp_path):
     assert ckpt("assemble", tmp_path / "empty", "--list").exit_code == 3
 
 
-def test_file_commands_ask_for_one_host(job):
+def test_file_commands_require_one_host(job):
     assert ckpt("inspect", "chunks", job).exit_code == 3
     assert "assemble" in ckpt("inspect", "chunks", job).output
 
 
-def test_a_host_that_cannot_be_read_is_named(job):
+def test_unreadable_host_is_named(job):
     (job / "host1/3/state/manifest.ocdbt").write_bytes(b"nothing")
     listing = ckpttools.list_saves(job)
     assert [Path(name).parent.name for name in listing.unusable] == ["host1"]
@@ -396,13 +396,13 @@ def test_a_host_that_cannot_be_read_is_named(job):
 class TestOtherRuns:
     """Hosts of two runs that were at the same step at the same time."""
 
-    def test_jobs_with_other_names_are_apart(self, job):
+    def test_jobs_with_other_names_are_separate(self, job):
         for number in range(4):
             (job / f"host{number}" / "replicator.yaml").write_text(f"job-name: run-{number % 2}\n")
         result = [(save.step, len(save.hosts), save.is_complete) for save in ckpttools.list_saves(job).saves]
         assert result == [(3, 2, False), (3, 2, False), (2, 2, False), (2, 2, False)]
 
-    def test_jobs_of_other_devices_are_apart(self, job):
+    def test_jobs_with_other_devices_are_separate(self, job):
         location = job / "host1" / "3" / "process_metadata" / "mesh_metadata.json"
         location.write_text(json.dumps([8192, *json.loads(location.read_text())[1:]]))
         hosts = [len(save.hosts) for save in ckpttools.list_saves(job).saves if save.step == LAST]
@@ -425,7 +425,7 @@ class TestOtherRuns:
         told = ckpt("assemble", tmp_path / "a", tmp_path / "b", tmp_path / "out", "--dry-run", COLUMNS="200")
         assert declared in told.output and told.exit_code == (3 if "complete" in declared else 0)
 
-    def test_a_host_that_differs_in_most_is_not_mixed_in(self, tmp_path):
+    def test_mostly_different_host_is_refused(self, tmp_path):
         """What is preferred decides on values that were damaged, not on what another run has alone."""
         for host, seed in (("a", 1), ("b", 2)):
             write_half(tmp_path / host, seed)
@@ -448,7 +448,7 @@ def write_half(host: Path, seed: int, names: str = "xyz", run: int | None = None
     (host / "3" / "_CHECKPOINT_METADATA").write_text(json.dumps(declared))
 
 
-def test_arrays_that_no_metadata_names_are_not_left_out(job, tmp_path):
+def test_arrays_without_metadata_are_kept(job, tmp_path):
     for host in hosts_of(job):
         location = host / "3" / "state" / "_METADATA"
         declared = json.loads(location.read_text())
@@ -473,7 +473,7 @@ def test_invalid_timestamps_are_ignored(job, began):
     assert ckpttools.list_saves(job).saves[0].began is not None
 
 
-def test_a_damaged_shape_of_countless_chunks_is_counted_not_listed(tmp_path):
+def test_damaged_huge_shape_is_counted_without_listing_chunks(tmp_path):
     write_half(tmp_path / "a", 1)
     location = tmp_path / "a" / "3" / "state" / "x" / "zarr.json"
     location.write_text(json.dumps({**json.loads(location.read_text()), "shape": [1 << 60]}))

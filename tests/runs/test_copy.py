@@ -79,7 +79,7 @@ def test_copy_is_assignment(data):
     shape=st.lists(st.integers(1, 50), min_size=2, max_size=4).filter(lambda s: prod(s) < 60_000),
     data=st.data(),
 )
-def test_transposes_between_whole_arrays(shape, data):
+def test_copy_transposes_between_complete_arrays(shape, data):
     dtype = data.draw(st.sampled_from(CARRIERS))
     order = data.draw(orders(range(len(shape))))
     source = random_bits([shape[k] for k in order], dtype, 0).transpose(np.argsort(order))
@@ -91,7 +91,7 @@ def test_transposes_between_whole_arrays(shape, data):
 @given(st.integers(300, 700), st.integers(300, 700), st.sampled_from(CARRIERS))
 @example(512, 512, np.dtype("<u2"))
 @example(363, 725, np.dtype("<u2"))
-def test_sizes_that_cross_the_real_tiles(rows, columns, dtype):
+def test_copy_handles_sizes_across_tile_borders(rows, columns, dtype):
     source = random_bits((rows, columns), dtype, 0).T
     target = np.zeros((columns, rows), dtype)
     check(target, target, source, 256 * 1024)
@@ -99,7 +99,7 @@ def test_sizes_that_cross_the_real_tiles(rows, columns, dtype):
 
 @pytest.mark.parametrize("dtype", CARRIERS, ids=str)
 @pytest.mark.parametrize("odd", [0, 1, 2, 3])
-def test_targets_at_odd_addresses(dtype, odd):
+def test_copy_writes_to_unaligned_targets(dtype, odd):
     base = np.zeros(37 * 53 + odd, dtype)
     target = base[odd:].reshape(37, 53)
     check(base, target, random_bits((53, 37), dtype, 1).T, 1024)
@@ -107,19 +107,19 @@ def test_targets_at_odd_addresses(dtype, odd):
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1), (0,), (3, 0), (0, 3), (3, 0, 5)])
 @pytest.mark.parametrize("dtype", CARRIERS, ids=str)
-def test_one_element_or_none(shape, dtype):
+def test_copy_handles_arrays_of_one_or_no_element(shape, dtype):
     target = np.zeros(shape, dtype)
     check(target, target, random_bits(shape[::-1], dtype, 0).T, 4096)
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8])
-def test_rotary_order(heads):
+def test_copy_interleaves_rotary_pairs(heads):
     source = random_bits((heads, 2, 64, 300), CARRIERS[1], 0)
     target = np.zeros((300, heads, 64, 2), CARRIERS[1])
     check(target, target, source.transpose(3, 0, 2, 1), 256 * 1024)
 
 
-def test_every_bit_pattern_of_a_wide_element_survives():
+def test_copy_keeps_every_bit_pattern():
     nans = np.array([0x7FF0000000000001, 0xFFF8DEADBEEF0000], "<u8").view("<c16")
     source = np.repeat(nans, 12).reshape(3, 4)
     target = np.zeros((4, 3), "<c16")
@@ -129,7 +129,7 @@ def test_every_bit_pattern_of_a_wide_element_survives():
 @pytest.mark.parametrize(
     ("code", "shape", "order"), [("u1", (725, 3, 723), (2, 1, 0)), ("<u8", (3, 282, 255), (2, 1, 0))]
 )
-def test_the_scratch_suffices_for_tiles_of_full_size(code, shape, order):
+def test_scratch_fits_three_full_tiles(code, shape, order):
     """Gathered, interleaved, and turned for rows that are not aligned: three tiles at once."""
     dtype = np.dtype(code)
     source = random_bits([shape[k] for k in order], dtype, 1).transpose(np.argsort(order))

@@ -95,7 +95,7 @@ IDS = ["trained", "bit", "replaced", "trained-times", "bit-times", "replaced-tim
 @pytest.mark.parametrize("act", CHANGES, ids=IDS)
 class TestChangedContent:
     @pytest.mark.parametrize("name", [WEIGHTS, OTHER])
-    def test_copy_refuses_changed_source_and_overwrites_when_asked(self, model, tmp_path, is_old, act, name):
+    def test_copy_replaces_changed_source_only_with_overwrite(self, model, tmp_path, is_old, act, name):
         out = tmp_path / "out"
         ckpttools.copy(model, out)
         before = files_in(out)
@@ -108,7 +108,7 @@ class TestChangedContent:
         assert "copied" in run("copy", model, out, "--overwrite")
         assert files_in(out) == files_in(model) != before
 
-    def test_copy_refuses_changed_destination_and_overwrites_when_asked(self, model, tmp_path, is_old, act):
+    def test_copy_restores_changed_destination_only_with_overwrite(self, model, tmp_path, is_old, act):
         out = tmp_path / "out"
         ckpttools.copy(model, out)
         act(out / WEIGHTS)

@@ -92,13 +92,13 @@ class TestLocal:
         ],
         ids=lambda path: f"{path.parent.name}/{path.name}",
     )
-    def test_the_same_files_with_the_same_bytes(self, source, tmp_path):
+    def test_copy_writes_identical_files(self, source, tmp_path):
         report = ckpttools.copy(source, tmp_path / "out", verify=True)
         assert files_in(tmp_path / "out") == files_in(source)
         assert sum(part.bytes_verified for part in report.parts) == report.bytes
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
-    def test_a_step_of_a_run_and_the_latest(self, tmp_path):
+    def test_copy_selects_steps(self, tmp_path):
         run("copy", RUN, tmp_path / "a", "--step", "0")
         assert sorted(item.name for item in (tmp_path / "a").iterdir()) == ["0", "metadata"]
         run("copy", RUN, tmp_path / "b", "--latest", "1")
@@ -107,7 +107,7 @@ class TestLocal:
         assert files_in(tmp_path / "b") == files_in(RUN)
 
     @pytest.mark.parametrize("source", [UNFINISHED, ORBAX / "unfinished_commit_file"])
-    def test_unfinished_steps_are_left_out_and_named(self, source, tmp_path):
+    def test_unfinished_steps_are_left_out_and_reported(self, source, tmp_path):
         done = ckpt("copy", source, tmp_path / "out")
         assert done.exit_code == 0 and "left out 2" in done.output and "_METADATA" in done.output
         assert [item.name for item in (tmp_path / "out").iterdir()] == ["1"]
@@ -117,14 +117,14 @@ class TestLocal:
         if unfinished.name == "2":
             assert ckpt("copy", source, tmp_path / "two", "--step", "2").exit_code == 3
 
-    def test_a_step_that_has_lost_something_is_not_passed_over(self, run_of_steps, tmp_path):
+    def test_damaged_step_is_refused(self, run_of_steps, tmp_path):
         (run_of_steps / "5" / "default" / "manifest.ocdbt").unlink()
         shutil.rmtree(run_of_steps / "5" / "default" / "ocdbt.process_0")
         with pytest.raises(FormatError, match="damaged now"):
             ckpttools.copy(run_of_steps, tmp_path / "out")
         ckpttools.copy(run_of_steps, tmp_path / "out", steps=[0])
 
-    def test_a_data_file_that_is_gone(self, run_of_steps, tmp_path):
+    def test_missing_data_file_is_refused(self, run_of_steps, tmp_path):
         data = [path for path in (run_of_steps / "5").rglob("*") if path.parent.name == "d"]
         for path in data:
             path.unlink()
@@ -132,9 +132,7 @@ class TestLocal:
             ckpttools.copy(run_of_steps, tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
-    def test_arrays_that_nothing_here_reads_are_copied_and_it_is_said_that_they_are_not_checked(
-        self, tmp_path
-    ):
+    def test_unreadable_arrays_are_copied_with_a_remark(self, tmp_path):
         source = tmp_path / "item"
         shutil.copytree(ORBAX / "pytree_ocdbt0_zarr30", source)
         change_json(source / "params.dense.bias" / ".zarray", filters=[{"id": "delta"}])
@@ -142,13 +140,13 @@ class TestLocal:
         assert done.exit_code == 0 and files_in(tmp_path / "out") == files_in(source)
         assert "was not searched for missing chunks" in " ".join(done.output.split())
 
-    def test_metadata_that_is_damaged(self, run_of_steps, tmp_path):
+    def test_damaged_metadata_is_refused(self, run_of_steps, tmp_path):
         with (run_of_steps / "5" / "default" / "_METADATA").open("ab") as file:
             file.write(b"x")
         with pytest.raises(FormatError):
             ckpttools.copy(run_of_steps, tmp_path / "out")
 
-    def test_a_chunk_that_is_gone(self, tmp_path):
+    def test_missing_chunk_is_refused(self, tmp_path):
         source = tmp_path / "run"
         shutil.copytree(ORBAX / "pytree_ocdbt0_zarr30", source)
         next(path for path in sorted(source.rglob("*")) if re.fullmatch(r"\d+(\.\d+)+", path.name)).unlink()
@@ -188,7 +186,7 @@ class TestLocal:
         with pytest.raises(FormatError, match="neither a file nor a directory"):
             ckpttools.copy(source, tmp_path / "again")
 
-    def test_files_of_other_checkpoints_are_told(self, run_of_steps, tmp_path, monkeypatch):
+    def test_references_to_other_checkpoints_are_refused(self, run_of_steps, tmp_path, monkeypatch):
         item = run_of_steps / "5" / "default"
         entry = ocdbt.Extent("../../0/default/d/x", 0, 1)
         with monkeypatch.context() as patch:
@@ -214,11 +212,11 @@ class TestLocal:
         assert ckpt("copy", tmp_path / "run", tmp_path / "run" / "in").exit_code == 2
         assert not (tmp_path / "y").exists()
 
-    def test_a_dry_run_writes_nothing(self, tmp_path):
+    def test_dry_run_writes_nothing(self, tmp_path):
         output = run("copy", UNFINISHED, tmp_path / "out", "--dry-run")
         assert "1: to be copied" in output and "left out 2" in output and not list(tmp_path.iterdir())
 
-    def test_large_files_in_pieces(self, tmp_path, monkeypatch):
+    def test_large_files_are_copied_in_parts(self, tmp_path, monkeypatch):
         monkeypatch.setattr(transfer, "PIECE_BYTES", 2 << 20)
         source = tmp_path / "model"
         shutil.copytree(HF, source)
@@ -231,7 +229,7 @@ class TestLocal:
 
 
 class TestAgain:
-    def test_only_what_is_new_is_copied(self, run_of_steps, tmp_path):
+    def test_copy_adds_only_new_steps(self, run_of_steps, tmp_path):
         out = tmp_path / "out"
         ckpttools.copy(run_of_steps, out, steps=[0])
         before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
@@ -244,7 +242,7 @@ class TestAgain:
         assert all(path.stat().st_mtime_ns == time for path, time in before.items())
         assert "3 of 3 were there already" in run("copy", run_of_steps, out)
 
-    def test_other_content_is_refused_and_replaced_only_when_asked(self, run_of_steps, tmp_path):
+    def test_different_step_is_replaced_only_with_overwrite(self, run_of_steps, tmp_path):
         out = tmp_path / "out"
         ckpttools.copy(run_of_steps, out)
         shutil.rmtree(run_of_steps / "5")
@@ -256,7 +254,7 @@ class TestAgain:
         ckpttools.copy(run_of_steps, out, overwrite=True)
         assert files_in(out) == files_in(run_of_steps)
 
-    def test_steps_are_added_to_runs_alone(self, tmp_path):
+    def test_steps_are_added_only_to_runs(self, tmp_path):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "thesis.tex").write_text("mine")
         with pytest.raises(DestinationExistsError, match="is not a run"):
@@ -273,7 +271,7 @@ class TestAgain:
         assert (out / "5" / "thesis.tex").read_text() == "mine"
 
     @pytest.mark.parametrize("source", [RUN / "5", RUN / "5" / "default", HF], ids=["step", "item", "model"])
-    def test_a_run_is_no_single_checkpoint_that_another_replaces(self, tmp_path, source):
+    def test_run_is_not_replaced_by_a_single_checkpoint(self, tmp_path, source):
         out = tmp_path / "out"
         ckpttools.copy(RUN, out, steps=[0, 5])
         shutil.rmtree(out / "metadata")  # nothing is left that no checkpoint has
@@ -283,7 +281,7 @@ class TestAgain:
         assert files_in(out) == before
 
     @pytest.mark.parametrize("source", [RUN / "5", RUN / "5" / "default"], ids=["step", "item"])
-    def test_a_model_is_not_replaced_by_another_format(self, tmp_path, source):
+    def test_model_is_not_replaced_by_another_format(self, tmp_path, source):
         out = tmp_path / "out"
         ckpttools.copy(HF, out)
         with pytest.raises(DestinationExistsError, match="it is a checkpoint of format safetensors"):
@@ -309,7 +307,7 @@ class TestAgain:
             ckpttools.copy(HF, tmp_path / "copy", overwrite=True)
         assert refused.value.got == "files that the source lacks: thesis.tex"
 
-    def test_a_model_in_a_model_is_not_lost(self, tmp_path):
+    def test_nested_model_is_not_overwritten(self, tmp_path):
         out = tmp_path / "out"
         ckpttools.copy(HF, out)
         shutil.copytree(HF, out / "original")
@@ -319,14 +317,14 @@ class TestAgain:
         ckpttools.copy(SHARDED, out, overwrite=True)
         assert files_in(out) == files_in(SHARDED)
 
-    def test_a_link_to_a_step_is_no_step(self, run_of_steps, tmp_path):
+    def test_link_to_a_step_is_left_out(self, run_of_steps, tmp_path):
         """It leads to another one after the next save, and the copy would be in its way."""
         (run_of_steps / "latest").symlink_to("5")
         out = tmp_path / "out"
         assert "left out latest" in run("copy", run_of_steps, out)
         assert not (out / "latest").exists()
 
-    def test_the_same_sizes_and_other_bytes(self, run_of_steps, tmp_path):
+    def test_copy_detects_changed_bytes_of_equal_size(self, run_of_steps, tmp_path):
         out = tmp_path / "out"
         ckpttools.copy(run_of_steps, out)
         large = max(
@@ -339,7 +337,7 @@ class TestAgain:
 
 
 class TestBuckets:
-    def test_there_and_back(self, cloud, tmp_path):
+    def test_copy_round_trips_through_a_bucket(self, cloud, tmp_path):
         there = in_bucket(cloud, "copied/run")
         report = ckpttools.copy(RUN, there, verify=True)
         assert without_commits(contents(there)) == without_commits(files_in(RUN))
@@ -350,13 +348,13 @@ class TestBuckets:
         beside = [entry.name for entry in parse(in_bucket(cloud, "copied")).entries()]
         assert beside == ["run"]
 
-    def test_a_model(self, cloud):
+    def test_copy_writes_a_model_to_a_bucket(self, cloud):
         there = in_bucket(cloud, "model")
         run("copy", SHARDED, there)
         assert contents(there) == files_in(SHARDED)
         assert run("hash", there).startswith(run("hash", SHARDED))
 
-    def test_within_a_bucket_no_byte_passes_through(self, gcs, target):
+    def test_copy_within_a_bucket_transfers_no_bytes(self, gcs, target):
         source = gcs.filled(files_in(SHARDED))
         gcs.server.log.clear()
         report = ckpttools.copy(source, target)
@@ -374,7 +372,7 @@ class TestBuckets:
         assert {f"5/{COMMIT}", f"5/default/{COMMIT}", f"0/{COMMIT}"} <= names
         assert "there already" in run("copy", run_of_steps, target)
 
-    def test_a_save_of_which_nothing_says_that_it_has_ended(self, gcs, tmp_path):
+    def test_step_without_commit_evidence_is_left_out(self, gcs, tmp_path):
         files = {
             f"{step}/{name}": content for name, content in files_in(RUN / "0").items() for step in (0, 1)
         }
@@ -395,7 +393,7 @@ class TestBuckets:
         metadata = next(n for n, path in enumerate(puts) if path.endswith("out/default/_METADATA"))
         assert all("/d/" not in path for path in puts[metadata:])
 
-    def test_parts(self, cloud, tmp_path):
+    def test_large_objects_are_copied_in_parts(self, cloud, tmp_path):
         source = tmp_path / "model"
         shutil.copytree(HF, source)
         (source / "big.bin").write_bytes(random.Random(0).randbytes((17 << 20) + 7))
@@ -403,7 +401,7 @@ class TestBuckets:
         ckpttools.copy(source, there, verify=True)
         assert contents(there) == files_in(source)
 
-    def test_names_that_no_object_can_have(self, target, tmp_path):
+    def test_names_invalid_for_objects_are_refused(self, target, tmp_path):
         source = tmp_path / "source"
         shutil.copytree(HF, source)
         (source / "a\nb").write_text("x")
@@ -411,7 +409,7 @@ class TestBuckets:
             ckpttools.copy(source, target)
         assert not parse(target).exists() and not parse(f"{target}.partial").exists()
 
-    def test_a_replaced_step(self, gcs, target, run_of_steps):
+    def test_changed_step_is_replaced_in_a_bucket(self, gcs, target, run_of_steps):
         ckpttools.copy(run_of_steps, target)
         shutil.rmtree(run_of_steps / "5")
         shutil.copytree(run_of_steps / "0", run_of_steps / "5")
@@ -422,7 +420,7 @@ class TestBuckets:
 
 
 class TestMemory:
-    def test_a_run(self):
+    def test_copy_writes_a_run_to_memory(self):
         ckpttools.copy(RUN, "memory://copied/run", verify=True)
         assert contents("memory://copied/run") == files_in(RUN)
         assert ckpttools.copy(RUN, "memory://copied/run").files == 0
@@ -446,21 +444,21 @@ class TestWeb:
             yield web
             ckpttools.stores.registry._store.cache_clear()
 
-    def test_from_the_hub_to_a_bucket(self, server, target):
+    def test_copy_reads_from_the_hub_into_a_bucket(self, server, target):
         ckpttools.copy("hf://org/llama", target)
         assert contents(target).items() >= files_in(SHARDED).items()
         assert ckpttools.copy("hf://org/llama", target).files == 0
 
-    def test_a_server_that_lists_nothing_is_told(self, server, tmp_path):
+    def test_copy_reports_server_without_listing(self, server, tmp_path):
         server.listing = None
         report = ckpttools.copy(f"http://{server.address}/llama", tmp_path / "out")
         assert files_in(tmp_path / "out") == files_in(SHARDED)
         assert any("does not list" in remark for remark in report.remarks)
 
-    def test_the_commit_is_in_the_report(self, server, tmp_path):
+    def test_copy_reports_the_source_commit(self, server, tmp_path):
         assert "@c0ffee" in ckpttools.copy("hf://org/llama", tmp_path / "out").source
 
-    def test_from_a_web_server(self, server, tmp_path):
+    def test_copy_reads_from_a_web_server(self, server, tmp_path):
         ckpttools.copy(f"http://{server.address}/llama", tmp_path / "out")
         assert files_in(tmp_path / "out") == files_in(SHARDED)
 
@@ -483,7 +481,7 @@ class TestInterrupted:
         }
 
     @pytest.mark.parametrize("is_replacing", [False, True])
-    def test_any_failing_request(self, gcs, target, is_replacing, run_of_steps):
+    def test_copy_resumes_after_any_failing_request(self, gcs, target, is_replacing, run_of_steps):
         words = ["copy", run_of_steps, target, "--jobs", "2"]
         if is_replacing:
             run(*words)
@@ -508,14 +506,14 @@ class TestInterrupted:
         assert not any(".partial" in key for key in gcs.server.buckets[gcs.bucket])
         assert not gcs.server.uploads
 
-    def test_killed_at_any_moment(self, gcs, target, run_of_steps):
+    def test_copy_to_bucket_resumes_after_sigkill(self, gcs, target, run_of_steps):
         words = ["copy", str(run_of_steps), target, "--jobs", "2"]
         killed_several_times(words, gcs.server)
         run(*words)
         assert without_commits(contents(target)) == without_commits(files_in(run_of_steps))
         assert not any(".partial" in key for key in gcs.server.buckets[gcs.bucket])
 
-    def test_killed_at_any_moment_on_a_disk(self, run_of_steps, tmp_path):
+    def test_copy_to_disk_resumes_after_sigkill(self, run_of_steps, tmp_path):
         (run_of_steps / "5" / "big.bin").write_bytes(random.Random(0).randbytes(40 << 20))
         words = ["copy", str(run_of_steps), str(tmp_path / "out"), "--jobs", "2"]
         rng = random.Random(2)
@@ -532,7 +530,7 @@ class TestInterrupted:
 
     @pytest.mark.parametrize("is_marked", [True, False])
     @pytest.mark.parametrize("overwrite", [True, False])
-    def test_killed_while_it_removes_what_tells_of_it(
+    def test_copy_is_complete_if_killed_during_cleanup(
         self, run_of_steps, tmp_path, monkeypatch, is_marked, overwrite
     ):
         """The mark goes before the journal; between the two all is there, and nothing says so."""
@@ -581,7 +579,7 @@ class TestInterrupted:
         assert files_in(out) == files_in(source)
         assert report.parts[0].bytes_resumed == 6 << 20
 
-    def test_a_source_that_changes(self, tmp_path, monkeypatch):
+    def test_copy_refuses_source_changed_meanwhile(self, tmp_path, monkeypatch):
         source, out = tmp_path / "model", tmp_path / "out"
         shutil.copytree(SHARDED, source)
         original, changes = transfer._TransferState._verify_all, []
@@ -601,7 +599,7 @@ class TestInterrupted:
         ckpttools.copy(source, out, verify=True)
         assert files_in(out) == files_in(SHARDED)
 
-    def test_a_source_that_changes_in_a_bucket(self, gcs, target, monkeypatch):
+    def test_copy_refuses_objects_changed_meanwhile(self, gcs, target, monkeypatch):
         source = gcs.filled(files_in(SHARDED))
         original = transfer._TransferState._work
         name = next(
@@ -620,7 +618,7 @@ class TestInterrupted:
         ckpttools.copy(SHARDED, target, overwrite=True)
         assert contents(target) == files_in(SHARDED)
 
-    def test_a_file_that_is_added(self, tmp_path, monkeypatch):
+    def test_copy_refuses_file_added_meanwhile(self, tmp_path, monkeypatch):
         source, out = tmp_path / "model", tmp_path / "out"
         shutil.copytree(SHARDED, source)
         original = transfer._TransferState._verify_all
@@ -650,7 +648,7 @@ class TestInterrupted:
         assert not (tmp_path / "out").exists()
         ckpttools.copy(SHARDED, tmp_path / "out", verify=True)
 
-    def test_a_full_disk(self, tmp_path, monkeypatch):
+    def test_copy_resumes_after_full_disk(self, tmp_path, monkeypatch):
         import ckpttools.stores.local.data_files as local
 
         def full(*arguments):
@@ -665,7 +663,7 @@ class TestInterrupted:
         assert files_in(tmp_path / "out") == files_in(RUN)
 
     @pytest.mark.parametrize("where", ["local", "gs"])
-    def test_one_of_two_writers(self, where, target, tmp_path):
+    def test_only_one_of_several_copies_writes(self, where, target, tmp_path):
         there = target if where == "gs" else tmp_path / "out"
 
         def copy(_):
@@ -680,7 +678,7 @@ class TestInterrupted:
 
 
 class TestPage:
-    def test_its_commands(self, gcs, tmp_path, monkeypatch):
+    def test_documented_copy_commands_work(self, gcs, tmp_path, monkeypatch):
         gcs.filled({"a": b""})
         monkeypatch.chdir(tmp_path)
         shutil.copytree(RUN, tmp_path / "RUN" / "checkpoints")
@@ -698,7 +696,7 @@ class TestPage:
 
 
 class TestOrbax:
-    def test_a_training_state_is_the_same_checkpoint(self, tmp_path):
+    def test_copied_training_state_has_the_same_digest(self, tmp_path):
         run("copy", TRAINED, tmp_path / "out")
         assert run("hash", tmp_path / "out") == run("hash", TRAINED)
 
@@ -724,7 +722,7 @@ def consistent(tree):
 @pytest.mark.parametrize("where", ["local", "memory", "gs"])
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree=TREES.map(consistent), piece=st.sampled_from([1 << 20, 64 << 20]))
-def test_a_copy_of_any_files_is_the_source(where, gcs, tmp_path_factory, monkeypatch, tree, piece):
+def test_copy_of_any_files_equals_the_source(where, gcs, tmp_path_factory, monkeypatch, tree, piece):
     tmp_path = tmp_path_factory.mktemp("tree")
     source = tmp_path / "source"
     shutil.copytree(HF, source)
@@ -760,7 +758,7 @@ def test_pieces_cover_files():
     assert Path(result[0].name).name == "a"
 
 
-def test_the_plan_of_a_call_writes_nothing(tmp_path):
+def test_copy_plan_writes_nothing(tmp_path):
     prepared = ckpttools.copy.plan(HF, tmp_path / "out")
     assert prepared.report.bytes and not (tmp_path / "out").exists()
     assert prepared.run().bytes == prepared.report.bytes
@@ -781,7 +779,7 @@ class TestToldOfInterrupted:
         gcs.server.faults = []
         return where, f"ckpt copy '{run}' {where} --no-progress", run
 
-    def test_it_is_told(self, left, tmp_path):
+    def test_commands_report_interrupted_copy(self, left, tmp_path):
         where, command, _ = left
         for words in (
             ("inspect", "tree", where),
@@ -803,7 +801,7 @@ class TestToldOfInterrupted:
         assert "no errors" in succeed("doctor", where).output or "healthy" in succeed("doctor", where).output
 
 
-def test_no_option_is_offered_that_would_be_refused_as_well(tmp_path):
+def test_hint_omits_options_that_would_be_refused(tmp_path):
     """A run is never replaced by a step: `--overwrite` is not named where it does not help."""
     run("copy", MAXTEXT_RUN / "checkpoints", tmp_path / "run")
     for options in ((), ("--overwrite",)):

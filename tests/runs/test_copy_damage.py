@@ -234,7 +234,7 @@ class TestSourceThatChanges:
         ckpttools.copy(model, tmp_path / "out")
         assert files_in(tmp_path / "out") == files_in(model)
 
-    def test_verify_reads_again_what_has_no_evidence(self, model, tmp_path, monkeypatch):
+    def test_verify_rereads_files_without_evidence(self, model, tmp_path, monkeypatch):
         if not SHARED_MEMORY.is_dir():
             pytest.skip("no tmpfs")
         with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as location:

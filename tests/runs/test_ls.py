@@ -36,7 +36,7 @@ def summary(path):
     return with_flags(summaries.summary(path))
 
 
-def test_a_run_that_changes_meanwhile_is_looked_at_again(run):
+def test_run_changed_meanwhile_is_inspected_again(run):
     """As where a job that goes on deletes a step between a look at the run and one at its steps."""
     result = find_run(parse(run))
     assert len(result.steps) == 2
@@ -49,7 +49,7 @@ def test_a_run_that_changes_meanwhile_is_looked_at_again(run):
         looked_at(find_run(parse(run)), lambda seen: (seen.path / "1").read_bytes())
 
 
-def test_steps_with_their_metrics_and_the_one_that_resumes(run):
+def test_ls_shows_metrics_and_the_resumable_step(run):
     listing = ckpttools.ls(run)
     assert [item.step for item in listing.steps] == [1, 2]
     assert [dict(item.metrics or {}) for item in listing.steps] == [{"loss": 1.0}, {"loss": 2.0}]
@@ -68,7 +68,7 @@ def test_steps_with_their_metrics_and_the_one_that_resumes(run):
     assert listing.steps[0].nbytes == sum(map(len, files_in(run / "1").values()))
 
 
-def test_a_step_or_an_item_stands_for_its_run(run):
+def test_ls_of_a_step_or_item_lists_its_run(run):
     assert ckpttools.ls(run / "1") == ckpttools.ls(run) == ckpttools.ls(run / "1" / "default")
 
 
@@ -76,7 +76,7 @@ def test_a_step_or_an_item_stands_for_its_run(run):
     ("name", "latest", "unfinished"),
     [("unfinished_commit_file", 2, {2}), ("unfinished_atomic_rename", 1, {2})],
 )
-def test_orbax_choice_is_told_from_finished_steps(name, latest, unfinished):
+def test_ls_distinguishes_orbax_choice_from_finished_steps(name, latest, unfinished):
     listing = ckpttools.ls(ORBAX / name)
     assert listing.latest == latest
     assert {item.step for item in listing.steps if item.unfinished} == unfinished
@@ -84,7 +84,7 @@ def test_orbax_choice_is_told_from_finished_steps(name, latest, unfinished):
     assert ("which Orbax considers finished although it is not" in shown) == (latest in unfinished)
 
 
-def test_in_a_bucket_the_commit_file_decides(gcs, run):
+def test_commit_file_marks_finished_steps_in_a_bucket(gcs, run):
     files = files_in(run)
     for lost, latest in (("12", None), ("2", 1), ("", 2)):
         without = {
@@ -102,7 +102,7 @@ def test_in_a_bucket_the_commit_file_decides(gcs, run):
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=12),
 )
-def test_own_bytes_are_what_deleting_frees(tmp_path_factory, names):
+def test_own_bytes_equal_the_space_freed_by_deletion(tmp_path_factory, names):
     """Against the disk itself: what is there before and after the directory is gone."""
     top = tmp_path_factory.mktemp("usage")
     for number, (directory, content, size) in enumerate(names):
@@ -135,7 +135,7 @@ def test_shared_bytes_are_not_counted_as_own(tmp_path):
     assert " of it in files with names outside of their step" in succeed("ls", run).output
 
 
-def test_an_item_that_is_being_deleted_is_named(run):
+def test_ls_names_items_being_deleted(run):
     record = {"operation_id": "0" * 32, "checkpointable_name": "metrics", "destination": None}
     (run / "1" / "_CHECKPOINT_DELETION").write_text(json.dumps(record))
     assert ckpttools.ls(run).steps[0].deleting == "metrics"
@@ -145,13 +145,13 @@ def test_an_item_that_is_being_deleted_is_named(run):
         ckpttools.ls(run)
 
 
-def test_the_json_is_the_report(run):
+def test_ls_prints_the_report_as_json(run):
     declared = json.loads(succeed("ls", run, "--json").output)
     assert [item["step"] for item in declared["steps"]] == [1, 2]
     assert (declared["latest"], declared["resumes"]) == (2, None)
 
 
-def test_a_training_state_resumes_and_a_part_of_a_host_does_not():
+def test_training_state_resumes_but_host_part_does_not():
     assert ckpttools.ls(TRAINED).resumes == ckpttools.ls(TRAINED).latest is not None
     assert "resumes" in succeed("ls", TRAINED).output
     # What conversions write has an empty opt_state, as MaxText's own tool has.
@@ -160,7 +160,7 @@ def test_a_training_state_resumes_and_a_part_of_a_host_does_not():
     assert part.resumes is None and "ckpttools.assemble" in part.hindered
 
 
-def test_metrics_that_were_saved_as_text_are_numbers(run):
+def test_metrics_saved_as_text_become_numbers(run):
     (run / "1" / "metrics" / "metrics").write_text('{"loss": "0.5", "note": "restarted"}')
     assert ckpttools.ls(run).steps[0].metrics == {"loss": 0.5}
 
@@ -173,13 +173,13 @@ def test_columns_hidden_in_narrow_terminals_are_named(run, monkeypatch):
     assert "no room" not in succeed("ls", run).output
 
 
-def test_an_empty_directory_is_called_so(tmp_path):
+def test_empty_directory_is_reported(tmp_path):
     for words in (("ls",), ("doctor",), ("prune", "--keep-last", "1"), ("average", "--last", "2", "DST")):
         refused = ckpt(words[0], tmp_path, *words[1:])
         assert refused.exit_code == 3 and "is an empty directory" in refused.output, words
 
 
-def test_the_way_back_needs_no_model_where_its_configuration_goes_along(tmp_path):
+def test_reverse_conversion_needs_no_model_with_carried_config(tmp_path):
     ckpttools.hf_to_maxtext(HF, tmp_path / "maxtext")
     for path in (tmp_path / "maxtext", tmp_path / "maxtext" / "0" / "items"):
         next = summary(path).next
@@ -212,12 +212,12 @@ class TestAPathAlone:
             (HF / "model.safetensors", "a file of llama, safetensors"),
         ],
     )
-    def test_it_is_said_what_it_is(self, path, declared):
+    def test_path_alone_is_identified(self, path, declared):
         shown = succeed(path).output
         assert declared in shown
         assert f"ckpt inspect tree {path}" in shown
 
-    def test_a_run_of_which_a_file_was_cut_short_is_no_part_of_a_host(self, tmp_path):
+    def test_truncated_run_is_not_taken_for_a_host_part(self, tmp_path):
         run = tmp_path / "run"
         ckpttools.hf_to_maxtext(HF, run)
         data = run / "0/items/d/data"
@@ -227,7 +227,7 @@ class TestAPathAlone:
         assert f"next  ckpt doctor {run}" in shown and ckpt("doctor", run).exit_code == 1
 
     @pytest.mark.parametrize("name", ["run", "copy", "convert", "inspect", "diff"])
-    def test_a_directory_with_the_name_of_a_command(self, tmp_path, monkeypatch, name):
+    def test_command_wins_over_directory_of_the_same_name(self, tmp_path, monkeypatch, name):
         monkeypatch.chdir(tmp_path)
         Path(name).mkdir()
         assert "Usage: ckpt" in ckpt(name).output
@@ -242,12 +242,12 @@ class TestAPathAlone:
         shutil.copytree(ORBAX / "cm_best_metrics", "run")
         assert "Usage: ckpt run" in ckpt("run", "--help").output and "./NAME" in succeed("--help").output
 
-    def test_an_adapter(self, tmp_path):
+    def test_adapter_path_is_identified(self, tmp_path):
         (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
         shutil.copy(HF / "model.safetensors", tmp_path / "adapter_model.safetensors")
         assert "a LoRA adapter of org/base" in succeed(tmp_path).output
 
-    def test_a_plan_and_a_directory_above_checkpoints(self, tmp_path, monkeypatch):
+    def test_plans_and_parent_directories_are_identified(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         shutil.copytree(HF, "models/llama")
         shutil.copytree(ORBAX / "cm_best_metrics", "models/runs/one")
@@ -267,13 +267,13 @@ class TestAPathAlone:
         kinds = {member.name: member.kind for member in told.collection.members}
         assert kinds == {"models/llama": "model", "models/runs/job": "hosts", "models/runs/one": "run"}
 
-    def test_every_command_that_is_advised_can_be_run(self, tmp_path):
+    def test_advised_commands_can_be_run(self, tmp_path):
         for path in (ORBAX / "cm_best_metrics", ORBAX / "v1_checkpointables", HF):
             for command in summary(path).next:
                 if "DST" not in command and "--keep-last" not in command:
                     succeed(*command.removeprefix("ckpt ").split())
 
-    def test_commands_go_before_paths_and_words_are_no_paths(self, tmp_path, monkeypatch):
+    def test_commands_win_over_paths_and_words_are_not_paths(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "formats").mkdir()
         assert "safetensors" in succeed("formats").output
@@ -295,13 +295,13 @@ class TestSeveralItems:
         (step / "_CHECKPOINT_METADATA").write_text(json.dumps(declared))
         return step
 
-    def test_the_one_with_parameters_is_opened_and_named(self, step):
+    def test_item_with_parameters_is_opened_with_a_warning(self, step):
         with pytest.warns(ChosenItemWarning, match=r"model_params of .* is opened; open optimizer_state"):
             tree = ckpttools.open(step)
         assert tree.metadata.item == "model_params"
         assert [item.name for item in summary(step).items] == ["model_params", "optimizer_state"]
 
-    def test_a_thread_that_wants_no_warning_takes_it_from_no_other(self, step):
+    def test_suppressed_warnings_stay_in_one_thread(self, step):
         inside, done = Event(), Event()
 
         def look() -> None:
@@ -327,7 +327,7 @@ class TestSeveralItems:
 @pytest.mark.parametrize(
     ("seconds", "declared"), [(0.9, "0 seconds"), (1, "1 second"), (119, "119 seconds"), (7300, "2 hours")]
 )
-def test_ages(seconds, declared):
+def test_format_age_prints_readable_ages(seconds, declared):
     assert format_age(seconds) == declared
 
 
@@ -340,7 +340,7 @@ def verl(tmp_path: Path) -> Path:
     return Path(shutil.copytree(FIXTURES / "torch/trainers/verl", tmp_path / "verl"))
 
 
-def test_steps_of_verl(verl):
+def test_ls_lists_verl_steps(verl):
     (verl / "latest_checkpointed_iteration.txt").write_text("10")
     step = verl / "global_step_10"
     listing = ckpttools.ls(verl)
@@ -356,7 +356,7 @@ def test_steps_of_verl(verl):
     assert ckpttools.ls(verl).latest is None and "resumes" not in succeed("ls", verl).output
 
 
-def test_steps_of_trainers_that_cannot_be_read(verl):
+def test_ls_lists_unreadable_trainer_steps(verl):
     """In the order of their numbers; what has no checkpoint is told, too."""
     shutil.copytree(verl / "global_step_10", verl / "global_step_9")
     (verl / "global_step_9/actor/model_world_size_2_rank_1.pt").unlink()
@@ -390,7 +390,7 @@ def test_large_latest_file_is_barely_read(tmp_path):
     ("name", "steps", "resumes"),
     [("torch/trainers/torchtitan", {10: "training"}, None), ("torch/deepspeed/stage3", {3: "training"}, 3)],
 )
-def test_steps_of_other_trainers(name, steps, resumes):
+def test_ls_lists_steps_of_other_trainers(name, steps, resumes):
     listing = ckpttools.ls(FIXTURES / name)
     assert {item.step: item.kind for item in listing.steps} == steps and listing.resumes == resumes
 

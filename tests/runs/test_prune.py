@@ -77,7 +77,7 @@ def settings_of_rules(draw: st.DrawFn) -> tuple[dict[int, dict[str, float] | Non
 
 @settings(max_examples=25, deadline=None)
 @given(settings_of_rules())
-def test_the_rules_are_those_of_orbax(given_rules):
+def test_keep_rules_match_orbax(given_rules):
     from orbax.checkpoint.checkpoint_managers import (
         AnyPreservationPolicy,
         BestN,
@@ -132,12 +132,12 @@ class TestBest:
         with pytest.raises(UsageError, match="no step is the best by 'loss'"):
             Keep(best=Best.of("loss:1")).reasons(metrics)
 
-    def test_a_whole_number_beyond_all_floats_is_infinite(self, tmp_path):
+    def test_integer_metric_beyond_floats_is_infinite(self, tmp_path):
         (tmp_path / "metrics").mkdir()
         (tmp_path / "metrics" / "metrics").write_text(f'{{"loss": -1{"0" * 400}}}')
         assert load_step_metrics(parse(tmp_path)) == {"loss": -math.inf}
 
-    def test_a_metric_that_no_step_has(self, run):
+    def test_unknown_metric_is_refused(self, run):
         with pytest.raises(UsageError, match="no step has a metric 'los'") as caught:
             ckpttools.prune.plan(run, keep_best="los:1:min")
         assert "loss" in str(caught.value)
@@ -159,7 +159,7 @@ def test_plan_matches_deletion(run, built):
     assert fates(ckpttools.prune(run, **RULES)) == dict.fromkeys(map(int, sorted(kept)), "kept")
 
 
-def test_the_last_finished_step_stays_whatever_the_rules_say(run):
+def test_last_finished_step_is_always_kept(run):
     (run / "6" / "items" / "_METADATA").unlink()  # damaged: of 1 to 5 the last is 5
     report = ckpttools.prune(run, keep_every=100)
     assert {step for step, fate in fates(report).items() if fate != "deleted"} == {5, 6}
@@ -250,7 +250,7 @@ def test_link_targets_are_kept(run, tmp_path):
     assert "self" in why[3] and "it is a link to" in why[5]
 
 
-def test_links_deep_in_the_run_are_found_whatever_lies_beside_it(run, monkeypatch):
+def test_deep_links_in_the_run_are_found(run, monkeypatch):
     monkeypatch.setattr(links, "MOST_BESIDE", 1)
     deep = run / "zzz" / "a" / "b"
     deep.mkdir(parents=True)
@@ -286,7 +286,7 @@ class TestOthersAtWork:
         if "finish" not in how:
             assert plan.run().is_done and steps(run) == {"5", "6"}
 
-    def test_in_a_bucket_too(self, gcs, built):
+    def test_concurrent_prune_in_a_bucket_is_refused(self, gcs, built):
         location = gcs.filled({name: b for name, b in files_in(built).items() if name[0] in "56"})
         with (
             locked_run(parse(location)),
@@ -299,7 +299,7 @@ class TestOthersAtWork:
         assert [step.step for step in ckpttools.ls(location).steps] == [6]
         assert not ckpttools.ls(location).beside
 
-    def test_a_plan_that_another_prune_has_overtaken_begins_nothing(self, run):
+    def test_outdated_plan_deletes_nothing(self, run):
         plan = ckpttools.prune.plan(run, keep_last=2)
         ckpttools.prune(run, keep_last=1)
         with pytest.raises(FormatError, match="not whole any more"):
@@ -323,7 +323,7 @@ class TestOthersAtWork:
 
 class TestStripping:
     @pytest.mark.parametrize("copy", [False, True])
-    def test_older_steps_lose_their_optimizer_and_nothing_else(self, run, copy):
+    def test_strip_older_removes_only_the_optimizer(self, run, copy):
         parameters = {step: ckpttools.hash(run / str(step)).parameters for step in range(1, 7)}
         report = ckpttools.prune(run, keep_last=1, keep_every=2, strip_older=True, copy=copy)
         assert fates(report) == {
@@ -373,7 +373,7 @@ class TestInterrupted:
                 ckpttools.prune(run, **({"keep_last": 2} | more))
 
     @pytest.mark.parametrize("after", range(1, 9))
-    def test_it_is_finished(self, run, monkeypatch, after):
+    def test_interrupted_prune_is_finished(self, run, monkeypatch, after):
         self.begin(run, monkeypatch, after)
         with pytest.raises(UsageError, match="was interrupted"):
             ckpttools.prune(run, keep_last=1)
@@ -382,7 +382,7 @@ class TestInterrupted:
         assert steps(run) == {"5", "6"}
 
     @pytest.mark.parametrize("after", range(1, 9))
-    def test_it_is_undone_as_far_as_it_can_be(self, run, built, monkeypatch, after):
+    def test_interrupted_prune_is_undone(self, run, built, monkeypatch, after):
         self.begin(run, monkeypatch, after)
         report = ckpttools.prune(run, undo=True)
         lost = {item.partition(":")[0] for item in report.left}
@@ -394,7 +394,7 @@ class TestInterrupted:
 
     @pytest.mark.parametrize("after", range(1, 13))
     @pytest.mark.parametrize("undo", [False, True])
-    def test_stripping_too(self, run, built, whole, monkeypatch, after, undo):
+    def test_interrupted_strip_is_finished_or_undone(self, run, built, whole, monkeypatch, after, undo):
         self.begin(run, monkeypatch, after, keep_last=1, keep_every=2, strip_older=True)
         report = ckpttools.prune(run, finish=not undo, undo=undo)
         assert {"2", "4", "6"} <= steps(run)
@@ -405,7 +405,7 @@ class TestInterrupted:
             assert ckpttools.hash(run / name).parameters == digest
         assert files_in(run / "6") == files_in(built / "6")
 
-    def test_a_step_that_was_written_again_meanwhile_stays(self, run, monkeypatch):
+    def test_step_saved_again_meanwhile_is_kept(self, run, monkeypatch):
         self.begin(run, monkeypatch, 3)
         again = next(step for step in ("4", "3", "2", "1") if (run / step).exists())
         (run / again / "metrics" / "metrics").write_text('{"loss": 0}')
@@ -422,7 +422,7 @@ class TestInterrupted:
         ckpttools.prune(run, undo=True)
         assert steps(run) == {"1", "2", "3", "4", "5"}
 
-    def test_a_journal_that_never_was_whole_is_of_nothing_that_was_done(self, run):
+    def test_incomplete_journal_means_nothing_was_deleted(self, run):
         (run / ".ckpttools-prune").mkdir()
         (run / ".ckpttools-prune" / "plan.json").write_text('{"del')
         before = steps(run) - {".ckpttools-prune"}
@@ -504,7 +504,7 @@ def test_doctor_reports_interrupted_prune(run, monkeypatch):
 
 
 class TestBuckets:
-    def test_steps_go_and_those_with_names_that_begin_alike_stay(self, cloud, built):
+    def test_steps_with_the_same_prefix_are_kept(self, cloud, built):
         files = files_in(built)
         extra = {name.replace("1/", "10/", 1): item for name, item in files.items() if name.startswith("1/")}
         location = cloud.filled(files | extra)
@@ -513,12 +513,12 @@ class TestBuckets:
         assert [step.step for step in ckpttools.ls(location).steps] == [10]
         assert not (location / ".ckpttools-prune").exists()
 
-    def test_stripping_is_refused_there(self, gcs, built):
+    def test_stripping_is_refused_in_a_bucket(self, gcs, built):
         with pytest.raises(UsageError, match="nothing there can be renamed"):
             ckpttools.prune.plan(gcs.filled(files_in(built)), keep_last=1, strip_older=True)
 
     @pytest.mark.parametrize("undo", [False, True])
-    def test_killed_before_each_change(self, gcs, tmp_path, monkeypatch, undo):
+    def test_prune_in_a_bucket_survives_a_kill_at_any_request(self, gcs, tmp_path, monkeypatch, undo):
         """Kept steps are whole after each, and what is listed is; then it is finished or undone."""
         whole = files_in(write_run(tmp_path / "run", range(1, 4)))
         after, ended, begun = 0, False, 0
@@ -541,7 +541,7 @@ class TestBuckets:
         assert begun > 5
 
     @pytest.mark.parametrize("undo", [False, True])
-    def test_a_step_that_is_saved_again_while_its_old_one_goes_stays(self, gcs, tmp_path, monkeypatch, undo):
+    def test_step_saved_again_during_deletion_is_kept(self, gcs, tmp_path, monkeypatch, undo):
         whole = files_in(write_run(tmp_path / "run", range(1, 4)))
         location = gcs.filled(whole)
         # The journal, two commit files, what says that the first step goes, and one object of it.
@@ -577,9 +577,7 @@ class TestBuckets:
 
     @pytest.mark.parametrize("marker", [None, b""])
     @pytest.mark.parametrize("undo", [False, True])
-    def test_a_step_without_commit_files_that_is_saved_again_stays(
-        self, gcs, tmp_path, monkeypatch, undo, marker
-    ):
+    def test_step_saved_again_without_commit_files_is_kept(self, gcs, tmp_path, monkeypatch, undo, marker):
         """An empty marker is one of an earlier version: then the times of the files decide."""
         whole = files_in(write_run(tmp_path / "run", range(1, 4), commits=False))
         location = gcs.filled(whole)
@@ -616,7 +614,7 @@ class TestReportsAfterKill:
     """
 
     @pytest.mark.parametrize(("scheme", "every"), [("gs", 1), ("s3", 25)])
-    def test_in_a_bucket(self, gcs, three, monkeypatch, scheme, every):
+    def test_killed_prune_in_a_bucket_reports_true_state(self, gcs, three, monkeypatch, scheme, every):
         monkeypatch.setenv("AWS_ENDPOINT_URL", gcs.server.url)
         monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
         monkeypatch.setenv("AWS_REGION", "us-east-1")
@@ -640,7 +638,7 @@ class TestReportsAfterKill:
             location.store.forget(location.key)
             check_reports(location, files_in(three), {name for name, _ in location.walk()})
 
-    def test_on_a_disk(self, three, tmp_path, monkeypatch):
+    def test_killed_prune_on_disk_reports_true_state(self, three, tmp_path, monkeypatch):
         run, states = copied(three, tmp_path / "run"), []
 
         def kept(real):
@@ -742,14 +740,14 @@ def objects_at(location) -> set[str]:
     return {name for name, _ in location.walk()} if location.exists() else set()
 
 
-def test_the_run_itself_must_be_named(run):
+def test_prune_refuses_a_path_inside_a_run(run):
     for location in (run / "1", run / "1" / "items"):
         with pytest.raises(UsageError, match="is a part of a run"):
             ckpttools.prune(location, keep_last=1)
     assert steps(run) == {str(step) for step in range(1, 7)}
 
 
-def test_the_command(run):
+def test_prune_command_deletes_only_with_yes(run):
     dry = succeed("prune", run, "--keep-last", 2).output
     assert succeed("prune", run, "--keep-last", 2, "--dry-run").output == dry
     for both in (("--yes", "--dry-run"), ("--dry-run", "--yes")):

@@ -88,7 +88,7 @@ ALIASES = {
 class TestApartFromTheSource:
     @pytest.mark.parametrize("overwrite", [(), ("--overwrite",), ("--dry-run",)], ids=str)
     @pytest.mark.parametrize("case", APART)
-    def test_every_case(self, location, case, overwrite):
+    def test_destination_overlapping_source_is_refused(self, location, case, overwrite):
         (location / "link").symlink_to("mt")
         (location / "link-to-run").symlink_to("run/checkpoints")
         source, destination = APART[case]
@@ -138,7 +138,7 @@ class TestApartFromTheSource:
             words="DST is SRC itself",
         )
 
-    def test_a_file_that_is_read_lies_in_the_destination(self, location):
+    def test_destination_with_linked_source_files_is_refused(self, location):
         """The Hugging Face cache: a snapshot is links into another directory."""
         (location / "snapshot").mkdir()
         for file in (location / "hf").iterdir():
@@ -146,7 +146,7 @@ class TestApartFromTheSource:
         arguments = ("convert", "to-safetensors", location / "snapshot", location / "hf", "--overwrite")
         refused(location, *arguments, words="DST contains a source file")
 
-    def test_the_model_it_is_like_is_not_replaced(self, location):
+    def test_destination_equal_to_like_is_refused(self, location):
         arguments = ("convert", "maxtext-to-hf", location / "mt", location / "hf", "--like", location / "hf")
         refused(location, *arguments, "--overwrite", words="DST is --like itself")
 
@@ -171,7 +171,7 @@ class TestManifest:
         )
 
     @pytest.mark.parametrize("name", ["out", "out/", "out.partial", "out/m.json", "out.partial/m.json", "in"])
-    def test_it_lies_apart_from_what_is_written(self, location, name):
+    def test_manifest_inside_destination_is_refused(self, location, name):
         """Said before anything is done, whatever is there; `in` is a directory that DST will be made in."""
         destination = location / ("in/out" if name == "in" else "out")
         command = (
@@ -193,7 +193,7 @@ class TestManifest:
                     words="expected a file outside of the checkpoint that is written",
                 )
 
-    def test_it_is_no_file_of_what_is_read(self, location):
+    def test_manifest_inside_source_is_refused(self, location):
         """What a checkpoint does not have is not made a part of it."""
         words, hf = "a part of the checkpoint", location / "hf"
         index, shard = "model.safetensors.index.json", "model-00001-of-00001.safetensors"
@@ -222,7 +222,7 @@ class TestNames:
         for extra in ((), ("--overwrite",), ("--dry-run",)):
             refused(location, "cast", "mt", name, "--dtype=float32", *extra, words=words)
 
-    def test_a_slash_at_the_end_is_none(self, location):
+    def test_trailing_slash_is_ignored(self, location):
         assert ckpt("cast", location / "mt", f"{location}/new/", "--dtype=float32").exit_code == 0
         assert (location / "new" / "0" / "items").is_dir()
 
@@ -237,11 +237,11 @@ class TestWhatIsThere:
         refused(location, *arguments, "--overwrite", words=words)
         refused(location, *arguments, "--overwrite", "--dry-run", words=words)
 
-    def test_a_plain_file(self, location):
+    def test_plain_file_is_not_replaced(self, location):
         (location / "notes").write_text("mine")
         self.check(location, "notes", "is a file")
 
-    def test_a_link(self, location):
+    def test_symbolic_link_is_not_replaced(self, location):
         shutil.copytree(location / "mt", location / "other")
         (location / "link").symlink_to("other")
         self.check(location, "link", "is a symbolic link to other")
@@ -273,33 +273,33 @@ class TestWhatIsThere:
         assert f"{location / 'out'} is a mount point" in result[2][1]
         assert state(location) == before
 
-    def test_an_unrelated_directory(self, location):
+    def test_unrelated_directory_is_not_replaced(self, location):
         (location / "home").mkdir()
         (location / "home" / "thesis.tex").write_text("mine")
         self.check(location, "home", "is not a readable checkpoint thesis.tex")
 
-    def test_a_checkpoint_of_another_format(self, location):
+    def test_checkpoint_of_another_format_is_not_replaced(self, location):
         self.check(
             location, "hf", "holds a checkpoint of format safetensors expected a checkpoint of format orbax"
         )
 
-    def test_a_run_of_several_steps(self, location):
+    def test_run_with_several_steps_is_not_replaced(self, location):
         shutil.copytree(location / "run/checkpoints", location / "steps")
         self.check(location, "steps", "holds files that are not part of the checkpoint: 1")
 
-    def test_a_step_or_an_item(self, location):
+    def test_step_or_item_is_not_replaced(self, location):
         (location / "5").mkdir()
         shutil.copytree(location / "mt" / "0" / "items", location / "5" / "items")
         self.check(location, "5", "items is an item")
         self.check(location, "5/items", "is an item")
 
-    def test_other_items_of_the_step(self, location):
+    def test_step_with_other_items_is_not_replaced(self, location):
         shutil.copytree(location / "mt", location / "old")
         (location / "old" / "0" / "iter").mkdir()
         (location / "old" / "0" / "iter" / "process_0.json").write_text("{}")
         self.check(location, "old", "holds files that are not part of the checkpoint: 0/iter")
 
-    def test_a_training_checkpoint_by_its_parameters(self, location):
+    def test_parameters_do_not_replace_training_checkpoint(self, location):
         (location / "old").mkdir()
         shutil.copytree(location / "run/checkpoints/1", location / "old" / "1")
         command = ("strip-optimizer", "run/checkpoints/2")
@@ -400,7 +400,7 @@ class TestEveryFileIsAccountedFor:
     @pytest.mark.parametrize(
         "how", [(), ("--target-data-file-size=4kB",), ("--no-ocdbt",), ("--no-ocdbt", "--zarr2")], ids=str
     )
-    def test_in_an_item(self, location, how):
+    def test_unowned_files_in_item_are_found(self, location, how):
         command = ("convert", "hf-to-maxtext", location / "hf")
         assert ckpt(*command, location / "old", *how).exit_code == 0
         item, array = location / "old/0/items", "params.params.decoder.decoder_norm.scale"
@@ -413,7 +413,7 @@ class TestEveryFileIsAccountedFor:
         ]
         self.planted(location / "old", names, command)
 
-    def test_in_what_orbax_wrote(self, location):
+    def test_unowned_files_in_orbax_checkpoints_are_found(self, location):
         """Saves of one process and of several, merged or not, of old and new versions."""
         for name in ("multihost_plain", "lazy_2proc", "lazy_workers", "maxtext_nnx", "v1_training"):
             assert strangers_at(FIXTURES / "orbax" / name) == set()
@@ -432,7 +432,7 @@ class TestEveryFileIsAccountedFor:
             assert result.exit_code == 0, result.output
         assert list(location.glob("linked/0/*/d/linked-*"))
 
-    def test_in_a_zarr_hierarchy(self, location):
+    def test_unowned_files_in_zarr_hierarchy_are_found(self, location):
         command = ("convert", "to-zarr3", location / "mt")
         assert ckpt(*command, location / "z").exit_code == 0
         scale = "params/params/decoder/decoder_norm/scale"
@@ -441,7 +441,7 @@ class TestEveryFileIsAccountedFor:
             location / "z", [f"{scale}/{name}" for name in inside] + ["params/.zattrs", "0.0"], command
         )
 
-    def test_in_a_hierarchy_of_zarr(self, tmp_path):
+    def test_unowned_files_in_zarr_python_hierarchy_are_found(self, tmp_path):
         """Separators and encodings of keys other than those that are written here; a group without arrays."""
         group = zarr.open_group(str(tmp_path / "z"), mode="w")
         for name, encoding in KEYS.items():
@@ -454,7 +454,7 @@ class TestEveryFileIsAccountedFor:
         names = ["default/0.0", "default/c.0.0", "dots/c/0/0", "v2-dots/0/0", "v2/0.0"]
         self.planted(tmp_path / "z", names, ("convert", "to-zarr3", tmp_path / "src"))
 
-    def test_beside_weights(self, location):
+    def test_unowned_files_next_to_weights_are_found(self, location):
         command = ("cast", location / "hf", "--dtype=float32")
         assert ckpt(*command, location / "one").exit_code == 0
         save_file({"other": np.zeros(2, np.float32)}, location / "shard")
@@ -487,7 +487,7 @@ def strangers_at(top):
     return find_unowned_files(where, open_tree(where))
 
 
-def test_a_document_that_cannot_be_read_is_not_called_a_strangers(location, tmp_path, monkeypatch):
+def test_unreadable_metadata_is_not_reported_as_unowned(location, tmp_path, monkeypatch):
     """Which files belong to an array is not known then: exit code 5, as for any other error of the system."""
     words = ("convert", "to-zarr3", location / "hf", tmp_path / "zarr")
     assert ckpt(*words).exit_code == 0
@@ -506,7 +506,7 @@ def test_a_document_that_cannot_be_read_is_not_called_a_strangers(location, tmp_
 
 
 class TestDirectoriesAbove:
-    def test_they_are_made_and_it_is_said(self, location):
+    def test_missing_parent_directories_are_created_and_reported(self, location):
         """As transformers and Orbax do; `cp` refuses, so a slip of the pen should show."""
         words = ("convert", "to-safetensors", location / "hf", location / "new" / "er" / "out")
         planned, done = ckpt(*words, "--dry-run"), ckpt(*words)
@@ -517,7 +517,7 @@ class TestDirectoriesAbove:
 
 
 class TestWhatMayBeReplaced:
-    def test_a_dry_run_shows_the_plan_and_then_what_stops_it(self, location):
+    def test_dry_run_prints_plan_before_refusal(self, location):
         """Whether to replace what is there is decided by the plan; the exit code is that of the work."""
         shutil.copytree(location / "hf", location / "there")
         words = ("convert", "to-safetensors", location / "hf", location / "there")
@@ -527,7 +527,7 @@ class TestWhatMayBeReplaced:
         assert "--overwrite" in done.stderr and done.stderr in planned.stderr
         assert planned.stdout == replacing.stdout and "memory" in planned.stdout
 
-    def test_the_flag_is_suggested_and_does_it(self, location):
+    def test_suggested_overwrite_flag_works(self, location):
         for command, source in (
             ("convert maxtext-to-hf", "mt"),
             ("convert to-zarr3", "hf"),
@@ -543,7 +543,7 @@ class TestWhatMayBeReplaced:
             assert result.exit_code == 0, result.output
             assert json.loads(result.stdout)["destination"] == str(location / "out")
 
-    def test_a_training_checkpoint_by_another(self, location):
+    def test_training_checkpoint_replaces_training_checkpoint(self, location):
         (location / "old").mkdir()
         shutil.copytree(location / "run/checkpoints/1", location / "old" / "1")
         result = ckpt(
@@ -564,7 +564,7 @@ main(sys.argv[1:])
 """
 
 
-def test_a_trial_that_was_killed_does_not_keep_the_weights(location):
+def test_killed_dry_run_does_not_keep_weights(location):
     arguments = ["unstack", str(location / "mt"), str(location / "flat"), "--dry-run"]
     # A destination that is there already is left alone, also by a trial.
     (location / "flat").mkdir()

@@ -50,7 +50,7 @@ def with_links(run: Path) -> Path:
     return run
 
 
-def test_full_disk_loses_nothing_and_the_run_resumes(result):
+def test_run_resumes_after_full_disk(result):
     ended = list(zip(CASES, result, strict=False))
     whole = {str(words): little for (room, words), (_, little, _) in ended if room == ROOM}
     assert all(item["code"] == 0 for item in whole.values())
@@ -67,7 +67,7 @@ def test_full_disk_loses_nothing_and_the_run_resumes(result):
         assert again["code"] == 0 and again["files"] == whole[str(words)]["files"], location
 
 
-def test_a_prune_frees_what_it_says_by_df(result):
+def test_prune_frees_the_reported_bytes(result):
     """Also of files that only deleted steps share, and not of what is stripped by reference."""
     for before, after, _ in result[len(CASES) :]:
         report = json.loads(after["output"])

@@ -43,7 +43,7 @@ ENTRY = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
 
 class TestDeepJson:
     @given(st.integers(1, 2 * DEEPEST))
-    def test_the_deepest(self, levels):
+    def test_json_nested_too_deeply_is_refused(self, levels):
         try:
             parse_json(deep(levels))
         except ValueError as error:
@@ -53,7 +53,7 @@ class TestDeepJson:
             assert levels <= DEEPEST
 
     @pytest.mark.parametrize("levels", [DEEPEST + 1, 5000, 400_000])
-    def test_wherever_a_file_of_json_is_read(self, tmp_path, levels):
+    def test_commands_refuse_deep_json_in_any_file(self, tmp_path, levels):
         """Each of these once in a checkpoint that is otherwise as it should be; every command says where."""
         nested = b'{"x": ' + deep(levels) + b"}"
         item = write_item(
@@ -84,7 +84,7 @@ class TestDeepJson:
         assert ckpt("inspect", "tree", item, "--sharding").exit_code == 0
 
     @pytest.mark.parametrize("levels", [DEEPEST - 1, DEEPEST])
-    def test_custom_metadata_that_is_read_can_be_read_again(self, tmp_path, levels):
+    def test_custom_metadata_round_trips(self, tmp_path, levels):
         item, copy = tmp_path / "item", tmp_path / "copy"
         write_item(item, {("w",): (zarr3([LITTLE], [2]), np.ones(4, "float32"))}, use_ocdbt=False)
         nested = json.loads(b'{"x":' * levels + b"1" + b"}" * levels)
@@ -96,7 +96,7 @@ class TestDeepJson:
             assert ckpt("inspect", "tree", copy).exit_code == 0
 
     @pytest.mark.parametrize("levels", [DEEPEST + 1, 5000])
-    def test_in_other_files(self, tmp_path, levels):
+    def test_commands_refuse_deep_json_in_other_files(self, tmp_path, levels):
         nested = b'{"x": ' + deep(levels) + b"}"
         weights = header_file(tmp_path / "model.safetensors", {"a": ENTRY})
         for name, command in {
@@ -113,7 +113,7 @@ class TestDeepJson:
         header_file(weights, nested)
         assert ckpt("inspect", "tree", weights).exit_code == 3
 
-    def test_groups_in_groups(self, tmp_path):
+    def test_deeply_nested_groups_are_refused(self, tmp_path):
         location = tmp_path / "groups"
         location.mkdir()
         try:
@@ -148,18 +148,18 @@ class TestNames:
         assert printable(printable(text)) == printable(text)
 
     @given(st.binary(max_size=4), st.binary(max_size=4))
-    def test_names_that_are_no_text_stay_different(self, a, b):
+    def test_non_utf8_names_stay_different(self, a, b):
         one, other = (data.decode(errors="surrogateescape") for data in (a, b))
         assert (printable(one) == printable(other)) == (a == b) or b"\\" in a + b
 
-    def test_bytes_and_characters(self):
+    def test_undecodable_bytes_and_characters_are_escaped(self):
         assert printable("é\udcff\x80\x1b\n") == "é\\xff\\u0080\\x1b\\n"
         own = f"{mark_style('1')}a{mark_style('0')}\n  b\nc"
         assert unmark_styles(printable_text(f"{own}\x1b[2J\x1b[31m")) == (
             "\x1b[1ma\x1b[0m\n  b\\nc\\x1b[2J\\x1b[31m"
         )
 
-    def test_names_in_a_header(self, tmp_path):
+    def test_header_names_are_escaped(self, tmp_path):
         path = header_file(tmp_path / "model.safetensors", {STEERING: ENTRY})
         for command in (
             "inspect tree",
@@ -177,7 +177,7 @@ class TestNames:
         ]
         assert names == [STEERING]
 
-    def test_names_of_files_and_what_is_damaged(self, tmp_path):
+    def test_file_names_in_errors_are_escaped(self, tmp_path):
         location = tmp_path / STEERING.replace("/", "")
         location.mkdir()
         header_file(location / "model.safetensors", {STEERING: ENTRY | {"dtype": STEERING}})
@@ -283,7 +283,7 @@ def test_commands_escape_control_characters(tmp_path_factory, name, other):
         assert_clean(words, name)
 
 
-def test_only_one_module_prints():
+def test_one_module_prints_all_output():
     """What is printed elsewhere would not be escaped; what is styled elsewhere would be."""
     package = Path(printable.__code__.co_filename).parents[1]
     allowed = {
@@ -309,7 +309,7 @@ def test_only_one_module_prints():
     }
 
 
-def test_keys_that_are_no_text(tmp_path):
+def test_non_text_keys_stay_distinct(tmp_path):
     """They are other keys, not one and the same; nothing of them is lost where the index is shown."""
     item = write_item(tmp_path / "item", {("w",): ONES})
     metadata = json.loads((item / "_METADATA").read_bytes())
@@ -326,7 +326,7 @@ def test_keys_that_are_no_text(tmp_path):
     assert [index.get(f"a/{key}") for key in keys] == [b"3", b"2", b"1"]
 
 
-def test_a_configuration_that_is_larger_than_any_is_not_read(tmp_path):
+def test_oversized_config_is_not_read(tmp_path):
     (tmp_path / "config.json").touch()
     os.truncate(tmp_path / "config.json", 8 << 30)
     with pytest.raises(FormatError, match="is too large for such a file"):

@@ -52,7 +52,7 @@ class TestVerify:
         )
         assert server.nbytes >= total
 
-    def test_every_file_that_differs_is_listed(self, server):
+    def test_verify_lists_every_differing_file(self, server):
         damaged(server, SHARD)
         damaged(server, "config.json")
         server.files["hub/org/llama/short.safetensors"] = b"x" * 100
@@ -83,7 +83,7 @@ class TestVerify:
         text = ended("verify", HUB, code=1).output
         assert f"remove {copy}" in text.replace("\n", "")
 
-    def test_one_file_or_directory_can_be_meant(self, server):
+    def test_verify_accepts_one_file_or_directory(self, server):
         server.files["hub/org/llama/sub/a.bin"] = b"abc"
         result = ckpttools.verify_files(f"{HUB}/sub")
         assert (result.files, result.nbytes, result.equal) == (1, 3, True)
@@ -92,7 +92,7 @@ class TestVerify:
             SHARD
         ]
 
-    def test_large_files_are_read_in_blocks_and_bodies_that_break_off_go_on(self, server):
+    def test_verify_reads_blocks_and_resumes_broken_bodies(self, server):
         server.files["hub/org/llama/large.safetensors"] = bytes(range(256)) * (9 << 12)
         server.fault("signed.*large", cut(1 << 20), 2)
         seen = []
@@ -103,7 +103,7 @@ class TestVerify:
         )
         assert result.equal and seen[0] == (0, 9 << 20) and seen[-1] == (9 << 20, 9 << 20)
 
-    def test_an_error_of_the_network_is_no_difference(self, server):
+    def test_network_error_is_not_a_difference(self, server):
         server.fault(f"signed.*{SHARD}", status(503), 99)
         assert ckpt("verify", HUB, "--no-progress").exit_code == 5
 
@@ -125,7 +125,7 @@ def blobs(home) -> set[str]:
 
 
 class TestDownload:
-    def test_a_conversion_reads_copies_that_others_find(self, server, tmp_path):
+    def test_download_is_cached_for_later_commands(self, server, tmp_path):
         server.files["hub/org/llama/pytorch_model.bin"] = b"x" * 5000
         run("convert", "hf-to-maxtext", HUB, tmp_path / "out", "--download")
         assert len(server.asked(f"^GET .*signed.*{SHARD}")) == 2  # its header, and all of it
@@ -138,17 +138,17 @@ class TestDownload:
         run("convert", "hf-to-maxtext", HUB, tmp_path / "again", "--download")
         assert not server.asked("resolve|signed")
 
-    def test_only_what_the_command_needs_is_fetched(self, server, tmp_path):
+    def test_download_fetches_only_needed_files(self, server, tmp_path):
         run("select", HUB, tmp_path / "out", "--keep", "model.embed_tokens.weight", "--download")
         fetched = {name for name in blobs(tmp_path) if len(name) == 64}
         assert len(fetched) == 1
 
-    def test_a_plan_fetches_nothing(self, server, tmp_path):
+    def test_dry_run_downloads_nothing(self, server, tmp_path):
         run("convert", "hf-to-maxtext", HUB, tmp_path / "out", "--download", "--dry-run")
         assert blobs(tmp_path) == set()
 
     @pytest.mark.parametrize("words", [("hash",), ("inspect", "stats"), ("verify", "--against", SHARDED)])
-    def test_commands_that_only_read_read_copies(self, server, tmp_path, words):
+    def test_read_commands_use_cached_copies(self, server, tmp_path, words):
         run(
             *words[:1],
             *([HUB] if len(words) != 2 else [words[1], HUB]),
@@ -168,13 +168,13 @@ class TestDownload:
         run("convert", "hf-to-maxtext", HUB, tmp_path / "out", "--download")
         assert not server.asked("signed.*00003-of") and len(server.asked(f"^GET.*signed.*{SHARD}")) == 1
 
-    def test_a_copy_that_is_not_whole_is_fetched_anew(self, server, tmp_path):
+    def test_truncated_copy_is_downloaded_again(self, server, tmp_path):
         copy = (cached(tmp_path / "hub_cache", SHARDED, SHARD) / SHARD).resolve()
         copy.write_bytes(copy.read_bytes()[:-1])
         run("hash", HUB, "--download")
         assert copy.read_bytes() == (SHARDED / SHARD).read_bytes()
 
-    def test_a_file_that_does_not_come_stops_the_others(self, server, tmp_path):
+    def test_failed_download_stops_other_downloads(self, server, tmp_path):
         server.fault(f"HEAD .*{SHARD}", status(403), 99)
         done = ended("hash", HUB, "--download", code=5)
         assert SHARD in done.output and "access to" in done.output and "403" in done.output
@@ -184,12 +184,12 @@ class TestDownload:
         run("hash", HUB, "--download")
         assert run("hash", HUB) == run("hash", HUB, "--download")
 
-    def test_gated_models_are_explained(self, server, tmp_path):
+    def test_gated_model_error_explains_access(self, server, tmp_path):
         server.gated = {"org/llama"}
         done = ended("hash", HUB, "--download", code=5)
         assert "is gated" in done.output
 
-    def test_progress_counts_to_the_end(self, server, tmp_path):
+    def test_download_progress_reaches_the_total(self, server, tmp_path):
         seen = []
         ckpttools.hash(HUB, download=True, observe=lambda done, total: seen.append((done, total)))
         total = seen[0][1]
@@ -198,7 +198,7 @@ class TestDownload:
         )
         assert seen[-1][0] == seen[-1][1]
 
-    def test_offline_copies_are_all_there_is(self, server, tmp_path, monkeypatch):
+    def test_offline_mode_reads_only_cached_copies(self, server, tmp_path, monkeypatch):
         cached(tmp_path / "hub_cache", SHARDED, *(path.name for path in SHARDED.iterdir()))
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
         run("hash", HUB, "--download")
@@ -211,13 +211,13 @@ class TestDownload:
         assert "--download applies only to models on the hub" in done.output
         run("diff", HUB, SHARDED, "--download")
 
-    def test_a_full_disk_is_noticed_before(self, server, tmp_path, monkeypatch):
+    def test_download_checks_free_space_first(self, server, tmp_path, monkeypatch):
         monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1000))
         done = ended("hash", HUB, "--download", code=4)
         assert "too little space" in done.output and blobs(tmp_path) == set()
 
 
-def test_a_conversion_says_of_which_commit_it_is(server, tmp_path):
+def test_conversion_reports_source_commit(server, tmp_path):
     assert f"from {AT_COMMIT}\n" in run("convert", "hf-to-maxtext", HUB, tmp_path / "out")
     for number, address in enumerate((HUB, f"{HUB}@main")):
         receipt = ended("convert", "to-safetensors", address, tmp_path / f"out-{number}", "--json").stdout
@@ -231,7 +231,7 @@ def test_a_conversion_says_of_which_commit_it_is(server, tmp_path):
 class TestNames:
     """`ckpt convert` takes the name that a model's page has."""
 
-    def test_a_model_is_named_as_on_its_page(self, server, tmp_path, monkeypatch):
+    def test_hub_model_name_is_accepted_without_scheme(self, server, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         done = ended("convert", "hf-to-maxtext", "org/llama", "out", "--json", code=0)
         assert "org/llama is not a local directory; using hf://org/llama" in done.stderr

@@ -82,7 +82,7 @@ class TestDataFiles:
         return b"head" + b"\0" * 6 + LARGE + b"\0" * 90
 
     @pytest.mark.parametrize("chunk", [None, 1 << 20, len(LARGE) + 100])
-    def test_bytes_come_once_for_the_digest_and_once_to_be_sent(self, server, files, chunk):
+    def test_upload_reads_bytes_for_digest_and_for_transfer(self, server, files, chunk):
         server.hub.chunk = chunk
         assert self.built(files) == [True, False]
         assert list(server.hub.objects.values()) == [self.whole]
@@ -94,7 +94,7 @@ class TestDataFiles:
         server.log.clear()
         assert self.built(files) == [True] and not sent(server)
 
-    def test_small_files_are_kept_and_made_once(self, server, files):
+    def test_small_files_are_built_once_and_kept(self, server, files):
         files.sizes, files.heads = {}, {}
         assert self.built(files, LARGE[:1000]) == [True]
         assert list(server.hub.objects.values()) == [b"\0" * 10 + LARGE[:1000]]
@@ -115,12 +115,12 @@ class TestDataFiles:
         assert len(passes) > 2 and all(passes[2:]), "what watches sees nothing twice"
         assert list(server.hub.objects.values()) == [self.whole]
 
-    def test_a_connection_that_breaks_is_not_the_end(self, server, files):
+    def test_upload_survives_broken_connection(self, server, files):
         server.fault("PUT /storage", hang_up, 1)
         assert len(self.built(files)) == 3
         assert list(server.hub.objects.values()) == [self.whole]
 
-    def test_after_three_times_it_is_the_end(self, server, files):
+    def test_upload_fails_after_three_tries(self, server, files):
         server.fault("PUT /storage", status(500), 99)
         with pytest.raises(StorageError, match=r"cannot upload hf://me/new/a\.safetensors") as caught:
             self.built(files)
@@ -154,7 +154,7 @@ class TestDataFiles:
                     raise KeyError
         assert server.hub.objects == {}
 
-    def test_files_that_no_task_writes_are_their_heads(self, server, files):
+    def test_files_without_tasks_contain_only_their_header(self, server, files):
         files.sizes = {"b.safetensors": 6}
         files.heads = {"b.safetensors": b"hhhh"}
         files.write_heads()
@@ -192,7 +192,7 @@ def streamed(monkeypatch):
 
 @pytest.mark.usefixtures("streamed")
 class TestCommands:
-    def test_a_model_is_what_it_is_on_a_disk(self, server, tmp_path):
+    def test_uploaded_model_equals_local_output(self, server, tmp_path):
         options = "--like", HF, "--max-shard-size", "100kB"
         run("convert", "maxtext-to-hf", ITEM, tmp_path / "local", *options)
         text = run("convert", "maxtext-to-hf", ITEM, NEW, *options)
@@ -203,14 +203,14 @@ class TestCommands:
         run("verify", NEW, "--against", tmp_path / "local")
 
     @pytest.mark.parametrize("to", ["safetensors", "orbax", "zarr3"])
-    def test_any_format_can_be_there(self, server, tmp_path, to):
+    def test_every_format_can_be_uploaded(self, server, tmp_path, to):
         run("convert", f"to-{to}", HF, tmp_path / "local")
         run("convert", f"to-{to}", HF, NEW)
         assert run("hash", NEW).split()[0] == run("hash", tmp_path / "local").split()[0]
         run("convert", f"to-{to}", HF, f"{NEW}/below", "--overwrite")
         assert run("hash", f"{NEW}/below").split()[0] == run("hash", tmp_path / "local").split()[0]
 
-    def test_many_small_files_are_refused_before_they_fill_the_memory(self, server, monkeypatch):
+    def test_too_many_small_files_are_refused(self, server, monkeypatch):
         monkeypatch.setattr(hub_data_files, "_MOST_SMALL_BYTES", 1_000)
         result = ckpt("convert", "to-zarr3", HF, NEW, "--no-progress")
         assert result.exit_code == 2, result.output
@@ -223,19 +223,19 @@ class TestCommands:
         run("convert", "to-safetensors", "hf://org/llama", NEW)
         assert not list(tmp_path.rglob("*.safetensors*"))
 
-    def test_public_is_said(self, server):
+    def test_public_option_creates_public_repository(self, server):
         run("convert", "to-safetensors", HF, NEW, "--public")
         assert server.hub.private["me/new"] is False
         assert "README.md" not in names(server)
 
-    def test_a_card_says_what_is_known(self, server):
+    def test_model_card_names_base_model(self, server):
         run("convert", "to-safetensors", "hf://org/llama", NEW, "--model-card")
         card = server.files["hub/me/new/README.md"].decode()
         assert "base_model: org/llama" in card and "# new" in card and "org/llama@c0ffee" in card
         run("convert", "to-safetensors", HF, "hf://me/other", "--model-card")
         assert str(HF) not in server.files["hub/me/other/README.md"].decode()
 
-    def test_a_card_names_the_model_that_like_names(self, server, tmp_path):
+    def test_model_card_names_the_like_model(self, server, tmp_path):
         where = run("convert", "maxtext-to-hf", ITEM, NEW, "--like", "hf://org/llama", "--model-card")
         card = server.files["hub/me/new/README.md"].decode()
         assert "base_model: org/llama\n" in card and "Converted by ckpttools.\n" in card
@@ -243,7 +243,7 @@ class TestCommands:
         assert f"http://{server.address}/me/new: private, commit {commit}" in where
 
     @pytest.mark.parametrize("command", [("copy", HF), ("convert", "to-safetensors", HF)])
-    def test_it_is_said_where_it_is(self, server, command):
+    def test_output_reports_repository_url_and_commit(self, server, command):
         told = ended(*command, NEW, "--public", "--json").stdout
         page = {"url": f"http://{server.address}/me/new", "is_private": False}
         assert json.loads(told)["published"] == {**page, "commit": server.hub.head("me/new")}
@@ -270,7 +270,7 @@ class TestCommands:
         run("unstack", tmp_path / "made", tmp_path / "changed")
         assert f"hf://org/llama@{COMMIT}" in succeed("inspect", "tree", tmp_path / "changed").output
 
-    def test_names_of_models_are_taken_from_python(self, server, tmp_path, monkeypatch):
+    def test_python_calls_accept_hub_names(self, server, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         assert ckpttools.hf_to_maxtext("org/llama", "made").source == f"hf://org/llama@{COMMIT}"
         assert ckpttools.maxtext_to_hf(ITEM, "back", like="org/llama").arrays
@@ -292,11 +292,11 @@ class TestCommands:
         contents(server, tmp_path / "local")
         assert server.files["hub/me/new/README.md"] == b"mine"
 
-    def test_a_dry_run_asks_and_writes_nothing(self, server):
+    def test_dry_run_writes_nothing_to_the_hub(self, server):
         assert NEW in run("convert", "to-safetensors", HF, NEW, "--dry-run")
         assert not server.asked("^(POST|PUT)")
 
-    def test_a_branch_is_named(self, server):
+    def test_upload_refuses_invalid_revision(self, server):
         run("convert", "to-safetensors", HF, NEW)
         for revision, code in (("v9", 5), ("c0ffee" + "0" * 34, 2), ("refs/pr/1", 2)):
             done = ended("convert", "to-safetensors", HF, f"{NEW}@{revision}", "--overwrite", code=code)
@@ -304,7 +304,7 @@ class TestCommands:
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of huggingface_hub's own requests
-def test_the_server_takes_what_the_hub_s_own_client_sends(server):
+def test_server_accepts_requests_of_huggingface_hub(server):
     """What these tests prove is worth as much as that server is like the hub."""
     api = huggingface_hub.HfApi(endpoint=f"http://{server.address}")
     api.create_repo("me/new", private=True)
@@ -340,14 +340,14 @@ class TestStopped:
         run("convert", "to-safetensors", HF, tmp_path / "local", "--max-shard-size", "100kB")
         contents(server, tmp_path / "local")
 
-    def test_after_the_commit_nothing_is_left_to_do(self, server):
+    def test_rerun_after_commit_sends_nothing(self, server):
         words = "convert", "to-safetensors", HF, NEW
         run(*words)
         server.log.clear()
         assert "were done before" in run(*words)
         assert not server.asked("^(POST|PUT)") and len(server.hub.commits["me/new"]) == 1
 
-    def test_a_lost_answer_to_the_commit_is_looked_for(self, server):
+    def test_commit_survives_lost_response(self, server):
         def lose(handler):
             handler.answer()
             return 502, {}, b""
@@ -356,7 +356,7 @@ class TestStopped:
         run("convert", "to-safetensors", HF, NEW)
         assert len(server.hub.commits["me/new"]) == 1
 
-    def test_two_writers_do_not_mix(self, server):
+    def test_upload_refuses_commit_after_another_writer(self, server):
         def write_first(handler):
             if not server.hub.commits:
                 server.hub.commits["me/new"] = [("d" * 40, "other", "")]
@@ -366,7 +366,7 @@ class TestStopped:
         assert "was changed during the upload: nothing was committed" in done.output
         assert names(server) == {".gitattributes"}
 
-    def test_a_refused_commit_is_told_though_the_last_one_cannot_be_looked_at(self, server):
+    def test_refused_commit_is_reported_if_history_is_unreadable(self, server):
         def write_first(handler):
             server.hub.commits["me/new"] = [("d" * 40, "other", "")]
             server.fault("GET .*/commits/", status(403), 9)
@@ -375,7 +375,7 @@ class TestStopped:
         done = ended("convert", "to-safetensors", HF, NEW, code=5)
         assert "was changed during the upload: nothing was committed" in done.output
 
-    def test_a_manifest_has_what_was_not_sent_again_too(self, server, tmp_path):
+    def test_manifest_includes_files_not_sent_again(self, server, tmp_path):
         words = "convert", "to-safetensors", HF, NEW, "--max-shard-size", "100kB", "--manifest"
         run(*words, tmp_path / "first.json")
         server.hub.commits.clear()
@@ -396,7 +396,7 @@ class TestStopped:
         assert out["digest"] == expected["digest"]
         run("verify", NEW, "--manifest", tmp_path / "out.json")
 
-    def test_a_process_that_is_killed_leaves_the_repository_as_it_was(self, server, tmp_path):
+    def test_killed_upload_leaves_repository_unchanged(self, server, tmp_path):
         write_llama(tmp_path / "model", vocab_size=40_000)
         words = "convert", "to-safetensors", tmp_path / "model", NEW, "--max-shard-size", "6MB", "--jobs", "1"
         environment = {
@@ -442,7 +442,7 @@ class TestRefusals:
         assert all(item in done.output for item in told), done.output
         assert not server.hub.commits and not server.hub.objects
 
-    def test_without_the_right_to_write_nothing_is_read(self, server):
+    def test_missing_write_permission_is_refused_before_reading(self, server):
         server.hub.tokens["hf_write"] = "you/"
         server.hub.private["me/new"] = True
         done = ended("convert", "to-safetensors", HF, NEW, code=5)
@@ -456,12 +456,12 @@ class TestRefusals:
         assert "is already private" in done.output and "settings" in done.output
         run("convert", "to-safetensors", HF, NEW, "--public")
 
-    def test_a_gated_one_is_read_only_by_who_may(self, server):
+    def test_public_upload_refuses_gated_repository(self, server):
         server.gated = {"org/llama"}
         done = ended("convert", "to-safetensors", HF, "hf://org/llama", "--public", "--overwrite", code=5)
         assert "is gated" in done.output
 
-    def test_a_source_is_not_its_own_destination(self, server):
+    def test_upload_refuses_source_as_destination(self, server):
         for option in ((), ("--public",)):
             done = ended(
                 "cast",
@@ -481,12 +481,12 @@ class TestRefusals:
             done = ended("convert", "to-safetensors", HF, tmp_path / "out", option, code=2)
             assert f"{option} applies only to repositories on the hub" in done.output
 
-    def test_offline_nothing_is_asked(self, server, monkeypatch):
+    def test_offline_upload_sends_no_request(self, server, monkeypatch):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
         done = ended("convert", "to-safetensors", HF, NEW, code=5)
         assert "HF_HUB_OFFLINE" in done.output and server.log == []
 
-    def test_a_card_is_not_replaced(self, server):
+    def test_existing_model_card_is_not_replaced(self, server):
         server.hub.private["me/new"] = True
         server.files["hub/me/new/README.md"] = b"mine"
         done = ended("convert", "to-safetensors", HF, NEW, "--model-card", code=2)
@@ -507,7 +507,7 @@ class TestCopies:
         run("verify", NEW, "--against", model)
         assert ckpttools.copy(model, NEW).files == 0 and len(server.hub.commits["me/new"]) == 1
 
-    def test_to_a_repository_that_is_public(self, server):
+    def test_copy_warns_about_public_repository(self, server):
         server.hub.private["me/new"] = False
         server.files["hub/me/new/README.md"] = b"mine"
         assert "add --public" in ended("copy", HF, NEW, code=2).output
@@ -532,18 +532,18 @@ class TestNames:
     """Of a listing, such as git cannot have."""
 
     @pytest.mark.parametrize("name", ["./config.json", "a//config.json", "d/."])
-    def test_other_spellings_are_no_files(self, server, tmp_path, name):
+    def test_misspelled_hub_files_do_not_exist(self, server, tmp_path, name):
         server.files[f"hub/org/llama/{name}"] = b"evil"
         run("copy", "hf://org/llama", tmp_path / "out")
         assert files_in(tmp_path / "out") == files_in(HF)
 
-    def test_one_that_the_cache_refuses(self, server, tmp_path):
+    def test_copy_accepts_names_the_cache_refuses(self, server, tmp_path):
         server.files["hub/org/llama/a\\..\\b"] = b"fine"
         run("copy", "hf://org/llama", tmp_path / "out")
         assert (tmp_path / "out" / "a\\..\\b").read_bytes() == b"fine"
         assert "3 files" in run("verify", "hf://org/llama")
 
-    def test_invalid_listing_is_not_an_empty_one(self, server):
+    def test_invalid_listing_is_not_treated_as_empty(self, server):
         body = b'{"error": "try again later"}'
         server.faults = [Fault("tree/", lambda handler: (200, {}, body))]
         done = ckpt("convert", "to-safetensors", HF, "hf://org/llama")

@@ -236,7 +236,7 @@ zeros_or_data = st.binary(min_size=1, max_size=80) | st.integers(1, 80).map(byte
 
 @given(pieces=st.lists(zeros_or_data, min_size=1, max_size=5), order=st.randoms(), at=st.integers(0, 400))
 @settings(deadline=None)
-def test_bindings_detect_any_cut(tmp_path_factory, pieces, order, at):
+def test_bindings_detect_any_truncation(tmp_path_factory, pieces, order, at):
     """After a cut and an extension, the record is void or the bytes are unchanged."""
     location = tmp_path_factory.mktemp("work")
     size = sum(map(len, pieces))
@@ -592,7 +592,7 @@ class TestForeignContent:
         with pytest.raises(StorageError, match="was removed, replaced or cut while it was written"):
             ckpttools.convert(model, tmp_path / "out", format="orbax", observe=observe)
 
-    def test_link_that_leads_elsewhere_for_a_moment_is_not_read(self, model, tmp_path):
+    def test_temporarily_redirected_link_is_not_read(self, model, tmp_path):
         """The link leads to the planned file before and after the run."""
         shutil.copytree(model, tmp_path / "blobs")
         (tmp_path / "other").write_bytes(

@@ -274,7 +274,7 @@ class TestLocks:
                 lock.renew()
         assert keys(s3) == ["x.partial/lock"], "it is the other's, and is not deleted"
 
-    def test_reader_is_told_who_is_writing(self, s3):
+    def test_read_error_names_the_writer(self, s3):
         there = f"s3://{s3.bucket}/out"
         s3.quirks.refuse = lambda method, path: 403 if "_METADATA" in path and method == "PUT" else 0
         run(*CONVERT, there, code=5)
@@ -286,7 +286,7 @@ class TestLocks:
             assert "process 7 on gone, last seen" in told or "last renewed" in told, told
             assert release in told, told
 
-    def test_doctor_reports_it(self, s3):
+    def test_doctor_reports_the_lock(self, s3):
         there = f"s3://{s3.bucket}/out"
         run(*CONVERT, there)
         s3.put({"out.partial/lock": json.dumps({"owner": "a", "pid": 7, "host": "gone"}).encode()})

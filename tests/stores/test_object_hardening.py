@@ -106,7 +106,9 @@ class TestSleepers:
     """Who wakes up when another has finished does no harm to it."""
 
     @pytest.mark.parametrize("request_", ["PUT .*partNumber=2", "PUT .*items/commit_success"])
-    def test_while_it_writes(self, gcs, target, sleepers, in_parts, request_):
+    def test_stopped_writer_does_not_mix_with_another_conversion(
+        self, gcs, target, sleepers, in_parts, request_
+    ):
         sleeper = sleepers.stopped([*CONVERT, target], request_)
         # Another conversion: what the first goes on with would be mixed into it.
         run(*CONVERT, target, "--no-scan", "--overwrite")
@@ -117,7 +119,7 @@ class TestSleepers:
         assert not gcs.server.uploads
 
     @pytest.mark.parametrize("request_", ["DELETE .*runs/out/0/items", "PUT .*runs/out/0/items/d/"])
-    def test_while_it_replaces(self, gcs, target, sleepers, in_parts, request_):
+    def test_stopped_writer_does_not_damage_a_replacement(self, gcs, target, sleepers, in_parts, request_):
         run(*CONVERT, target)
         words = [*CONVERT, target, "--no-scan", "--overwrite"]
         sleeper = sleepers.stopped(words, request_)
@@ -129,7 +131,7 @@ class TestSleepers:
         assert run("hash", target).split()[0] == digest
         assert set(gcs.server.buckets[gcs.bucket]) == names
 
-    def test_while_it_gives_up_what_another_goes_on_with(self, gcs, target, sleepers):
+    def test_stopped_discard_does_not_damage_a_resumed_run(self, gcs, target, sleepers):
         gcs.server.faults = [Fault("PUT .*/0/commit_success", count=99, status=400, body="<Error/>")]
         assert ckpt(*CONVERT, target).exit_code == 5
         words = [*CONVERT, target, "--no-scan", "--overwrite"]
@@ -204,7 +206,7 @@ def test_empty_bucket_is_checked_once(gcs, target):
 
 
 class TestSomebodyElses:
-    def test_an_object_that_appears_meanwhile_is_not_written_over(self, gcs, target):
+    def test_upload_keeps_object_that_appears_meanwhile(self, gcs, target):
         bucket, key = parse(target).store._at(f"{gcs.bucket}/runs/out/x")
         for size in (1, 2 * PART_BYTES):
             gcs.server.put(gcs.bucket, "runs/out/x", b"mine")
@@ -216,7 +218,7 @@ class TestSomebodyElses:
                 pass
             assert len(gcs.server.buckets[gcs.bucket]["runs/out/x"].content) == size
 
-    def test_one_that_appears_while_parts_are_uploaded_is_not_written_over(self, gcs, target):
+    def test_multipart_upload_keeps_object_that_appears_meanwhile(self, gcs, target):
         bucket, key = parse(target).store._at(f"{gcs.bucket}/runs/out/x")
         with (
             pytest.raises(DestinationExistsError, match="another process"),
@@ -227,7 +229,7 @@ class TestSomebodyElses:
         assert gcs.server.buckets[gcs.bucket]["runs/out/x"].content == b"mine"
         assert not gcs.server.uploads
 
-    def test_a_source_that_was_changed_before_the_new_one_had_its_location(self, gcs, target, tmp_path):
+    def test_source_change_before_publishing_is_recoverable(self, gcs, target, tmp_path):
         """The old one is gone in part, and the new one complete: what is said leads to it."""
         source = tmp_path / "source"
         shutil.copytree(HF, source)
@@ -301,7 +303,7 @@ class TestSomebodyElses:
         done = ckpt(*words)
         assert done.exit_code == 2 and "has changed since" in done.output, done.output
 
-    def test_sharing_with_a_source_is_gone_on_with(self, gcs, target):
+    def test_copies_shared_with_source_resume(self, gcs, target):
         source = gcs.filled(files_in(GOLDEN / "llama3.1" / "maxtext_unscanned"))
         run("stack", source, f"{target}-0")
         run(*CONVERT, target)
@@ -315,9 +317,7 @@ class TestSomebodyElses:
 
 class TestSources:
     @pytest.mark.parametrize("where", ["gs", "local"])
-    def test_one_that_is_changed_while_it_is_read_is_read_anew_by_the_same_command(
-        self, gcs, target, tmp_path, where
-    ):
+    def test_rerun_reads_changed_source_again(self, gcs, target, tmp_path, where):
         model = bytearray((HF / "model.safetensors").read_bytes())
         source = f"gs://{gcs.bucket}/changing"
         gcs.server.put(gcs.bucket, "changing/model.safetensors", bytes(model))
@@ -336,7 +336,7 @@ class TestSources:
 
 class TestNames:
     @pytest.mark.parametrize("name", ["ü #1", "50%", "a%20b&c+", "~[x]?'\"*"])
-    def test_odd_ones(self, gcs, name):
+    def test_convert_accepts_unusual_names(self, gcs, name):
         location = f"gs://{gcs.bucket}/odd/{name}/out"
         run(*CONVERT, location)
         digest = run("hash", location).split()[0]
@@ -346,11 +346,11 @@ class TestNames:
         assert run("hash", location).split()[0] == digest
 
     @pytest.mark.parametrize("name", ["new\nline", "x\x7f"])
-    def test_those_that_no_object_can_have(self, gcs, name):
+    def test_convert_refuses_control_characters_in_names(self, gcs, name):
         done = ckpt(*CONVERT, f"gs://{gcs.bucket}/{name}")
         assert done.exit_code == 2 and "control characters" in done.output, done.output
 
-    def test_one_that_begins_like_another(self, gcs, target):
+    def test_overwrite_keeps_objects_with_the_same_prefix(self, gcs, target):
         run(*CONVERT, f"{target}2")
         before = {key: item for key, item in gcs.server.buckets[gcs.bucket].items() if "out2" in key}
         run(*CONVERT, target)

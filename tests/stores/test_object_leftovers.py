@@ -47,7 +47,7 @@ def findings(location, check):
 
 
 class TestUploads:
-    def test_they_are_listed_and_aborted(self, cloud):
+    def test_unfinished_uploads_are_listed_and_aborted(self, cloud):
         location = parse(f"{cloud.scheme}://{cloud.bucket}/runs/out")
         assert isinstance(location.store, SupportsUploads)
         upload = abandoned(location)
@@ -61,7 +61,7 @@ class TestUploads:
             upload.__exit__(None, None, None)
         assert not location.exists()
 
-    def test_doctor_names_them(self, cloud):
+    def test_doctor_lists_unfinished_uploads(self, cloud):
         there = f"{cloud.scheme}://{cloud.bucket}/runs/out"
         run("convert", "hf-to-maxtext", HF, there)
         assert not findings(there, "uploads")
@@ -71,7 +71,7 @@ class TestUploads:
         assert "1 upload in parts" in result["what"] and f"{there}/0/d/data" in result["what"]
         assert "lifecycle" in result["do"]
 
-    def test_the_fix_leaves_those_that_may_be_at_work(self, gcs):
+    def test_fix_keeps_recent_uploads(self, gcs):
         there = f"gs://{gcs.bucket}/runs/out"
         run("convert", "hf-to-maxtext", HF, there)
         abandoned(parse(there) / "0")
@@ -92,7 +92,7 @@ class TestUploads:
         assert result["level"] == "info" and "403" in result["what"]
         assert "gcloud storage buckets update" in result["command"]
 
-    def test_the_same_command_ends_them(self, gcs):
+    def test_rerun_aborts_unfinished_uploads(self, gcs):
         location = parse(f"gs://{gcs.bucket}/runs/out")
         interrupted(gcs, location, "PUT .*/0/commit_success")
         abandoned(location / "0")
@@ -106,7 +106,7 @@ class TestUploads:
         gcs.server.faults = [Fault("GET .*uploads", count=9, status=403)]
         run("convert", "hf-to-maxtext", HF, location)
 
-    def test_an_answer_that_is_no_listing_is_none(self, gcs):
+    def test_invalid_upload_listing_is_ignored(self, gcs):
         location = parse(f"gs://{gcs.bucket}/runs/out")
         interrupted(gcs, location, "PUT .*/0/commit_success")
         # 200 all the same, as a proxy answers that asks for a login.
@@ -115,7 +115,7 @@ class TestUploads:
 
 
 class TestLeftovers:
-    def test_a_conversion_that_grows_at_its_location(self, gcs):
+    def test_doctor_reports_interrupted_conversion_in_place(self, gcs):
         location = parse(f"gs://{gcs.bucket}/runs/out")
         interrupted(gcs, location, "PUT .*/0/commit_success")
         for where in (location, location.parent, location.with_name("out.partial")):
@@ -124,7 +124,7 @@ class TestLeftovers:
             assert "again to resume" in result["do"]
         assert "gcloud storage rm -r" in result["do"] and str(location) in result["do"]
 
-    def test_a_conversion_that_has_begun_to_replace_is_the_only_copy(self, gcs):
+    def test_doctor_keeps_interrupted_replacement(self, gcs):
         location = parse(f"gs://{gcs.bucket}/runs/out")
         run("convert", "hf-to-maxtext", HF, location)
         gcs.server.faults = [Fault("PUT .*/out/0/items/d", count=99, status=400, body="<Error/>")]
@@ -143,7 +143,7 @@ class TestLeftovers:
             assert "no journal" in result["why"] and "rm -r" in result["do"]
         assert f"runs/out.partial/{name}" in gcs.server.buckets[gcs.bucket]
 
-    def test_somebody_s_checkpoint_of_such_a_name_is_one(self, gcs):
+    def test_checkpoint_named_like_staging_is_not_a_leftover(self, gcs):
         location = f"gs://{gcs.bucket}/runs/out.partial"
         run("convert", "hf-to-maxtext", HF, location)
         assert not findings(location, "leftovers")

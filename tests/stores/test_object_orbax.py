@@ -51,21 +51,21 @@ def seen(gcs_server, tmp_path_factory):
 
 class TestOrbax:
     @pytest.mark.parametrize("name", ["whole", "went-on"])
-    def test_it_lists_and_restores_what_was_written(self, seen, name):
+    def test_orbax_lists_and_restores_the_output(self, seen, name):
         assert seen[name]["steps"] == [0]
         for loader in ("manager", "item", "step_by_v1"):
             assert _without_step(seen[name][loader]) == EXPECTED, loader
 
     @pytest.mark.parametrize("stage", STAGES)
-    def test_before_the_last_file_it_lists_no_step(self, seen, stage):
+    def test_orbax_lists_no_step_before_the_last_file(self, seen, stage):
         assert seen[stage]["steps"] == []
         assert isinstance(seen[stage]["step_by_v1"], str), "v1 refuses"
 
     @pytest.mark.parametrize("stage", ["data", "small-files", "item"])
-    def test_before_the_item_s_file_it_restores_nothing(self, seen, stage):
+    def test_orbax_restores_nothing_before_the_item_commit_file(self, seen, stage):
         assert isinstance(seen[stage]["item"], str)
 
-    def test_the_item_is_whole_before_the_step_says_so(self, seen):
+    def test_item_is_complete_before_the_step_commit_file(self, seen):
         assert _without_step(seen["step"]["item"]) == EXPECTED
 
 
@@ -78,7 +78,7 @@ class TestTensorstore:
             cloud.filled({"a": b""})
             yield cloud, s3_server
 
-    def test_ocdbt_on_s3(self, amazon_cloud):
+    def test_tensorstore_reads_ocdbt_on_s3(self, amazon_cloud):
         cloud, url = amazon_cloud
         run("convert", "hf-to-maxtext", HF, f"s3://{cloud.bucket}/out")
         base = _on_s3(cloud.bucket, "out/0/items/", url)
@@ -90,7 +90,7 @@ class TestTensorstore:
             path: leaf for path, leaf in EXPECTED.items() if isinstance(leaf, dict)
         }
 
-    def test_zarr3_on_s3(self, amazon_cloud):
+    def test_tensorstore_reads_zarr3_on_s3(self, amazon_cloud):
         cloud, url = amazon_cloud
         location = f"s3://{cloud.bucket}/zarr"
         run("convert", "to-zarr3", TRAINED, location)

@@ -86,7 +86,7 @@ class TestAzure(StoreTests):
 class TestCommands:
     """Whatever reads a checkpoint reads it from a bucket, with the same result as from a directory."""
 
-    def test_a_model_is_converted_to_the_same_bytes(self, cloud, tmp_path):
+    def test_convert_from_store_writes_the_same_bytes(self, cloud, tmp_path):
         for source, name in ((HF, "local"), (cloud.filled(files_in(HF)), "remote")):
             run("convert", "hf-to-maxtext", source, tmp_path / name)
         local, remote = files_in(tmp_path / "local"), files_in(tmp_path / "remote")
@@ -94,7 +94,7 @@ class TestCommands:
         differing = {name for name in local if local[name] != remote[name]}
         assert differing <= {"0/_CHECKPOINT_METADATA", "0/items/_CHECKPOINT_METADATA"}, "which have the time"
 
-    def test_a_checkpoint_is_converted_back(self, cloud, tmp_path):
+    def test_convert_from_store_to_hf_verifies_as_equal(self, cloud, tmp_path):
         source = cloud.filled({**files_in(MAXTEXT)})
         run("convert", "maxtext-to-hf", source, tmp_path / "out", "--like", HF)
         assert "equal" in run("verify", tmp_path / "out", "--against", HF)
@@ -117,12 +117,12 @@ class TestCommands:
             assert ("traffic" in declared) == (words == ["inspect", "tree"]), "which is looking alone"
             assert {**declared, "traffic": {}} == {**json.loads(local.stdout), "traffic": {}}
 
-    def test_both_sides_may_be_in_buckets(self, cloud):
+    def test_diff_and_verify_accept_two_buckets(self, cloud):
         model, run_ = cloud.filled(files_in(SHARDED)), cloud.filled(files_in(MAXTEXT))
         assert "39 arrays equal" in run("diff", model, run_)
         assert "equal" in run("verify", run_, "--against", model)
 
-    def test_the_rest(self, cloud, tmp_path):
+    def test_remaining_commands_read_from_a_store(self, cloud, tmp_path):
         location, manifest = cloud.filled(files_in(TRAINED)), tmp_path / "manifest.json"
         run("hash", location, "--manifest", manifest)
         succeed("verify", location, "--manifest", manifest)
@@ -130,7 +130,7 @@ class TestCommands:
         run("select", location, tmp_path / "some", "--keep", "params")
         succeed("inspect", "tree", f"{location}/1/items")
 
-    def test_the_commands_of_the_page_work_as_written(self, gcs, tmp_path, monkeypatch):
+    def test_documented_store_commands_work(self, gcs, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         gcs.server.buckets.pop("my-bucket", None)
         for name, source in (("models/llama", HF), ("runs/llama/checkpoints", MAXTEXT)):
@@ -151,13 +151,13 @@ class TestRequests:
         succeed(*words)
         return gcs.server.log
 
-    def test_a_sharded_model_takes_one_request_a_shard(self, gcs):
+    def test_sharded_model_needs_one_request_per_shard(self, gcs):
         location = gcs.filled(files_in(SHARDED))
         asked = self.asked(gcs, "inspect", "tree", location)
         assert len(asked) == 1 + 1 + 1 + 4 + 1, "listing, journal, index, shards, configuration"
         assert sum("list-type" in item.path for item in asked) == 1
 
-    def test_an_index_of_several_blocks_is_read_once(self, gcs, monkeypatch):
+    def test_index_of_several_blocks_is_read_once(self, gcs, monkeypatch):
         monkeypatch.setattr(block_cache, "SIZE", 1 << 10)
         location = gcs.filled(files_in(SHARDED))
         asked = self.asked(gcs, "inspect", "tree", location)
@@ -191,24 +191,24 @@ class TestRequests:
         assert len(location.entries()) == 2500
         assert (gs.STORE.traffic - before).requests == len(gcs.server.log)
 
-    def test_a_shard_with_a_long_header_takes_two(self, gcs, monkeypatch):
+    def test_shard_with_long_header_needs_two_requests(self, gcs, monkeypatch):
         monkeypatch.setattr(block_cache, "SIZE", 2 << 10)
         location = gcs.filled(files_in(SHARDED))
         asked = self.asked(gcs, "inspect", "tree", location)
         for number in range(1, 5):
             assert sum(f"0000{number}%2Dof" in item.path for item in asked) <= 2
 
-    def test_a_step_takes_one_request_a_file(self, gcs):
+    def test_step_needs_one_request_per_file(self, gcs):
         location = gcs.filled(files_in(TRAINED))
         asked = self.asked(gcs, "inspect", "tree", location)
         names = [item.path.rpartition("%2F")[2] for item in asked]
         assert len(asked) == len(set(names)) == 7
 
-    def test_an_item_is_looked_at_with_its_step_and_run(self, gcs):
+    def test_inspecting_an_item_needs_at_most_nine_requests(self, gcs):
         location = gcs.filled(files_in(TRAINED))
         assert len(self.asked(gcs, "inspect", "tree", f"{location}/1/items")) <= 9
 
-    def test_checking_that_nothing_changed_takes_one_listing(self, gcs):
+    def test_change_check_needs_one_listing(self, gcs):
         location = gcs.filled(files_in(SHARDED))
         succeed("inspect", "tree", location)
         asked = self.asked(gcs, "hash", location)
@@ -220,7 +220,7 @@ class TestRequests:
         succeed("inspect", "tree", location)
         assert gcs.server.most_at_once >= 4
 
-    def test_more_objects_than_one_listing_may_have_are_listed_by_directory(self, gcs, monkeypatch):
+    def test_large_listings_are_split_by_directory(self, gcs, monkeypatch):
         monkeypatch.setattr(listing_cache, "_MOST_OBJECTS", 10)
         location = gcs.filled(files_in(ZARR))
         gcs.server.page = 7
@@ -229,7 +229,7 @@ class TestRequests:
 
 
 class TestListings:
-    def test_a_marker_of_a_directory_is_no_file(self, gcs):
+    def test_directory_marker_is_not_a_file(self, gcs):
         location = gcs.filled({"": b"", "d/": b"", "d/file": b"1", "empty": b""})
         assert {name for name, _ in location.walk()} == {"d/file", "empty"}
         assert {entry.name: entry.kind for entry in location.entries()} == {
@@ -254,7 +254,7 @@ class TestListings:
         gcs.server.faults.append(Fault("list-type", count=99, status=403))
         assert [(location / "d" / f"{name}.json").read_bytes() for name in "abc"] == [b"1", b"2", b"3"]
 
-    def test_a_bucket_is_a_directory_and_nothing_is_above(self, gcs):
+    def test_bucket_is_a_top_level_directory(self, gcs):
         location = gcs.filled({"a": b"1"})
         bucket = parse(f"gs://{gcs.bucket}")
         assert bucket.is_dir() and location in [item / "some where" for item in bucket.iterdir()]
@@ -266,7 +266,7 @@ class TestListings:
         location = gcs.filled({"a": b"1"})
         assert not (location / name).exists()
 
-    def test_keys_may_have_any_letters(self, cloud):
+    def test_keys_accept_any_characters(self, cloud):
         names = ["z~%é*.bin", "a b&<c>.json", "ключ", "x?y#z"]
         location = cloud.filled({name: name.encode() for name in names})
         assert sorted((location / name).read_bytes().decode() for name, _ in location.walk()) == sorted(names)
@@ -278,7 +278,7 @@ class TestPinned:
     def changed(self, gcs, location, content):
         gcs.put({location.key.partition("/")[2]: content})
 
-    def test_an_object_that_changes_between_two_reads_is_refused(self, cloud):
+    def test_object_changed_between_reads_is_refused(self, cloud):
         file = cloud.filled({"x.bin": bytes(1 << 20)}) / "x.bin"
         opened = file.open()
         assert opened.read(0, 1 << 19) == bytes(1 << 19)
@@ -289,7 +289,7 @@ class TestPinned:
             opened.check_unchanged()
         assert file.open().read(0, 1) == b"\1"
 
-    def test_an_object_that_changes_in_the_middle_of_an_answer_is_refused(self, gcs):
+    def test_object_changed_during_a_response_is_refused(self, gcs):
         file = gcs.filled({"x.bin": bytes(1 << 20)}) / "x.bin"
         opened = file.open()
         change = Fault("x.bin", cut=1000, then=lambda: self.changed(gcs, file, bytes([1]) * (1 << 20)))
@@ -297,7 +297,7 @@ class TestPinned:
         with pytest.raises(SourceChangedError):
             opened.read(0, 1 << 20)
 
-    def test_an_object_that_changes_after_it_was_read_is_noticed(self, cloud):
+    def test_object_changed_after_reading_is_detected(self, cloud):
         file = cloud.filled({"x.bin": b"1234"}) / "x.bin"
         opened = file.open()
         assert opened.read(0, 4) == b"1234"
@@ -306,14 +306,14 @@ class TestPinned:
         with pytest.raises(SourceChangedError):
             opened.check_unchanged()
 
-    def test_an_object_that_is_removed_is_said_to_be(self, gcs):
+    def test_removed_object_is_reported(self, gcs):
         file = gcs.filled({"x.bin": bytes(1 << 20)}) / "x.bin"
         opened = file.open()
         gcs.server.buckets[gcs.bucket].clear()
         with pytest.raises(FormatError, match="was removed"):
             opened.read(0, 1 << 20)
 
-    def test_a_server_that_takes_no_conditions_is_caught_by_the_etag(self, gcs):
+    def test_etag_detects_changes_without_conditional_reads(self, gcs):
         file = gcs.filled({"x.bin": bytes(1 << 20)}) / "x.bin"
         opened = file.open()
         self.changed(gcs, file, bytes([1]) * (1 << 20))
@@ -321,7 +321,7 @@ class TestPinned:
         with pytest.raises(SourceChangedError):
             opened.read(0, 1 << 20)
 
-    def test_a_long_read_is_split_and_whole(self, gcs, monkeypatch):
+    def test_long_read_is_split_into_parts(self, gcs, monkeypatch):
         monkeypatch.setattr(reads, "PART", 1 << 18)
         content = bytes(range(256)) * (1 << 13)
         with (gcs.filled({"x.bin": content}) / "x.bin").open() as opened:
@@ -329,7 +329,7 @@ class TestPinned:
             assert opened.read(100, (1 << 21) - 200) == content[100:-100]
             assert len(gcs.server.log) == 8
 
-    def test_a_conversion_of_what_changes_is_thrown_away(self, gcs, tmp_path):
+    def test_conversion_of_changing_source_is_discarded(self, gcs, tmp_path):
         location = gcs.filled(files_in(HF))
         weights = location / "model.safetensors"
         content = weights.read_bytes()
@@ -368,7 +368,7 @@ class TestFaults:
         assert [entry.name for entry in location.entries()] == ["x.bin"]
 
     @pytest.mark.parametrize("kind", ["list-type", "GET .*x.bin"])
-    def test_an_answer_that_is_cut_is_gone_on_with(self, gcs, kind):
+    def test_truncated_response_is_resumed(self, gcs, kind):
         content = bytes(range(256)) * 4096
         location = gcs.filled({"x.bin": content})
         gcs.server.faults.append(Fault(kind, cut=100))
@@ -436,7 +436,7 @@ class TestFaults:
         assert done.exit_code == 5 and "run the same command again later" in done.output
         assert "chmod" not in done.output and "fetch" not in done.output
 
-    def test_a_stall_for_ever_is_no_answer(self, gcs, impatient):
+    def test_endless_stall_fails(self, gcs, impatient):
         location = gcs.filled({"x.bin": b"1234"})
         gcs.server.faults.append(Fault("GET .*x.bin", count=99, stall=1))
         with pytest.raises(StorageError) as caught:
@@ -457,25 +457,25 @@ class TestFaults:
         assert f"storage.objects.{permission}" in caught.value.expected
         assert "gcloud auth" in caught.value.hint
 
-    def test_a_bucket_that_is_not_there_is_named(self, cloud):
+    def test_missing_bucket_error_names_the_bucket(self, cloud):
         for name in ("x", "x.safetensors", ""):
             done = ckpt("inspect", "tree", f"{cloud.scheme}://no-such-bucket/{name}")
             assert done.exit_code == 5
             assert "bucket 'no-such-bucket' does not exist" in done.output
 
-    def test_an_object_that_is_not_there_is_named(self, cloud):
+    def test_missing_object_error_names_the_object(self, cloud):
         location = cloud.filled({"a": b""})
         done = ckpt("inspect", "tree", location / "nope")
         assert done.exit_code == 2 and f"{location / 'nope'} does not exist" in done.output
 
-    def test_no_connection_is_said_soon(self, impatient):
+    def test_connection_failure_is_reported_quickly(self, impatient):
         with environment(STORAGE_EMULATOR_HOST="127.0.0.1:1"):
             done = ckpt("inspect", "tree", "gs://bucket/x")
         assert done.exit_code == 5
         assert "no connection to http://127.0.0.1:1" in done.output
         assert "Connection refused" in done.output and "HTTPS_PROXY" in done.output
 
-    def test_no_error_shows_what_the_client_says(self, gcs, impatient):
+    def test_errors_do_not_show_client_text(self, gcs, impatient):
         gcs.filled({"a": b""})
         for status in (301, 400, 404, 409, 418, 451, 500, 507):
             gcs.server.faults[:] = [Fault(count=99, status=status, body="<html>")]
@@ -487,7 +487,7 @@ class TestFaults:
 class TestAccess:
     """Who asks, by the environment, and where."""
 
-    def test_without_the_package_the_way_to_it_is_said(self, monkeypatch):
+    def test_missing_obstore_error_names_the_extra(self, monkeypatch):
         find = importlib.util.find_spec
         monkeypatch.setattr(client, "find_spec", lambda name: None if name == "obstore" else find(name))
         with environment():
@@ -497,12 +497,12 @@ class TestAccess:
                 assert "pip install 'ckpttools[cloud]'" in done.output
 
     @pytest.mark.parametrize("variable", ["STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"])
-    def test_an_emulator_is_asked_where_one_is_named(self, gcs_server, variable):
+    def test_emulator_variable_selects_the_emulator(self, gcs_server, variable):
         gcs_server.put("emulated", "a", b"1")
         with environment(**{variable: gcs_server.url}):
             assert parse("gs://emulated/a").read_bytes() == b"1"
 
-    def test_an_account_s_file_is_what_google_s_tools_take(self, tmp_path, monkeypatch):
+    def test_google_credentials_files_are_found(self, tmp_path, monkeypatch):
         monkeypatch.setattr(gs, "metadata_headers", lambda *_: None)
         with environment(CLOUDSDK_CONFIG=str(tmp_path)):
             assert "no credentials were found" in gs.STORE.access("b").identity
@@ -520,7 +520,7 @@ class TestAccess:
             with pytest.raises(StorageError, match="google-auth"):
                 gs.STORE.access("b")
 
-    def test_a_machine_of_google_s_is_known_by_its_answer(self, tmp_path, monkeypatch):
+    def test_google_machine_is_recognized_by_metadata_header(self, tmp_path, monkeypatch):
         with environment(CLOUDSDK_CONFIG=str(tmp_path)):
             for headers, identity in (
                 ({"Metadata-Flavor": "Google"}, "service account of this machine"),
@@ -529,7 +529,7 @@ class TestAccess:
                 monkeypatch.setattr(gs, "metadata_headers", lambda *_, result=headers: result)
                 assert identity in gs.STORE.access("b").identity
 
-    def test_amazon_s_profiles_are_taken(self, tmp_path):
+    def test_amazon_profiles_are_used(self, tmp_path):
         (tmp_path / "credentials").write_text(
             "[work]\naws_access_key_id = AKIAPROFILE12345\naws_secret_access_key = x\n"
         )
@@ -551,7 +551,7 @@ class TestAccess:
         with environment(AWS_ACCESS_KEY_ID="AKIAENVIRONMENT1", AWS_SECRET_ACCESS_KEY="x"):
             assert s3.STORE.access("b").identity == "AKIA…ENT1 of AWS_ACCESS_KEY_ID"
 
-    def test_azure_s_account_is_asked_for(self, monkeypatch):
+    def test_missing_azure_account_is_reported(self, monkeypatch):
         monkeypatch.setattr(az, "metadata_headers", lambda *_: None)
         monkeypatch.setenv("PATH", "")
         with environment():
@@ -563,13 +563,13 @@ class TestAccess:
         with environment(AZURE_STORAGE_ACCOUNT="mine", AZURE_STORAGE_SAS_TOKEN="x"):
             assert az.STORE.access("c").identity == "the identity in AZURE_STORAGE_SAS_TOKEN"
 
-    def test_no_machine_answers_where_there_is_none(self, monkeypatch):
+    def test_missing_metadata_server_returns_none(self, monkeypatch):
         monkeypatch.setattr(client, "_ADDRESS", "127.0.0.1")
         assert client.metadata_headers("/", {}) is None
 
 
 @pytest.mark.parametrize("words", ["hash", "inspect stats", "convert to-safetensors"])
-def test_the_peak_of_a_process_stays_within_the_memory(gcs, tmp_path, words):
+def test_peak_memory_stays_within_the_limit(gcs, tmp_path, words):
     """Answers under way and blocks that are kept count, too."""
     tensors = {f"w{number}": ("F32", [1 << 22], randbytes(1 << 24)) for number in range(6)}
     local = tmp_path / "model.safetensors"
@@ -586,7 +586,7 @@ def test_the_peak_of_a_process_stays_within_the_memory(gcs, tmp_path, words):
 
 
 @pytest.mark.parametrize("key", ["logs//x", "logs/../x"])
-def test_an_object_whose_name_cannot_be_read_is_in_the_way_of_nothing_else(gcs, key):
+def test_undecodable_object_name_blocks_nothing_else(gcs, key):
     location = gcs.filled({**files_in(SHARDED), key: b"x"})
     assert run("hash", location).split()[0] == run("hash", SHARDED).split()[0]
     with pytest.raises(StorageError) as caught:
@@ -595,7 +595,7 @@ def test_an_object_whose_name_cannot_be_read_is_in_the_way_of_nothing_else(gcs, 
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:9000", "not a url", "http://[x"])
-def test_an_endpoint_that_is_none_is_told(endpoint):
+def test_invalid_endpoint_is_reported(endpoint):
     keys = {"AWS_ACCESS_KEY_ID": "AKIATESTTESTTEST", "AWS_SECRET_ACCESS_KEY": "secret"}
     with (
         environment(AWS_ENDPOINT_URL=endpoint, **keys),
@@ -605,7 +605,7 @@ def test_an_endpoint_that_is_none_is_told(endpoint):
     assert "AWS_ENDPOINT_URL" in caught.value.hint
 
 
-def test_the_login_of_an_endpoint_is_not_shown():
+def test_endpoint_credentials_are_not_shown():
     keys = {"AWS_ACCESS_KEY_ID": "AKIATESTTESTTEST", "AWS_SECRET_ACCESS_KEY": "secret"}
     with (
         environment(AWS_ENDPOINT_URL="http://me:word@127.0.0.1:9", **keys),
@@ -630,7 +630,7 @@ def test_request_concurrency_is_configurable(gcs, monkeypatch, words):
     assert seen <= {3} and requested_concurrency() is None
 
 
-def test_an_emulator_is_no_matter_of_logging_in(gcs):
+def test_emulator_error_does_not_suggest_login(gcs):
     location = gcs.filled({"x.bin": b"1234"})
     gcs.server.faults.append(Fault("list-type", count=99, status=403, body="<Error/>"))
     with pytest.raises(StorageError) as caught:

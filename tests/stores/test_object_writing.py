@@ -54,7 +54,7 @@ _PAIRS = [
 
 class TestConversions:
     @pytest.mark.parametrize(("cloud", "writer"), _PAIRS, indirect=["cloud"])
-    def test_the_arrays_are_those_of_a_local_conversion(self, cloud, tmp_path, writer):
+    def test_store_output_equals_local_output(self, cloud, tmp_path, writer):
         kind, source, *options = WRITERS[writer]
         there = f"{cloud.scheme}://{cloud.bucket}/new/{writer}"
         run("convert", kind, source, there, *options)
@@ -71,14 +71,14 @@ class TestConversions:
         assert beside == [writer], "nothing is left beside it"
 
     @pytest.mark.parametrize("words", [("strip-optimizer",), ("unstack",), ("select", "--keep", "params")])
-    def test_other_commands_write_there_too(self, cloud, tmp_path, words):
+    def test_other_commands_write_to_stores(self, cloud, tmp_path, words):
         source, there = cloud.filled(files_in(TRAINED)), f"{cloud.scheme}://{cloud.bucket}/other"
         command, *options = words
         run(command, source, there, *options)
         run(command, TRAINED, tmp_path / "out", *options)
         assert run("hash", there).split()[0] == run("hash", tmp_path / "out").split()[0]
 
-    def test_same_bucket_copies_are_done_by_the_cloud(self, gcs, target):
+    def test_same_bucket_copies_are_server_side(self, gcs, target):
         source = gcs.filled(files_in(TRAINED))
         gcs.server.log.clear()
         run("stack", gcs.filled(files_in(GOLDEN / "llama3.1" / "maxtext_unscanned")), target)
@@ -86,12 +86,12 @@ class TestConversions:
         assert run("hash", target)
         assert source.exists()
 
-    def test_a_manifest_is_put_there(self, gcs, target):
+    def test_manifest_is_written_to_a_store(self, gcs, target):
         manifest = f"gs://{gcs.bucket}/manifest.json"
         run("convert", "hf-to-maxtext", HF, target, "--manifest", manifest)
         assert "equal" in run("verify", target, "--manifest", manifest)
 
-    def test_objects_are_cut_where_the_store_would_have_it(self, gcs, target, monkeypatch):
+    def test_object_parts_follow_store_limits(self, gcs, target, monkeypatch):
         from ckpttools.stores.costs import Streams
         from ckpttools.stores.objects import gs
 
@@ -100,7 +100,7 @@ class TestConversions:
         data = [result.size for name, result in parse(target).walk() if "/d/data" in name]
         assert len(data) > 3 and max(data) < 150_000
 
-    def test_a_chunk_is_put_before_the_next_is_made(self, gcs, target):
+    def test_chunk_is_uploaded_before_the_next_is_encoded(self, gcs, target):
         staging = parse(target).store.staging(parse(target).key, False, lambda: None)
         with staging.opened(JobInfo("plan")) as work:
             with closing(work.data_files({}, {}).write_passes(0)) as sinks:
@@ -145,7 +145,7 @@ class TestDestinations:
         assert done.exit_code == 2, done.output
         assert gcs.server.buckets[gcs.bucket][f"runs/out/{name}"].content == b"mine"
 
-    def test_a_bucket_and_an_object_are_no_destinations(self, gcs, target):
+    def test_bucket_and_object_are_refused_as_destinations(self, gcs, target):
         gcs.server.put(gcs.bucket, "runs/out", b"mine")
         assert ckpt("convert", "hf-to-maxtext", HF, target).exit_code == 2
         done = ckpt("convert", "hf-to-maxtext", HF, f"gs://{gcs.bucket}")
@@ -153,7 +153,7 @@ class TestDestinations:
         done = ckpt("convert", "hf-to-maxtext", HF, "gs://no-such-bucket/x")
         assert done.exit_code == 2 and "does not exist" in done.output
 
-    def test_source_and_destination_are_apart(self, gcs):
+    def test_destination_overlapping_source_is_refused(self, gcs):
         source = gcs.filled(files_in(TRAINED))
         for there in (source, source / "out", source.parent):
             assert ckpt("strip-optimizer", source, there, "--overwrite").exit_code == 2
@@ -170,7 +170,7 @@ class TestInterrupted:
 
     @pytest.mark.parametrize("writer", ["orbax", "zstd", "hf", "zarr3"])
     @pytest.mark.parametrize("is_replacing", [False, True])
-    def test_any_failing_request(self, gcs, target, writer, is_replacing):
+    def test_convert_resumes_after_any_failing_request(self, gcs, target, writer, is_replacing):
         kind, source, *options = WRITERS[writer]
         location = parse(target)
         if is_replacing:
@@ -204,7 +204,7 @@ class TestInterrupted:
     def _walk(self, location):
         return location.walk() if location.exists() else ()
 
-    def test_another_conversion_is_not_mixed_with_it(self, gcs, target):
+    def test_convert_refuses_output_of_another_conversion(self, gcs, target):
         self._stopped(gcs, 8, "hf-to-maxtext", HF, target)
         done = ckpt("convert", "hf-to-maxtext", HF, target, "--no-scan")
         assert done.exit_code == 2 and "beginning of another conversion" in done.output, done.output
@@ -213,12 +213,12 @@ class TestInterrupted:
         assert run("hash", target).split()[0] == run("hash", f"{target}-0").split()[0]
         assert {name for name, _ in parse(target).walk()} == {name for name, _ in parse(f"{target}-0").walk()}
 
-    def test_a_checkpoint_that_grows_is_told_from_one_that_is_complete(self, gcs, target):
+    def test_growing_checkpoint_is_reported_as_interrupted(self, gcs, target):
         self._stopped(gcs, 8, "hf-to-maxtext", HF, target)
         done = ckpt("inspect", "tree", target)
         assert done.exit_code != 0 and "interrupted" in done.output, done.output
 
-    def test_killed_at_any_moment(self, gcs, target, tmp_path):
+    def test_convert_resumes_after_sigkill(self, gcs, target, tmp_path):
         words = ["convert", "hf-to-maxtext", str(HF), target, "--jobs", "2"]
         killed_several_times(words, gcs.server)
         # Uploads in parts that nobody has ended stay: the cloud deletes them, or `doctor` names them.
@@ -230,7 +230,7 @@ class TestInterrupted:
 
 
 class TestTwoWriters:
-    def test_one_of_two_at_a_time(self, cloud):
+    def test_only_one_of_several_conversions_writes(self, cloud):
         there = f"{cloud.scheme}://{cloud.bucket}/two"
 
         def convert(_):
@@ -280,7 +280,7 @@ class TestTwoWriters:
         assert all(np.array_equal(ckpttools.open(there)[name].read(), arrays[name]) for name in arrays)
         assert not parse(f"{there}.partial").exists()
 
-    def test_a_process_of_this_machine_that_is_gone_has_not(self, gcs, target):
+    def test_lock_of_ended_local_process_is_taken_over(self, gcs, target):
         staging = parse(target).store.staging(parse(target).key, False, lambda: None)
         key = "runs/out.partial/lock"
         script = (
@@ -295,7 +295,7 @@ class TestTwoWriters:
             pass
         assert "on elsewhere, last seen" in caught.value.got
 
-    def test_nor_has_one_whose_end_nobody_has_asked_for(self, gcs, target):
+    def test_lock_of_zombie_process_is_taken_over(self, gcs, target):
         """A process that was killed in a container may be listed as long as that runs."""
         script = (
             "from ckpttools.stores.objects.lock import _process\n"
@@ -314,7 +314,7 @@ class TestTwoWriters:
             with staging.opened(JobInfo("plan")):
                 pass
 
-    def test_an_answer_that_was_lost_is_no_loss(self, gcs, target):
+    def test_convert_survives_lost_lock_response(self, gcs, target):
         gcs.server.faults.append(Fault("PUT .*lock", count=1, cut=0))
         run("convert", "hf-to-maxtext", HF, target)
         assert run("hash", target)
@@ -330,7 +330,7 @@ def test_active_write_is_not_called_interrupted(gcs, target):
         assert "is writing it" in told and "rm -r" not in told, told
 
 
-def test_an_interrupted_conversion_says_by_which_command_it_goes_on(gcs, target):
+def test_interrupted_conversion_names_the_resume_command(gcs, target):
     staging = parse(target).store.staging(parse(target).key, False, lambda: None)
     with staging.opened(JobInfo("plan", command="ckpt convert x y")) as work:
         work.record([[0, [], {}]])
@@ -338,7 +338,7 @@ def test_an_interrupted_conversion_says_by_which_command_it_goes_on(gcs, target)
     assert "run `ckpt convert x y` again" in ckpt("doctor", f"{target}.partial").output
 
 
-def test_a_step_that_orbax_does_not_list_there_is_opened_with_a_warning(gcs):
+def test_step_without_commit_file_opens_with_a_warning(gcs):
     files = files_in(TRAINED)
     location = gcs.filled(
         {name: content for name, content in files.items() if name != "1/commit_success.txt"}

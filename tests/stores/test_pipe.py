@@ -45,7 +45,7 @@ class TestPipe:
 
     @settings(max_examples=30)
     @given(trees(structure=False), st.lists(st.sampled_from(["float64", "float16", "bfloat16"]), max_size=3))
-    def test_in_steps_or_at_once(self, tree, names):
+    def test_pipe_in_steps_equals_pipe_at_once(self, tree, names):
         casts = [CastTo(name) for name in names]
         map_concurrently, in_steps = tree.pipe(*casts), tree
         for cast in casts:
@@ -53,7 +53,7 @@ class TestPipe:
         assert_same(map_concurrently, in_steps)
         assert map_concurrently.metadata.notes == in_steps.metadata.notes
 
-    def test_notes_add_up_and_reach_the_plan(self):
+    def test_pipe_notes_accumulate_in_the_plan(self):
         tree = Tree({(name,): stored(noise((2,), F32), F32) for name in "ab"}, Metadata())
         built = tree.pipe(Select(drop=["a"]), CastTo("bfloat16"))
         plan = plan_tree(built, ZarrWriter()).plan
@@ -62,7 +62,7 @@ class TestPipe:
         assert [note.subject for note in plan.notes.inexact] == ["1 array"]
         assert tree.metadata.notes == Notes()
 
-    def test_save_takes_the_options_of_the_writer(self, tmp_path):
+    def test_save_accepts_writer_options(self, tmp_path):
         tree = ckpttools.open(golden_checkpoint(True)).pipe(Select(["*norm*"]))
         ckpttools.save(tree, tmp_path / "out", item="state", ocdbt=False)
         assert (tmp_path / "out" / "0" / "state" / "_METADATA").is_file()
@@ -73,7 +73,7 @@ class TestPipe:
         assert len(conversion.plan.tree) == 3
         assert not (tmp_path / "st").exists()
 
-    def test_step_and_item_of_the_source_are_those_of_orbax(self):
+    def test_save_keeps_step_and_item_of_the_source(self):
         tree = Tree({("a",): stored(noise((2,), F32), F32)}, Metadata(format="orbax", step=5, item="params"))
         assert writer_for(tree) == OrbaxWriter(step=None, item="params")
         assert writer_for(tree, item="x", as_step=1) == OrbaxWriter(step=1, item="x")
@@ -100,7 +100,7 @@ class TestOneCommand:
 
     @pytest.mark.parametrize("target", ["to-orbax", "to-safetensors", "to-zarr3"])
     @pytest.mark.parametrize("order", [1, -1])
-    def test_the_order_is_fixed(self, names, target, order):
+    def test_option_order_does_not_change_the_output(self, names, target, order):
         options = [text for pair in self.OPTIONS[::order] for text in pair]
         run("convert", target, HF, "out", *options)
         built = open_tree(Path("out"))
@@ -115,14 +115,14 @@ class TestOneCommand:
             assert got.dtype == array.dtype
             assert np.array_equal(got.read(), array.read())
 
-    def test_one_pass(self, names):
+    def test_convert_reads_only_selected_arrays(self, names):
         options = [text for pair in self.OPTIONS for text in pair]
         report = json.loads(run("convert", "to-orbax", HF, "out", *options, "--dry-run", "--json"))
         tree = open_tree(HF)
         kept = sum(a.nbytes for p, a in tree.arrays.items() if "self_attn" not in p[0])
         assert report["bytes_in"] == kept
 
-    def test_strip_optimizer(self, tmp_path):
+    def test_convert_strips_optimizer_and_casts(self, tmp_path):
         source = GOLDEN.parent / "orbax" / "maxtext_run"
         run("convert", "to-orbax", source, tmp_path / "out", "--strip-optimizer", "--dtype", "float16")
         before, after = open_tree(source), open_tree(tmp_path / "out")
@@ -131,10 +131,10 @@ class TestOneCommand:
         assert {path for path in after.arrays if path[0] == "params"} == set(kept)
         assert not any(path[0] == "opt_state" for path in after.arrays)
 
-    def test_options_without_the_one_they_are_about(self, tmp_path):
+    def test_dependent_options_are_refused_alone(self, tmp_path):
         assert "--map" in run("convert", "to-zarr3", HF, tmp_path / "out", "--strict", code=2)
 
-    def test_two_runs_with_other_transforms_do_not_mix(self):
+    def test_runs_with_different_transforms_do_not_mix(self):
         """What is left of an interrupted conversion belongs to the transforms that began it."""
         one = plan_tree(open_tree(HF).pipe(CastTo("float16")), ZarrWriter()).plan.fingerprint()
         two = plan_tree(open_tree(HF).pipe(CastTo("bfloat16")), ZarrWriter()).plan.fingerprint()
@@ -154,7 +154,7 @@ def location(tmp_path_factory):
 class TestPage:
     """Every block of docs/transforms.md runs, in order."""
 
-    def test_python(self, location, monkeypatch):
+    def test_documented_python_code_works(self, location, monkeypatch):
         monkeypatch.chdir(location)
         page = ModuleType("page")
         # Dataclasses look for their module.
@@ -169,7 +169,7 @@ class TestPage:
         path = ("params", "params", "decoder", "layers", "mlp", "wo", "kernel")
         assert np.array_equal(thin[path].read(), source[path].read()[:, ::2])
 
-    def test_commands(self, location, monkeypatch):
+    def test_documented_commands_work(self, location, monkeypatch):
         monkeypatch.chdir(location)
         (location / "names.toml").write_text(code_blocks("toml")[0])
         commands = [line[2:] for block in code_blocks("console") for line in block.splitlines()]

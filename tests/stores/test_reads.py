@@ -47,14 +47,14 @@ def content(nbytes: int) -> bytes:
 
 class TestParts:
     @given(nbytes=st.integers(0, 5000), part=st.integers(1, 2000), start=st.integers(0, 100))
-    def test_parts_make_the_whole(self, nbytes, part, start):
+    def test_read_combines_parts(self, nbytes, part, start):
         source, out = content(nbytes + start), bytearray(nbytes)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reads, "PART", max(part, nbytes // 50, 1))
             READS.read_into(start, memoryview(out), lambda at, length: source[at : at + length])
         assert out == source[start:]
 
-    def test_the_error_of_a_part_is_that_of_the_read_and_nothing_is_written_after_it(self, monkeypatch):
+    def test_failed_part_fails_the_read_and_stops_writes(self, monkeypatch):
         monkeypatch.setattr(reads, "PART", 10)
         slow = threading.Event()
 
@@ -84,7 +84,7 @@ class TestLate:
     def soon(self, monkeypatch):
         monkeypatch.setattr(reads, "_LATE_SECONDS", 0.1)
 
-    def test_the_first_answer_counts_and_the_late_one_is_written_nowhere(self):
+    def test_late_response_is_discarded(self):
         mine, slow, number = ReadPool(), threading.Event(), count()
 
         def fetch(at, length):
@@ -103,7 +103,7 @@ class TestLate:
         time.sleep(0.05)
         assert out == b"next"
 
-    def test_an_error_of_one_attempt_is_none_of_the_other(self):
+    def test_failed_attempt_does_not_fail_the_other(self):
         mine, slow, number = ReadPool(), threading.Event(), count()
 
         def fetch(at, length):
@@ -120,7 +120,7 @@ class TestLate:
             mine.read_into(0, memoryview(out), fetch)
         assert out == b"good"
 
-    def test_few_are_asked_for_again(self):
+    def test_repeated_requests_are_limited(self):
         mine, asked = ReadPool(), count()
 
         def fetch(at, length):
@@ -170,7 +170,7 @@ class TestLate:
         mine.read_into(0, memoryview(out), fetch)
         assert out == b"good" and next(number) == reads._ATTEMPTS
 
-    def test_a_server_that_stalls_one_answer_in_twenty(self, gcs, monkeypatch):
+    def test_reads_stay_fast_with_one_stall_in_twenty(self, gcs, monkeypatch):
         monkeypatch.setattr(reads, "PART", 1 << 16)
         monkeypatch.setattr(block_cache, "SIZE", 1)
         whole = content(1 << 20) * 4
@@ -183,7 +183,7 @@ class TestLate:
         assert time.monotonic() - began < 4
         assert len(gcs.server.log) <= 32 + 2 * 16 + 4
 
-    def test_a_process_does_not_wait_for_what_is_late(self, gcs):
+    def test_read_threads_are_daemons(self, gcs):
         assert all(item.daemon for item in threading.enumerate() if "_work" in item.name)
 
 
@@ -204,7 +204,7 @@ class TestPace:
             file.read(0, 1 << 20)
         return is_reached(mine.limit)
 
-    def test_latency_is_met_with_more(self, gcs):
+    def test_high_latency_increases_concurrency(self, gcs):
         gcs.server.latency = 0.15
         assert self.reads_until(gcs, lambda limit: limit >= 1.5 * concurrency.USUAL)
         assert gcs.server.most_at_once <= 1.5 * concurrency.USUAL
@@ -213,7 +213,7 @@ class TestPace:
         gcs.server.down.bandwidth = 1e6
         assert self.reads_until(gcs, lambda limit: limit <= concurrency.USUAL // 2)
 
-    def test_a_server_that_is_asked_too_much_is_asked_less(self, monkeypatch):
+    def test_throttling_reduces_concurrency(self, monkeypatch):
         with web_server() as web:
             monkeypatch.setattr(plain, "STORE", plain.HttpStore())
             plain.STORE.client = Client(attempting.Patience(first_wait=0.001))
@@ -270,12 +270,12 @@ class TestPrices:
         return f"gs://{gcs.bucket}/model"
 
     @pytest.mark.parametrize("memory", ["1GiB", "300MiB"])
-    def test_matrices_that_are_transposed_are_read_once(self, gcs, model, memory):
+    def test_transposed_matrices_are_read_once(self, gcs, model, memory):
         plan = ckpttools.hf_to_maxtext.plan(self.served(gcs, model), "out", memory=memory).plan
         fetched = sum(plan.tree.arrays[task.path].read_cost(task.region).nbytes for task in plan.tasks)
         assert fetched <= 1.25 * plan.bytes_in
 
-    def test_they_are_read_once_also_where_they_are_written_in_order(self, gcs, model):
+    def test_ordered_writes_read_transposed_matrices_once(self, gcs, model):
         source = self.served(gcs, model)
         plan = ckpttools.hf_to_maxtext.plan(source, f"gs://{gcs.bucket}/out", memory="1GiB").plan
         kernels = [task for task in plan.tasks if "wi_0" in task.path]
@@ -297,7 +297,7 @@ class TestPrices:
         assert {prices(array) for array in near.values()} == {Prices(1, 4 << 10)}
         assert {prices(array) for array in far.values()} == {Prices(32, 32 * (2 << 20))}
 
-    def test_no_more_is_fetched_than_requests_are_worth(self, gcs, model):
+    def test_read_gaps_are_not_fetched_beyond_request_cost(self, gcs, model):
         array = ckpttools.open(self.served(gcs, model)).arrays["lm_head.weight",]
         for start, stop in (((0, 0), (32000, 1)), ((0, 100), (50, 200)), ((5, 0), (7, 4000))):
             region = Region(start, stop)
@@ -305,7 +305,7 @@ class TestPrices:
             cost = array.read_cost(region)
             assert cost.nbytes + cost.reads * (2 << 20) <= region.size * 2 + (reads + 1) * (2 << 20)
 
-    def test_a_model_is_read_once(self, gcs, tmp_path):
+    def test_convert_reads_a_model_once(self, gcs, tmp_path):
         location = gcs.filled(files_in(SHARDED))
         receipt = ckpttools.hf_to_maxtext(str(location), tmp_path / "out")
         assert receipt.traffic["gs://"].nbytes <= 1.1 * sum(map(len, files_in(SHARDED).values()))
@@ -313,21 +313,21 @@ class TestPrices:
 
 class TestRequests:
     @pytest.mark.parametrize("number", [1, 3])
-    def test_no_more_are_under_way_than_the_user_says(self, gcs, number, monkeypatch):
+    def test_requests_option_limits_concurrency(self, gcs, number, monkeypatch):
         monkeypatch.setattr(reads, "PART", 1 << 12)
         gcs.server.latency = 0.005
         location = gcs.filled(files_in(SHARDED))
         succeed("hash", location, "--requests", number)
         assert gcs.server.most_at_once == number
 
-    def test_more_take_more_memory(self):
+    def test_more_requests_reserve_more_memory(self):
         with use_concurrency(64):
             assert gs.STORE.costs.memory >= 64 * reads.PART
             assert gs.STORE.costs.requests == 64
         with use_concurrency(1):
             assert gs.STORE.costs.memory < 64 << 20
 
-    def test_conversions_take_it_and_calls_do(self, gcs, tmp_path):
+    def test_commands_and_calls_accept_requests(self, gcs, tmp_path):
         location = gcs.filled(files_in(HF))
         gcs.server.latency = 0.005
         succeed("convert", "hf-to-maxtext", location, tmp_path / "out", "--requests", 2)
@@ -335,6 +335,6 @@ class TestRequests:
         assert gcs.server.most_at_once <= 2
         assert concurrency.requested_concurrency() is None
 
-    def test_it_is_a_number(self):
+    def test_requests_option_refuses_zero(self):
         done = ckpt("hash", "gs://bucket/x", "--requests", 0)
         assert done.exit_code == 2 and "--requests" in done.output

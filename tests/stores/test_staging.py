@@ -83,7 +83,7 @@ def names(directory):
 
 
 class TestWhatIsSomebodyElses:
-    def test_a_directory_named_partial(self, models, out):
+    def test_foreign_partial_directory_is_refused(self, models, out):
         partial = out.with_name("out.partial")
         (partial / "0" / "items").mkdir(parents=True)
         (partial / "0" / "items" / "precious").write_text("x")
@@ -93,14 +93,14 @@ class TestWhatIsSomebodyElses:
                 plan_to_maxtext(models / "a").run(out, overwrite=overwrite)
         assert content(partial) == before and not out.exists()
 
-    def test_a_link_named_partial(self, models, out, tmp_path):
+    def test_linked_partial_directory_is_refused(self, models, out, tmp_path):
         (tmp_path / "elsewhere").mkdir()
         out.with_name("out.partial").symlink_to(tmp_path / "elsewhere")
         with pytest.raises(UsageError, match="has no journal of ckpttools"):
             plan_to_maxtext(models / "a").run(out)
         assert names(tmp_path / "elsewhere") == []
 
-    def test_a_directory_named_replaced(self, models, out):
+    def test_foreign_replaced_directory_is_kept(self, models, out):
         beside = out.with_name("out.replaced")
         beside.mkdir()
         (beside / "precious").write_text("x")
@@ -125,14 +125,14 @@ class TestWhatIsSomebodyElses:
         return str(error.value)
 
     @pytest.mark.parametrize("text", [b"my own notes\n", b"\xff\xfe\x00", b"{}", b"[" * 100_000, b"\n\n\n"])
-    def test_a_journal_that_is_none(self, models, out, text):
+    def test_invalid_journal_is_refused(self, models, out, text):
         partial = out.with_name("out.partial")
         (partial / "removed").mkdir(parents=True)
         (partial / NAME).write_bytes(text)
         self.refused(models, out, r"journal\.ckpttools is not a journal of ckpttools")
         assert content(partial) == {NAME: text} and names(partial) == [NAME, "removed"]
 
-    def test_a_journal_of_two_names(self, models, out, tmp_path):
+    def test_hard_linked_journal_is_refused(self, models, out, tmp_path):
         partial, precious = out.with_name("out.partial"), tmp_path / "precious"
         partial.mkdir()
         for text in ("", '00000000 ["plan",["', "x"):
@@ -219,7 +219,7 @@ class TestAnotherModel:
     """Whatever state a run leaves, a conversion of another model does not take it for its own."""
 
     @pytest.mark.parametrize("moment", [TaskDone, Publishing])
-    def test_after_an_interruption(self, models, out, tmp_path, moment):
+    def test_overwrite_discards_interrupted_conversion(self, models, out, tmp_path, moment):
         with pytest.raises(StopError):
             plan_to_maxtext(models / "a").run(out, observe=stop_when(moment))
         with pytest.raises(UsageError, match="another conversion"):
@@ -227,7 +227,7 @@ class TestAnotherModel:
         plan_to_maxtext(models / "b").run(out, overwrite=True)
         assert content(out) == converted(models, "b", tmp_path)
 
-    def test_after_a_sync_that_failed(self, models, out, tmp_path, monkeypatch):
+    def test_conversion_resumes_after_failed_sync(self, models, out, tmp_path, monkeypatch):
         def failing(path):
             raise OSError(errno.EIO, "Input/output error")
 
@@ -242,7 +242,7 @@ class TestAnotherModel:
         assert receipt.tasks_resumed == receipt.tasks
         assert content(out) == converted(models, "a", tmp_path)
 
-    def test_the_same_arrays_with_other_metadata(self, models, out, tmp_path):
+    def test_other_sidecars_make_another_conversion(self, models, out, tmp_path):
         """A copy with a tokenizer has the same arrays, and other companions."""
         copy = tmp_path / "copy"
         copy.mkdir()
@@ -265,7 +265,7 @@ time.sleep(60)
 
 
 class TestLock:
-    def test_a_locked_directory_is_not_anothers(self, models, out):
+    def test_locked_staging_directory_is_refused(self, models, out):
         """Asked to overwrite, too: who is at work there is not thrown out."""
         with pytest.raises(StopError):
             plan_to_maxtext(models / "a").run(out, observe=stop_when(TaskDone))
@@ -284,7 +284,7 @@ class TestLock:
         plan_to_maxtext(models / "a").run(out)
 
     @pytest.mark.parametrize("moment", ["sync_names", "rename", "finalize"])
-    def test_nobody_else_begins_while_it_is_published(self, models, out, tmp_path, monkeypatch, moment):
+    def test_publishing_holds_the_lock(self, models, out, tmp_path, monkeypatch, moment):
         tried = []
         real = getattr(LocalStaging, moment)
 
@@ -299,7 +299,7 @@ class TestLock:
         plan_to_maxtext(models / "a").run(out)
         assert tried and content(out) == converted(models, "a", tmp_path)
 
-    def test_a_journal_that_was_removed_before_it_was_locked_is_none(self, tmp_path, monkeypatch):
+    def test_journal_removed_before_locking_is_not_found(self, tmp_path, monkeypatch):
         real = fcntl.flock
 
         def removing(descriptor, how):
@@ -326,7 +326,7 @@ class TestReplacing:
                 pytest.skip("this file system has no exchange")
         return request.param
 
-    def test_it_can_be_stopped_at_every_call(self, models, out, tmp_path, monkeypatch, swaps):
+    def test_replacing_resumes_after_a_stop_at_any_call(self, models, out, tmp_path, monkeypatch, swaps):
         old, new = converted(models, "b", tmp_path), converted(models, "a", tmp_path)
         plan = plan_to_maxtext(models / "a")
         stopped = count = 0
@@ -357,7 +357,9 @@ class TestReplacing:
         assert stopped >= 5
 
     @pytest.mark.parametrize("lost", ["the new one", "its mark", "the mark of what grows"])
-    def test_the_old_one_is_never_taken_for_what_grows(self, models, out, tmp_path, monkeypatch, swaps, lost):
+    def test_old_checkpoint_is_not_mistaken_for_staging(
+        self, models, out, tmp_path, monkeypatch, swaps, lost
+    ):
         """Killed when the names were swapped; then somebody takes something away."""
         plan_to_maxtext(models / "a").run(out)
         old = content(out)
@@ -398,7 +400,7 @@ class TestReplacing:
             plan_to_maxtext(models / "a").run(tmp_path / "next")
             assert content(tmp_path / "next") == old
 
-    def test_a_damaged_journal_after_the_names_were_swapped(self, models, out, tmp_path, monkeypatch, swaps):
+    def test_damaged_journal_after_swap_is_handled(self, models, out, tmp_path, monkeypatch, swaps):
         plan_to_maxtext(models / "a").run(out)
         with monkeypatch.context() as patch:
             patch.setattr(LocalStaging, "remove", stop_removing(LocalStaging.remove))
@@ -423,7 +425,7 @@ class TestReplacing:
                 plan_to_maxtext(models / "a").run(out, overwrite=overwrite)
         assert content(out.with_name("out.partial") / "replaced") == before
 
-    def test_a_published_checkpoint_is_not_made_again(self, models, out, tmp_path, monkeypatch):
+    def test_published_checkpoint_is_not_converted_again(self, models, out, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(LocalStaging, "finalize", lambda *_: (_ for _ in ()).throw(StopError))
             with pytest.raises(StopError):
@@ -476,7 +478,7 @@ def stop_at_change(patch, count):
         patch.setattr(os, name, watching(name))
 
 
-def test_a_source_is_the_same_however_it_is_spelled(models, out, monkeypatch):
+def test_relative_source_path_resumes_conversion(models, out, monkeypatch):
     with pytest.raises(StopError):
         plan_to_maxtext(models / "a").run(out, observe=stop_when(Publishing))
     monkeypatch.chdir(models / "a")
@@ -484,7 +486,7 @@ def test_a_source_is_the_same_however_it_is_spelled(models, out, monkeypatch):
     assert receipt.tasks_resumed == receipt.tasks
 
 
-def test_there_must_be_room_for_what_is_made_again(models, out, monkeypatch):
+def test_rewriting_changed_output_needs_free_space(models, out, monkeypatch):
     """What an interrupted run published, and somebody changed since, is written once more, beside it."""
     with monkeypatch.context() as patch, pytest.raises(StopError):
         patch.setattr(LocalStaging, "finalize", lambda *_: (_ for _ in ()).throw(StopError))
@@ -510,7 +512,7 @@ class TestJournal:
     def records(self, count):
         return [entry.to_record("run") for entry in self.entries(count)]
 
-    def test_it_says_what_was_entered(self, tmp_path):
+    def test_journal_returns_recorded_entries(self, tmp_path):
         journal = Journal(tmp_path)
         journal.begin(JobInfo("plan"))
         journal.record(self.records(3))
@@ -533,7 +535,7 @@ class TestJournal:
         damaged = Journal(tmp_path)
         assert (damaged.publishing, damaged.inventory) == (True, None)
 
-    def test_another_journal_of_its_name_is_not_removed(self, tmp_path):
+    def test_journal_of_another_process_is_not_removed(self, tmp_path):
         """Somebody has deleted the directory, and another process has begun anew."""
         journal = Journal(tmp_path)
         (tmp_path / NAME).unlink()
@@ -545,7 +547,7 @@ class TestJournal:
         assert other.remove() and names(tmp_path) == []
 
     @pytest.mark.parametrize("damage", range(0, 400, 7))
-    def test_no_damage_is_believed(self, tmp_path, damage):
+    def test_damaged_journal_lines_are_ignored(self, tmp_path, damage):
         journal = Journal(tmp_path)
         journal.begin(JobInfo("plan"))
         journal.record(self.records(5))
@@ -579,7 +581,7 @@ class TestJournal:
         assert again.purpose == (purpose if line == written else None)
 
     @pytest.mark.parametrize("junk", [b"", b"deadb", b'deadbeef ["plan",["9', bytes(4096), bytes(50) + b"x"])
-    def test_one_that_is_torn(self, models, out, junk):
+    def test_torn_journal_is_refused_or_overwritten(self, models, out, junk):
         with pytest.raises(StopError):
             plan_to_maxtext(models / "a").run(out, observe=stop_when(TaskDone))
         (out.with_name("out.partial") / NAME).write_bytes(junk)
@@ -588,7 +590,7 @@ class TestJournal:
         plan_to_maxtext(models / "a").run(out, overwrite=True)
         assert (out / "0" / "items" / "_METADATA").is_file()
 
-    def test_bytes_that_are_gone_are_made_again(self, models, out, tmp_path):
+    def test_missing_bytes_are_rewritten(self, models, out, tmp_path):
         with pytest.raises(StopError):
             plan_to_maxtext(models / "a").run(out, observe=stop_when(Publishing))
         (data,) = out.with_name("out.partial").glob("content/0/items/d/data")
@@ -608,7 +610,7 @@ class TestASourceThatChanges:
     """Nothing is published that was read of two states, and nothing of it is gone on with."""
 
     @pytest.mark.parametrize("how", ["in place", "another file", "the header, at the same time"])
-    def test_while_it_is_read(self, out, tmp_path, how):
+    def test_source_changed_while_reading_is_refused(self, out, tmp_path, how):
         write_llama(tmp_path / "hf", SIZES)
         path = tmp_path / "hf" / "model.safetensors"
 
@@ -640,7 +642,7 @@ class TestASourceThatChanges:
         write_llama(tmp_path / "hf", SIZES)
         plan_to_maxtext(tmp_path / "hf").run(out)
 
-    def test_before_it_is_gone_on_with(self, out, tmp_path):
+    def test_source_changed_before_resuming_is_refused(self, out, tmp_path):
         """Another model of the same size and time, as of archives in which all files have one time."""
         path = write_llama(tmp_path / "hf", SIZES)
         os.utime(path, ns=(0, 0))
@@ -652,7 +654,7 @@ class TestASourceThatChanges:
         with pytest.raises(UsageError, match="the beginning of another conversion"):
             plan_to_maxtext(tmp_path / "hf").run(out)
 
-    def test_one_that_is_away_for_now_costs_no_work(self, tmp_path, out):
+    def test_unavailable_source_keeps_finished_tasks(self, tmp_path, out):
         """As with a disk that is not mounted for a moment: what was done stays done."""
         source, away = tmp_path / "hf", tmp_path / "away"
         write_llama(source, SIZES)
@@ -669,7 +671,7 @@ class TestASourceThatChanges:
         plan_to_maxtext(source).run(out, observe=lambda e: kept.append(e) if isinstance(e, Started) else None)
         assert kept[0].tasks_done == len(kept[0].plan.tasks) > 0
 
-    def test_others_may_link_it(self, models, out, tmp_path):
+    def test_new_hard_link_of_source_is_accepted(self, models, out, tmp_path):
         def linking(event):
             if isinstance(event, Publishing):
                 os.link(models / "a" / "model.safetensors", tmp_path / "link")
@@ -678,7 +680,7 @@ class TestASourceThatChanges:
         plan_to_maxtext(models / "a").run(out, observe=linking)
 
     @pytest.mark.parametrize("command", [("hash",), ("inspect", "stats"), ("verify", "--against"), ("diff",)])
-    def test_while_it_is_looked_at(self, tmp_path, monkeypatch, command):
+    def test_stats_refuses_source_changed_while_reading(self, tmp_path, monkeypatch, command):
         """Nothing final is said of what was read of two states."""
         path = write_llama(tmp_path / "hf", SIZES)
         real = LocalFile.read_into

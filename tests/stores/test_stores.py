@@ -48,7 +48,7 @@ class TestMemory(StoreTests):
 
 
 @given(SEGMENTS, SEGMENTS, st.booleans())
-def test_a_local_location_has_the_names_that_pathlib_gives_it(first, second, is_absolute):
+def test_local_location_matches_pathlib(first, second, is_absolute):
     text = "/" * is_absolute + "/".join(first).lstrip("/")
     path, location = PurePosixPath(text), parse(text)
     assert str(location) == str(path)
@@ -61,7 +61,7 @@ def test_a_local_location_has_the_names_that_pathlib_gives_it(first, second, is_
 
 
 @pytest.mark.parametrize("text", ["ftp://host/x", "FTP://host", "odd+1://x"])
-def test_a_scheme_without_a_store_is_refused_by_name(text):
+def test_unknown_scheme_is_refused_by_name(text):
     scheme = text.partition("://")[0]
     with pytest.raises(UsageError, match=f"no store for {scheme}://".replace("+", r"\+")) as caught:
         parse(text)
@@ -87,7 +87,7 @@ def test_writing_to_an_unknown_store_is_refused():
     assert caught.value.hint == "write to a local directory, then copy it there"
 
 
-def test_an_address_that_pathlib_has_taken_for_a_path_is_refused():
+def test_url_collapsed_by_pathlib_is_refused():
     with pytest.raises(UsageError, match="looks like gs://b/x"):
         parse(Path("gs://b/x"))
     with pytest.raises(UsageError, match="looks like s3://b/x") as caught:
@@ -102,17 +102,17 @@ def test_paths_resembling_urls_are_files(tmp_path, monkeypatch):
     assert parse("./gs://x").read_bytes() == parse(Path("gs:/x")).read_bytes() == b"1"
 
 
-def test_a_file_is_found_by_its_url_too(tmp_path):
+def test_file_url_equals_local_path(tmp_path):
     assert parse(f"file://{tmp_path}") == parse(str(tmp_path)) == parse(tmp_path)
 
 
-def test_a_local_location_is_a_path_for_others_and_no_other_is(tmp_path):
+def test_only_local_locations_are_path_like(tmp_path):
     assert os.fspath(parse(tmp_path)) == str(tmp_path)
     with pytest.raises(TypeError, match="not a local file"):
         os.fspath(parse("memory://x"))
 
 
-def test_links_to_nothing_and_in_circles_are_nothing(tmp_path):
+def test_dangling_and_circular_links_do_not_exist(tmp_path):
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "real").mkdir()
@@ -129,7 +129,7 @@ def test_links_to_nothing_and_in_circles_are_nothing(tmp_path):
     assert (location / "link").resolve() == (location / "real").resolve()
 
 
-def test_small_questions_are_answered_in_as_many_threads_as_there_are(monkeypatch):
+def test_map_in_threads_uses_all_threads(monkeypatch):
     began, allowed, tried = threading.Thread.start, 0, 0
 
     def start(thread):
@@ -146,7 +146,7 @@ def test_small_questions_are_answered_in_as_many_threads_as_there_are(monkeypatc
         assert tried == min(allowed + 1, 3)
 
 
-def test_the_first_question_that_fails_is_told_and_no_other_is_begun():
+def test_map_in_threads_raises_first_error_and_stops():
     asked = []
 
     def ask(item):

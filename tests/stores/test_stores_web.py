@@ -115,13 +115,13 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 class TestCommands:
-    def test_a_header_that_is_not_in_the_beginning_that_is_read_takes_two(self, server, monkeypatch):
+    def test_long_header_needs_two_requests(self, server, monkeypatch):
         monkeypatch.setattr(plain, "HEAD", 1024)
         assert "39 arrays" in succeed("inspect", "tree", source("http", server)).stdout
         assert len(server.asked("00001-of-00004")) == 2
 
     @pytest.mark.parametrize("fault", [status(405), cut(100)])
-    def test_weights_whose_beginning_does_not_come_are_asked_for_again(self, server, fault):
+    def test_failed_header_read_is_retried(self, server, fault):
         server.fault("GET .*00001-of-00004", fault)
         assert "39 arrays" in succeed("inspect", "tree", source("http", server)).stdout
         assert len(server.asked("00001-of-00004")) <= 3
@@ -137,7 +137,7 @@ class TestCommands:
         assert int(declared[2]) <= round(server.nbytes / 1000)
 
     @BOTH
-    def test_a_model_becomes_what_it_becomes_from_a_local_directory(self, server, tmp_path, where):
+    def test_web_source_converts_like_a_local_directory(self, server, tmp_path, where):
         run("convert", "hf-to-maxtext", SHARDED, tmp_path / "local")
         run("convert", "hf-to-maxtext", source(where, server), tmp_path / "far")
         # That a model of the hub is named with its commit is all that differs.
@@ -155,7 +155,7 @@ class TestCommands:
         assert succeed("hash", built).stdout == succeed("hash", tmp_path / "local").stdout
 
     @BOTH
-    def test_every_command_that_reads_reads_it(self, server, tmp_path, where):
+    def test_read_commands_accept_web_sources(self, server, tmp_path, where):
         far = source(where, server)
         assert "parameters" in run_plainly("inspect", "tree", far)
         assert json.loads(run_plainly("inspect", "tree", far, "--json"))["path"] == far
@@ -167,14 +167,14 @@ class TestCommands:
         run("verify", tmp_path / "out", "--against", far)
         assert "model-00001-of-00004" not in run_plainly("doctor", far)
 
-    def test_a_file_an_index_or_a_directory_may_be_named(self, server, url):
+    def test_open_accepts_file_index_or_directory(self, server, url):
         assert len(ckpttools.open(url).arrays) == len(
             ckpttools.open(f"{url}/model.safetensors.index.json").arrays
         )
         assert 0 < len(ckpttools.open(f"{url}/model-00001-of-00004.safetensors").arrays) < 39
         assert 0 < len(ckpttools.open(f"{HUB}/model-00001-of-00004.safetensors").arrays) < 39
 
-    def test_an_orbax_item_is_read_too(self, server):
+    def test_orbax_item_is_read_from_the_web(self, server):
         item = GOLDEN / "llama3.1" / "maxtext_scanned"
         server.add("run", item)
         server.add("hub/org/run", item)
@@ -202,7 +202,7 @@ class TestCommands:
             ) and "write to a local" in done.output
         assert server.log == [] and not (tmp_path / "out").exists()
 
-    def test_a_name_on_the_hub_gets_a_hint(self, tmp_path, monkeypatch):
+    def test_hub_name_gets_a_hint(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         assert "named hf://org/llama" in ckpt("hash", "org/llama").output
 
@@ -227,7 +227,7 @@ class TestRequests:
         assert run("hash", tmp_path / "far").split()[0] == run("hash", model).split()[0]
 
     @BOTH
-    def test_a_shard_takes_a_request_and_a_redirect_and_all_else_one(self, server, tmp_path, where):
+    def test_shard_needs_one_request_and_one_redirect(self, server, tmp_path, where):
         write_llama(tmp_path / "model", shards=12)
         server.add("llama" if where == "http" else "hub/org/llama", tmp_path / "model")
         server.files = {path: data for path, data in server.files.items() if "-of-00004" not in path}
@@ -236,7 +236,7 @@ class TestRequests:
         assert len(server.asked("GET .*(json|/llama/$)( |$)")) == (3 if where == "http" else 2)
         assert len(server.log) < 24 + 12
 
-    def test_headers_are_asked_for_at_once(self, server, tmp_path):
+    def test_headers_are_requested_concurrently(self, server, tmp_path):
         write_llama(tmp_path / "model", shards=12)
         server.add("hub/org/llama", tmp_path / "model")
         server.files = {path: data for path, data in server.files.items() if "-of-00004" not in path}
@@ -308,7 +308,7 @@ class TestFaultsOfBlocks:
         server.faults.clear()
         assert file.read(3, 900) == self.CONTENT[3:903], "and nobody waits for it for ever"
 
-    def test_a_file_that_changes_in_between_is_read_as_it_was_or_refused(self, server):
+    def test_file_changed_between_reads_is_never_mixed(self, server):
         file = self.opened(server, "http")
         assert file.read(0, 900) == self.CONTENT[:900]
         server.files["llama/data.safetensors"] = self.CONTENT[::-1]
@@ -347,7 +347,7 @@ class TestFaults:
         assert all(fault.times == 0 for fault in server.faults)
 
     @BOTH
-    def test_a_body_is_resumed_at_the_byte_at_which_it_ended(self, server, where):
+    def test_broken_body_is_resumed_at_its_last_byte(self, server, where):
         file = placed("data.bin", where, server).open()
         server.fault("GET .*data.bin", cut(300))
         file.read(0, 999)  # its beginning, with the rest of the file
@@ -363,14 +363,14 @@ class TestFaults:
             file.read(1, 900)
         assert "tried 4 times" in caught.value.got and caught.value.hint
 
-    def test_a_server_may_not_ask_to_wait_for_hours(self, server):
+    def test_long_retry_after_fails(self, server):
         location = placed("data.bin", "http", server)
         server.fault("HEAD", status(429, Retry_After="7200"), 9)
         with pytest.raises(StorageError) as caught:
             location.stat()
         assert "7,200 s" in caught.value.got
 
-    def test_all_attempts_of_a_process_have_a_bound(self, server, monkeypatch):
+    def test_total_retries_are_limited(self, server, monkeypatch):
         location = placed("data.bin", "http", server)
         patience = attempting.Patience(attempts=1000, first_wait=0, failures=20)
         location.store.client = Client(patience)
@@ -380,7 +380,7 @@ class TestFaults:
         assert len(server.log) == 21 and "21 requests failed" in caught.value.got
 
     @BOTH
-    def test_a_server_without_ranges_is_told(self, server, where):
+    def test_missing_range_support_is_reported(self, server, where):
         server.ranges = False
         small, large = placed("config.json", where, server), placed("model.bin", where, server, 3000)
         assert len(small.read_bytes()) == 1000
@@ -389,7 +389,7 @@ class TestFaults:
         assert "range requests" in caught.value.expected and caught.value.hint
 
     @pytest.mark.parametrize("etags", [True, False])
-    def test_a_file_that_changes_between_two_reads_is_refused(self, server, etags):
+    def test_file_changed_between_reads_is_refused(self, server, etags):
         server.etags = etags
         location = placed("data.bin", "http", server)
         file = location.open()
@@ -401,7 +401,7 @@ class TestFaults:
             file.check_unchanged()
         assert location.open().read(11, 10) == b"x" * 10, "who begins again gets the new one"
 
-    def test_a_server_that_takes_no_condition_is_found_out_by_what_it_answers(self, server):
+    def test_etag_detects_ignored_conditions(self, server):
         file = placed("data.bin", "http", server).open()
         server.fault("GET .*data.bin", stating(ETag='"another"'))
         with pytest.raises(SourceChangedError, match="was changed"):
@@ -425,7 +425,7 @@ class TestFaults:
         with pytest.raises(SourceChangedError, match="was changed"):
             file.read(500, 10)
 
-    def test_a_file_that_changes_within_a_read_is_refused(self, server):
+    def test_file_changed_within_a_read_is_refused(self, server):
         file = placed("data.bin", "http", server).open()
 
         def changed(handler):
@@ -436,7 +436,7 @@ class TestFaults:
         with pytest.raises(SourceChangedError):
             file.read(1, 990)
 
-    def test_a_conversion_of_what_changes_is_refused(self, server, url, tmp_path):
+    def test_conversion_of_changed_source_is_refused(self, server, url, tmp_path):
         planned = ckpttools.hf_to_maxtext.plan(url, tmp_path / "out")
         server.files["llama/model-00001-of-00004.safetensors"] = bytes(120_304)
         with pytest.raises(SourceChangedError):
@@ -454,19 +454,19 @@ class TestFaults:
         ],
         ids=["offset", "length", "unit", "compressed"],
     )
-    def test_lies_are_noticed(self, server, where, act, told):
+    def test_wrong_response_headers_are_detected(self, server, where, act, told):
         file = placed("data.bin", where, server).open()
         server.fault("GET .*data.bin", act, 9)
         with pytest.raises(StorageError, match=told):
             file.read(1, 900)
 
     @pytest.mark.parametrize("code", [403, 503])
-    def test_a_shard_of_which_nobody_tells_is_not_missing(self, server, url, code):
+    def test_unreachable_shard_is_not_reported_as_missing(self, server, url, code):
         server.fault("(HEAD|GET) .*model-00002", status(code), 99)
         done = ckpt("inspect", "tree", url)
         assert done.exit_code == 5 and "missing" not in done.output
 
-    def test_other_weights_are_not_read_where_nobody_tells_of_those_that_are_meant(self, server, url):
+    def test_unreachable_weights_are_not_replaced_by_others(self, server, url):
         server.files["llama/model.safetensors"] = server.files["llama/model-00001-of-00004.safetensors"]
         server.fault("(HEAD|GET) .*/model.safetensors( |$)", status(503), 99)
         assert "status 503" in run("hash", url, code=5)
@@ -487,13 +487,13 @@ class TestFaults:
         run(*words, "--overwrite")
         run("verify", tmp_path / "out", "--against", url)
 
-    def test_a_file_that_goes_is_told(self, server):
+    def test_file_deleted_while_open_is_reported(self, server):
         file = placed("data.bin", "http", server).open()
         del server.files["llama/data.bin"]
         with pytest.raises(FormatError, match="does not exist anymore"):
             file.read(1, 900)
 
-    def test_nobody_there_is_told_at_once(self):
+    def test_unreachable_host_is_reported_quickly(self):
         for address, got in (
             ("http://127.0.0.1:9/x", "connection refused"),
             ("http://no.host.invalid/x", "the host does not exist"),
@@ -502,7 +502,7 @@ class TestFaults:
                 parse(address).stat()
             assert caught.value.got == f"{got}, tried 2 times"
 
-    def test_redirects_in_a_circle_end(self, server, url):
+    def test_circular_redirects_fail(self, server, url):
         server.fault("HEAD", status(302, Location="/llama/x"), 99)
         with pytest.raises(StorageError) as caught:
             parse(f"{url}/x").stat()
@@ -511,7 +511,7 @@ class TestFaults:
 
 class TestHttpDirectories:
     @pytest.mark.parametrize("listing", LISTINGS)
-    def test_pages_of_names_are_understood(self, server, url, listing):
+    def test_directory_listing_pages_are_parsed(self, server, url, listing):
         server.listing = LISTINGS[listing]
         server.files["llama/a b/c d.txt"] = server.files["llama/50% off#1.txt"] = b"x"
         entries = {entry.name: entry.is_dir for entry in parse(url).entries()}
@@ -522,7 +522,7 @@ class TestHttpDirectories:
         assert all(location.is_dir() or len(location.read_bytes()) for location in parse(url).iterdir())
 
     @pytest.mark.parametrize("kind", ["html", "json"])
-    def test_names_that_are_none_are_left_out(self, server, url, kind):
+    def test_invalid_listing_names_are_skipped(self, server, url, kind):
         if kind == "html":
             links = "%2e%2e/", "%2e/", "..%2f..%2fx", "a%2fb", "%00", "http://[x", "good"
             page = "<title>Index of /</title>" + "".join(f'<a href="{link}">x</a>' for link in links)
@@ -533,13 +533,13 @@ class TestHttpDirectories:
         server.fault("GET /odd/$", lambda handler: (200, {"Content-Type": "text/html"}, page.encode()), 9)
         assert [entry.name for entry in parse(f"http://{server.address}/odd").entries()] == ["good"]
 
-    def test_without_a_page_the_names_of_a_model_are_tried(self, server, url):
+    def test_usual_model_names_are_tried_without_a_listing(self, server, url):
         server.listing = None
         names = {entry.name for entry in parse(url).entries()}
         assert names == {path.name for path in SHARDED.iterdir()}
         assert run("hash", url).split()[0] == run("hash", SHARDED).split()[0]
 
-    def test_without_any_it_is_told_what_to_name(self, server, url):
+    def test_missing_listing_error_names_files_to_use(self, server, url):
         server.listing, server.files = None, {}
         assert not parse(url).exists()
         server.fault("(HEAD|GET) /closed$", status(301, Location="/closed/"), 9)
@@ -548,7 +548,7 @@ class TestHttpDirectories:
             parse(f"http://{server.address}/closed").entries()
         assert "model.safetensors" in caught.value.hint
 
-    def test_a_site_with_a_page_for_every_name_has_no_model(self, server):
+    def test_login_page_for_every_name_is_not_a_model(self, server):
         page = 200, {"Content-Type": "text/html"}, b"<title>Log in"
         server.fault("/closed", status(302, Location="/login/"), 999)
         server.fault("/login", lambda handler: page, 999)
@@ -583,7 +583,7 @@ class TestHttpDirectories:
         server.fault("/page.html", stating(Content_Type="text/html"), 9)
         assert parse(f"http://{server.address}/page.html").is_file()
 
-    def test_a_server_without_head_is_asked_for_a_byte(self, server):
+    def test_stat_reads_one_byte_without_head_support(self, server):
         location = placed("data.bin", "http", server)
         server.fault("HEAD", status(405), 9)
         assert location.stat().size == 1000
@@ -617,7 +617,7 @@ class TestHttpDirectories:
         assert f"status {code}" in caught.value.got and "secret" not in str(caught.value)
         assert code == 407 or "with the stored login me" in caught.value.got
 
-    def test_a_login_is_sent_to_its_host_alone(self, server, url, tmp_path):
+    def test_netrc_login_is_sent_only_to_its_host(self, server, url, tmp_path):
         (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password word")
         sent = []
         server.files["llama/x.safetensors"] = b"x"
@@ -628,14 +628,14 @@ class TestHttpDirectories:
             parse(f"{url}/{file}.safetensors").stat()
         assert sent == ["Basic bWU6d29yZA==", None]
 
-    def test_a_login_for_all_hosts_is_sent_to_none(self, server, url, tmp_path):
+    def test_default_netrc_login_is_never_sent(self, server, url, tmp_path):
         (tmp_path / "netrc").write_text("default login me password word")
         sent = []
         server.fault("HEAD", lambda handler: sent.append(handler.headers.get("Authorization")))
         placed("data.bin", "http", server).stat()
         assert sent == [None]
 
-    def test_a_login_may_have_any_letters(self, server, url, tmp_path):
+    def test_netrc_login_accepts_any_characters(self, server, url, tmp_path):
         (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password ж", encoding="utf-8")
         sent = []
         server.fault("HEAD", lambda handler: sent.append(handler.headers.get("Authorization")))
@@ -654,7 +654,7 @@ class TestHttpDirectories:
     @pytest.mark.parametrize(
         ("proxy", "got"), [("socks5://x:1", "socks5"), ("http://me:word@[x", "malformed address")]
     )
-    def test_a_proxy_that_cannot_be_used_is_told(self, monkeypatch, proxy, got):
+    def test_unusable_proxy_is_reported(self, monkeypatch, proxy, got):
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("http_proxy", proxy)
@@ -662,7 +662,7 @@ class TestHttpDirectories:
             parse("http://models.invalid/x").stat()
         assert got in caught.value.got and "word" not in str(caught.value)
 
-    def test_a_proxy_is_named_with_its_login_or_without_a_scheme(self, server, monkeypatch):
+    def test_proxy_accepts_login_and_missing_scheme(self, server, monkeypatch):
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
         sent = []
@@ -673,14 +673,14 @@ class TestHttpDirectories:
         assert sent == ["Basic bWU6d0ByZA==", None]
 
     @pytest.mark.parametrize("target", ["http://[x", "http://me:word@[x/y"])
-    def test_addresses_that_are_none_are_told(self, server, url, target):
+    def test_malformed_addresses_are_reported(self, server, url, target):
         server.fault("HEAD", status(302, Location=target))
         for address in (f"{url}/x.safetensors", "http://[x/y"):
             with pytest.raises(StorageError, match="cannot read") as caught:
                 parse(address).stat()
             assert "malformed address" in caught.value.got and "word" not in str(caught.value)
 
-    def test_numbers_that_are_none_are_told(self, server, url):
+    def test_invalid_header_numbers_are_reported(self, server, url):
         server.fault("HEAD", stating(Content_Length="9" * 5000), 9)
         file = placed("data.bin", "http", server).open()
         assert file.size == 1000, "asked for by a range instead"
@@ -697,7 +697,7 @@ class TestHttpDirectories:
             ("https://me:word@host/x", "netrc"),
         ],
     )
-    def test_addresses_that_are_meant_otherwise(self, address, told):
+    def test_misused_addresses_are_refused_with_a_hint(self, address, told):
         with pytest.raises(UsageError) as caught:
             parse(address).stat()
         assert told in str(caught.value) and not re.search("abc|word@", str(caught.value))
@@ -705,7 +705,7 @@ class TestHttpDirectories:
 
 
 class TestRepositories:
-    def test_a_revision_is_pinned_to_its_commit(self, server):
+    def test_revision_is_pinned_to_its_commit(self, server):
         for revision in ("main", COMMIT, "refs/pr/1", "refs%2Fpr%2F1"):
             location = parse(f"hf://org/llama@{revision}/config.json")
             assert location.is_file()
@@ -713,7 +713,7 @@ class TestRepositories:
         assert len(server.asked("/revision/")) == 2
 
     @pytest.mark.usefixtures("no_blocks")
-    def test_a_signed_address_is_kept_and_renewed_when_it_has_expired(self, server):
+    def test_expired_signed_url_is_renewed(self, server):
         file = placed("data.safetensors", "hf", server).open()
         for start in (1, 2, 3):
             file.read(start, 900)
@@ -722,13 +722,13 @@ class TestRepositories:
         assert file.read(1, 900) == (bytes(range(250)) * 4)[1:901]
         assert server.signed == 2 and len(server.asked("GET /signed")) == 5
 
-    def test_the_hub_s_own_name_of_the_content_is_compared(self, server):
+    def test_hub_content_hash_detects_changes(self, server):
         file = placed("data.safetensors", "hf", server).open()
         server.files["hub/org/llama/data.safetensors"] = b"x" * 1000
         with pytest.raises(SourceChangedError):
             file.read(1, 900)
 
-    def test_the_token_is_sent_to_the_hub_alone(self, server, monkeypatch):
+    def test_hub_token_is_sent_only_to_the_hub(self, server, monkeypatch):
         server.gated = {"org/llama"}
         monkeypatch.setenv("HF_TOKEN", server.secret)
         assert placed("data.safetensors", "hf", server).open().read(0, 1000)
@@ -776,7 +776,7 @@ class TestRepositories:
     @pytest.mark.parametrize(
         "asked", ["api/models/org/llama/revision", "api/models/org/llama/tree", "resolve"]
     )
-    def test_a_token_that_the_hub_rejects_is_not_a_missing_model(self, server, monkeypatch, message, asked):
+    def test_rejected_token_is_not_reported_as_missing_model(self, server, monkeypatch, message, asked):
         monkeypatch.setenv("HF_TOKEN", "hf_old")
         server.fault(asked, status(401, X_Error_Message=message), 99)
         with pytest.raises(StorageError, match="does not accept the token") as caught:
@@ -792,7 +792,7 @@ class TestRepositories:
             ("hf_old", {}),
         ],
     )
-    def test_other_answers_with_401_are_of_a_missing_model(self, server, monkeypatch, token, headers):
+    def test_other_401_responses_report_a_missing_model(self, server, monkeypatch, token, headers):
         monkeypatch.setenv("HF_TOKEN", token)
         server.fault("api/models", status(401, **headers), 99)
         with pytest.raises(StorageError, match="model org/llama does not exist, or it is private"):
@@ -805,12 +805,12 @@ class TestRepositories:
         file = parse(HUB) / "config.json"
         assert isinstance(opened := file.open(), hub_cache.CachedFile) and parse(opened.path) == file
 
-    def test_a_copy_that_is_not_whole_is_not_taken(self, server, tmp_path):
+    def test_truncated_cached_copy_is_not_used(self, server, tmp_path):
         folder = cached(tmp_path / "hub_cache", SHARDED, "config.json")
         (folder / "config.json").resolve().write_bytes(b"{")
         assert (parse(HUB) / "config.json").read_bytes() == (SHARDED / "config.json").read_bytes()
 
-    def test_a_copy_of_the_same_length_that_is_something_else_is_not_taken(self, server, tmp_path):
+    def test_different_cached_copy_of_equal_size_is_not_used(self, server, tmp_path):
         folder = cached(tmp_path / "hub_cache", SHARDED, "config.json")
         copy = (folder / "config.json").resolve()
         other = copy.rename(copy.with_name("0" * 40))
@@ -819,7 +819,7 @@ class TestRepositories:
         other.write_bytes(b"{" + b" " * (other.stat().st_size - 2) + b"}")
         assert (parse(HUB) / "config.json").read_bytes() == (SHARDED / "config.json").read_bytes()
 
-    def test_offline_links_to_nothing_are_files_that_are_not_there(self, server, tmp_path, monkeypatch):
+    def test_dangling_cache_links_do_not_exist_offline(self, server, tmp_path, monkeypatch):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
         folder = cached(tmp_path / "hub_cache", SHARDED, *(path.name for path in SHARDED.iterdir()))
         (folder / "model-00001-of-00004.safetensors").resolve().unlink()
@@ -839,7 +839,7 @@ class TestRepositories:
             with pytest.raises(StorageError, match="cannot read"):
                 parse(HUB).entries()
 
-    def test_offline_the_cache_is_all_there_is(self, server, tmp_path, monkeypatch):
+    def test_offline_reads_use_only_the_cache(self, server, tmp_path, monkeypatch):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
         with pytest.raises(StorageError, match="not in the cache") as caught:
             parse("hf://org/other").exists()
@@ -849,7 +849,7 @@ class TestRepositories:
         assert server.log == []
 
 
-def test_the_commands_of_the_page_work_as_they_are_written(server, tmp_path, monkeypatch):
+def test_documented_web_commands_work(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     server.add("hub/meta-llama/Llama-3.1-8B", SHARDED)
     monkeypatch.setenv("HF_TOKEN", "hf_write")
