@@ -41,7 +41,7 @@ def convert(source, tmp_path, options=()):
     return result
 
 
-def test_the_unchanged_model_converts(broken):
+def test_unchanged_model_converts(broken):
     assert broken().exit_code == 0
 
 
@@ -64,7 +64,7 @@ def test_several_missing_tensors_are_listed_at_once(broken):
     assert "    model.norm.weight\n" in result.stderr
 
 
-def test_an_extra_tensor_and_how_to_drop_it(broken, tmp_path):
+def test_extra_tensor_error_names_the_drop_option(broken, tmp_path):
     def change(tensors, _):
         tensors["model.layers.1.self_attn.q_proj.bias"] = tensors["model.norm.weight"]
 
@@ -76,19 +76,19 @@ def test_an_extra_tensor_and_how_to_drop_it(broken, tmp_path):
     assert convert(tmp_path / "hf", tmp_path, ["--drop", "*.q_proj.bias"]).exit_code == 0
 
 
-def test_a_drop_pattern_that_matches_nothing(broken):
+def test_unmatched_drop_pattern_is_refused(broken):
     result = broken(options=["--drop", "*.lora_A.*"])
     assert result.exit_code == 2
     assert "*.lora_A.*" in result.stderr
 
 
-def test_a_tensor_that_is_needed_and_dropped(broken):
+def test_dropping_a_needed_tensor_is_refused(broken):
     result = broken(options=["--drop", "model.norm.*"])
     assert result.exit_code == 3
     assert "model.norm.weight is missing because it was dropped" in result.stderr
 
 
-def test_a_misspelled_tensor_shows_its_near_name(broken):
+def test_misspelled_tensor_is_shown_with_its_near_name(broken):
     def change(tensors, _):
         tensors["model.layers.1.self_attn.qproj.weight"] = tensors.pop(
             "model.layers.1.self_attn.q_proj.weight"
@@ -98,7 +98,7 @@ def test_a_misspelled_tensor_shows_its_near_name(broken):
     assert "q_proj.weight  (there is model.layers.1.self_attn.qproj.weight)" in result.stderr
 
 
-def test_a_transposed_tensor_of_the_right_element_count(broken):
+def test_transposed_tensor_is_refused(broken):
     def change(tensors, _):
         tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"].T
 
@@ -107,14 +107,14 @@ def test_a_transposed_tensor_of_the_right_element_count(broken):
     assert "up_proj.weight: got [64, 128], expected [128, 64] (it looks transposed)" in result.stderr
 
 
-def test_a_layer_more_than_the_configuration_says(broken):
+def test_extra_layer_is_refused(broken):
     result = broken(lambda _, config: config.update(num_hidden_layers=3))
     assert result.exit_code == 3
     assert "9 arrays are not expected:" in result.stderr
     assert "is beyond the 3 that config.json: num_hidden_layers says" in result.stderr
 
 
-def test_a_layer_less_than_the_configuration_says(broken):
+def test_missing_layer_is_refused(broken):
     result = broken(lambda _, config: config.update(num_hidden_layers=5))
     assert "9 arrays are missing:" in result.stderr
     assert "rope" not in result.stderr
@@ -129,7 +129,7 @@ def test_a_layer_less_than_the_configuration_says(broken):
         ("qwen3.5", "num_experts", 10**30),
     ],
 )
-def test_a_configuration_of_more_arrays_than_can_be_listed(tmp_path, case, name, number):
+def test_config_with_too_many_arrays_is_refused(tmp_path, case, name, number):
     hf = shutil.copytree(GOLDEN_0_2_5 / case / "hf", tmp_path / "hf")
     config = json.loads((hf / "config.json").read_text())
     config.get("text_config", config)[name] = number
@@ -139,7 +139,7 @@ def test_a_configuration_of_more_arrays_than_can_be_listed(tmp_path, case, name,
     assert str(number) in result.stderr and name in result.stderr
 
 
-def test_a_tied_configuration_with_a_head(broken):
+def test_tied_config_with_a_head_is_refused(broken):
     result = broken(lambda _, config: config.update(tie_word_embeddings=True))
     assert result.exit_code == 3
     assert (
@@ -147,13 +147,13 @@ def test_a_tied_configuration_with_a_head(broken):
     )
 
 
-def test_an_untied_configuration_without_a_head(broken):
+def test_untied_config_without_a_head_is_refused(broken):
     result = broken(lambda tensors, _: tensors.pop("lm_head.weight"))
     assert result.exit_code == 3
     assert "lm_head.weight is expected because of config.json: tie_word_embeddings is false" in result.stderr
 
 
-def test_a_lost_or_cut_head_is_fetched_before_anything_else(broken, tmp_path):
+def test_lost_head_hint_downloads_it_first(broken, tmp_path):
     """A head that is made from the embedding is another model unless the model was tied."""
     outcome = broken(lambda tensors, _: tensors.pop("lm_head.weight"))
     advice = outcome.stderr.partition("hint")[2]
@@ -174,12 +174,12 @@ def test_a_lost_or_cut_head_is_fetched_before_anything_else(broken, tmp_path):
 @pytest.mark.parametrize(
     ("layers", "advice"), [(6, "fetch the files that hold the missing"), (3, "check that config")]
 )
-def test_another_number_of_layers_has_a_next_step(broken, layers, advice):
+def test_wrong_layer_count_gets_a_hint(broken, layers, advice):
     result = broken(lambda _, config: config.update(num_hidden_layers=layers))
     assert result.exit_code == 3 and advice in " ".join(result.stderr.split())
 
 
-def test_a_configuration_that_contradicts_the_shapes_names_both(broken):
+def test_config_contradiction_names_field_and_shape(broken):
     result = broken(lambda _, config: config.update(vocab_size=300))
     assert result.exit_code == 3
     message = (
@@ -197,7 +197,7 @@ def test_invalid_size_is_refused(broken, value):
     assert f"\n  got      {value!r}" in result.stderr
 
 
-def test_an_unknown_model_type_lists_the_known_ones(broken):
+def test_unknown_model_type_lists_known_families(broken):
     result = broken(lambda _, config: config.update(model_type="lama"))
     assert result.exit_code == 3
     assert "no family has model_type 'lama'" in result.stderr
@@ -207,7 +207,7 @@ def test_an_unknown_model_type_lists_the_known_ones(broken):
     )
 
 
-def test_a_fine_tune_with_its_own_model_type_converts_with_the_family_named(broken):
+def test_custom_model_type_converts_with_family_option(broken):
     result = broken(lambda _, config: config.update(model_type="my_llama"), ["--family", "llama"])
     assert result.exit_code == 0
 
@@ -222,7 +222,7 @@ def test_missing_config_is_refused(broken, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{'a': 1}", "[]", "version https://git-lfs.github.com/spec/v1\noid 1"])
-def test_an_unreadable_configuration(broken, tmp_path, text):
+def test_unreadable_config_is_refused(broken, tmp_path, text):
     broken()
     (tmp_path / "out").rename(tmp_path / "other")
     (tmp_path / "hf" / "config.json").write_text(text)
@@ -232,19 +232,19 @@ def test_an_unreadable_configuration(broken, tmp_path, text):
     assert "hint" in result.stderr
 
 
-def test_an_interleaved_layout_where_maxtext_has_none(broken):
+def test_unsupported_interleaved_layout_is_refused(broken):
     result = broken(options=["--rope-layout", "interleaved"], model_type="qwen3")
     assert result.exit_code == 2
     assert "family qwen3 has no interleaved RoPE layout" in result.stderr
 
 
-def test_a_scan_axis_that_no_norm_has(broken):
+def test_invalid_scan_axis_is_refused(broken):
     result = broken(options=["--scan-axis", "7"])
     assert result.exit_code == 2
     assert "expected 0 or 1" in result.stderr
 
 
-def test_interleaving_an_odd_head(broken):
+def test_interleaving_an_odd_head_dim_is_refused(broken):
     rope = {"rope_type": "llama3", "factor": 8.0}
     result = broken(head_dim=15, rope_parameters=rope)
     assert result.exit_code == 3
@@ -252,7 +252,7 @@ def test_interleaving_an_odd_head(broken):
     assert "pair 7 from head_dim // half (config.json: head_dim; family llama)" in result.stderr
 
 
-def test_a_truncated_shard_says_expected_and_got(broken, tmp_path):
+def test_truncated_shard_error_gives_both_sizes(broken, tmp_path):
     broken()
     (tmp_path / "out").rename(tmp_path / "other")
     path = tmp_path / "hf" / "model.safetensors"

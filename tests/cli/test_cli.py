@@ -56,7 +56,7 @@ class TestCommands:
         for name in ("convert", "families", "formats", "inspect"):
             assert f"\n  {name} " in output
 
-    def test_the_list_says_what_the_commands_say_of_themselves(self):
+    def test_command_list_matches_command_help(self):
         assert isinstance(main, LazyGroup)
         for entry in main.lazy.values():
             assert entry.load().get_short_help_str(100) == entry.help
@@ -67,29 +67,29 @@ class TestCommands:
             options = [param for param in command.params if isinstance(param, click.Option)]
             assert all(option.help for option in options), path
 
-    def test_version(self):
+    def test_version_is_printed(self):
         assert succeed("--version").stdout == "ckpt 0.1.0\n"
 
     @pytest.mark.parametrize("group", ["convert", "inspect"])
-    def test_a_group_alone_shows_its_help(self, group: str):
+    def test_group_without_command_shows_help(self, group: str):
         assert "Commands:" in ckpt(group).output
 
-    def test_a_misspelled_command(self):
+    def test_misspelled_command_gets_a_suggestion(self):
         result = ckpt("inspct")
         assert result.exit_code == 2
         assert "No such command 'inspct'. Did you mean 'inspect'?" in result.stderr
 
     @pytest.mark.parametrize("words", [("inspect", HF), ("convert", HF, "out")])
-    def test_a_path_in_location_of_a_command_of_a_group(self, words):
+    def test_path_after_a_group_gets_a_hint(self, words):
         result = ckpt(*words)
         assert result.exit_code == 2 and f"It is a path: 'ckpt {HF}' identifies it" in result.stderr
 
-    def test_a_misspelled_command_of_a_group(self):
+    def test_misspelled_subcommand_gets_a_suggestion(self):
         result = ckpt("convert", "hf-to-maxtex", "a", "b")
         assert result.exit_code == 2
         assert "hf-to-maxtext" in result.stderr
 
-    def test_a_misspelled_option(self):
+    def test_misspelled_option_gets_a_suggestion(self):
         result = ckpt("convert", "hf-to-maxtext", "a", "b", "--drpo", "x")
         assert result.exit_code == 2
         assert "--drop" in result.stderr
@@ -126,7 +126,7 @@ print(*sys.modules, file=sys.stderr)
 
     HEAVY = frozenset({"jax", "orbax", "tensorstore", "huggingface_hub", "safetensors", "ml_dtypes"})
 
-    def test_help(self):
+    def test_help_imports_no_heavy_packages(self):
         assert not self.imported("--help") & {
             *self.HEAVY,
             "numpy",
@@ -135,19 +135,19 @@ print(*sys.modules, file=sys.stderr)
             "ckpttools.api.prepared",
         }
 
-    def test_help_of_a_command(self):
+    def test_command_help_imports_no_heavy_packages(self):
         assert not self.imported("convert", "hf-to-maxtext", "--help") & {*self.HEAVY, "numpy", "rich"}
 
     @pytest.mark.parametrize("option", ["--json", "--flat", "--depth=2"])
-    def test_inspect_tree_of_safetensors(self, llama: Path, option: str):
+    def test_inspect_imports_no_heavy_packages(self, llama: Path, option: str):
         imported = self.imported("inspect", "tree", str(llama), option)
         assert not imported & {*self.HEAVY, "numpy", "rich"}
 
-    def test_a_dry_run(self, llama: Path, tmp_path: Path):
+    def test_dry_run_imports_no_heavy_packages(self, llama: Path, tmp_path: Path):
         imported = self.imported("convert", "hf-to-maxtext", str(llama), str(tmp_path / "x"), "--dry-run")
         assert not imported & {*self.HEAVY - {"ml_dtypes"}, "rich"}
 
-    def test_a_conversion(self, llama: Path, tmp_path: Path):
+    def test_conversion_imports_no_heavy_packages(self, llama: Path, tmp_path: Path):
         imported = self.imported("convert", "hf-to-maxtext", str(llama), str(tmp_path / "x"))
         assert not imported & {"jax", "orbax", "tensorstore", "huggingface_hub", "rich", "yaml"}
         # What is of other formats, of adapters, of meshes and of digests: a quarter of the start.
@@ -168,14 +168,14 @@ def _start(*arguments: object) -> subprocess.Popen[str]:
 
 
 class TestConvert:
-    def test_the_closing_line(self, llama: Path, tmp_path: Path):
+    def test_conversion_prints_result_and_next_step(self, llama: Path, tmp_path: Path):
         result = succeed("convert", "hf-to-maxtext", llama, tmp_path / "new")
         assert result.stdout.startswith(f"{tmp_path}/new: 13 arrays, 362 kB in ")
         assert "B/s), peak memory " in result.stdout
         assert result.stdout.count("\n") == 1
         assert result.stderr.startswith("next     load_parameters_path=")
 
-    def test_the_receipt_as_json(self, llama: Path, tmp_path: Path):
+    def test_conversion_prints_receipt_as_json(self, llama: Path, tmp_path: Path):
         receipt = json.loads(succeed("convert", "hf-to-maxtext", llama, tmp_path / "new", "--json").stdout)
         assert receipt.pop("seconds") > 0
         assert receipt.pop("peak_bytes") > 1 << 20
@@ -199,7 +199,7 @@ class TestConvert:
         }
 
     @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
-    def test_every_family(self, model_type: str, tmp_path: Path):
+    def test_every_family_converts(self, model_type: str, tmp_path: Path):
         tensors = write_llama(tmp_path / "hf", model_type=model_type, tie_word_embeddings=True)
         succeed("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "new", "--no-scan")
         result = json.loads(succeed("inspect", "tree", tmp_path / "new", "--json").stdout)
@@ -207,7 +207,7 @@ class TestConvert:
         assert result["custom_metadata"] == {"scan_layers": False}
         assert result["num_parameters"] == sum(tensor.size for tensor in tensors.values())
 
-    def test_options_reach_the_conversion(self, llama: Path, tmp_path: Path):
+    def test_options_are_passed_to_the_conversion(self, llama: Path, tmp_path: Path):
         options = ("--scan-axis", 0, "--dtype", "float32", "--rope-layout", "interleaved", "--jobs", 1)
         succeed("convert", "hf-to-maxtext", llama, tmp_path / "new", *options)
         result = json.loads(succeed("inspect", "tree", tmp_path / "new", "--json").stdout)
@@ -227,7 +227,7 @@ class TestConvert:
         assert inexact == "INEXACT  11 arrays: cast from bfloat16 to float16: rounded"
         assert next_step.startswith("next ")
 
-    def test_overwrite(self, llama: Path, tmp_path: Path):
+    def test_overwrite_replaces_a_checkpoint(self, llama: Path, tmp_path: Path):
         succeed("convert", "hf-to-maxtext", llama, tmp_path / "old", "--no-scan")
         result = ckpt("convert", "hf-to-maxtext", llama, tmp_path / "old")
         assert result.exit_code == 2 and "--overwrite" in result.stderr
@@ -253,7 +253,9 @@ class TestConvert:
         ckpt("convert", "hf-to-maxtext", llama, tmp_path / "new")
         assert frames and frames[0] <= 1 + 7  # `main` itself, and the frames below it
 
-    def test_an_interrupt(self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_keyboard_interrupt_prints_how_to_resume(
+        self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
         def interrupted(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
@@ -262,7 +264,7 @@ class TestConvert:
         assert result.exit_code == 130
         assert result.stderr == "Stopped. Run the same command again to resume.\n"
 
-    def test_a_real_interrupt(self, tmp_path: Path):
+    def test_sigint_stops_and_the_command_resumes(self, tmp_path: Path):
         sizes = LlamaSizes(layers=8, hidden=512, mlp=8192, heads=4, kv_heads=2, head_dim=64, vocab=256)
         models.write_llama(tmp_path / "hf", sizes, sparse=True)
         process = _start("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "new", "--jobs=1")
@@ -278,7 +280,7 @@ class TestConvert:
 
 
 class TestDryRun:
-    def test_the_plan_as_text(self, llama: Path, tmp_path: Path):
+    def test_dry_run_prints_the_plan_as_text(self, llama: Path, tmp_path: Path):
         output = succeed("convert", "hf-to-maxtext", llama, tmp_path / "new", "--dry-run", "--jobs=1").stdout
         lines = dict(line.split(maxsplit=1) for line in output.splitlines() if line)
         assert lines["from"] == str(llama)
@@ -292,7 +294,7 @@ class TestDryRun:
         assert lines["changed"].startswith("decoder.layers.self_attention.query.kernel: ")
         assert not (tmp_path / "new").exists() and not (tmp_path / "new.partial").exists()
 
-    def test_the_plan_as_json(self, llama: Path, tmp_path: Path):
+    def test_dry_run_prints_the_plan_as_json(self, llama: Path, tmp_path: Path):
         options = ("--dry-run", "--json", "--memory", "512MiB", "--jobs", 2, "--dtype", "float16")
         plan = json.loads(succeed("convert", "hf-to-maxtext", llama, tmp_path / "new", *options).stdout)
         arrays = {item["path"]: item for item in plan.pop("array_list")}
@@ -363,7 +365,7 @@ class TestErrors:
         hint = "check the spelling of the path"
         assert text == f"Error: {tmp_path}/nothing does not exist\n  hint     {hint}\n"
 
-    def test_a_source_that_is_no_checkpoint(self, tmp_path: Path):
+    def test_non_checkpoint_source_is_refused(self, tmp_path: Path):
         source = tmp_path / "source"
         source.mkdir()
         text = self.converts(3, source, tmp_path / "new")
@@ -379,27 +381,27 @@ class TestErrors:
         text = self.converts(3, tmp_path / "hf", tmp_path / "new")
         assert text.startswith("Error: there is no config.json beside the weights\n  at       ")
 
-    def test_an_unknown_model(self, tmp_path: Path):
+    def test_unknown_model_type_is_refused(self, tmp_path: Path):
         write_llama(tmp_path / "hf", model_type="lama")
         text = self.converts(3, tmp_path / "hf", tmp_path / "new")
         assert text.startswith("Error: no family has model_type 'lama'\n")
         assert "the names of gemma, llama, mistral" in text and "--family NAME, of the one" in text
         assert "did you mean" not in text
 
-    def test_an_unknown_family(self, llama: Path, tmp_path: Path):
+    def test_unknown_family_is_refused(self, llama: Path, tmp_path: Path):
         assert "unknown family 'nope'" in self.converts(2, llama, tmp_path / "new", "--family", "nope")
 
-    def test_an_unknown_dtype(self, llama: Path, tmp_path: Path):
+    def test_unknown_dtype_is_refused_with_a_suggestion(self, llama: Path, tmp_path: Path):
         text = self.converts(2, llama, tmp_path / "new", "--dtype", "bfloat61")
         assert "Invalid value for '--dtype': unknown dtype 'bfloat61'" in text
         assert "did you mean bfloat16?" in text and "expected" not in text
 
-    def test_a_destination_that_exists(self, llama: Path, converted: Path):
+    def test_existing_destination_is_refused(self, llama: Path, converted: Path):
         text = self.converts(2, llama, converted)
         assert text.startswith(f"Error: {converted} exists\n")
         assert "--overwrite" in text
 
-    def test_too_little_memory(self, llama: Path, tmp_path: Path):
+    def test_too_little_memory_is_refused(self, llama: Path, tmp_path: Path):
         text = self.converts(4, llama, tmp_path / "new", "--memory", "20MiB")
         assert text.startswith("Error: the conversion does not fit into the memory allowed\n")
         assert "hint     try --memory " in text
@@ -424,22 +426,22 @@ class TestErrors:
         )
 
     @pytest.mark.parametrize("command", ["inspect", "convert"])
-    def test_a_git_lfs_pointer(self, tmp_path: Path, command: str):
+    def test_git_lfs_pointer_is_refused(self, tmp_path: Path, command: str):
         (tmp_path / "hf").mkdir()
         (tmp_path / "hf" / "model.safetensors").write_text(LFS_POINTER)
         words = ("inspect", "tree") if command == "inspect" else ("convert", "hf-to-maxtext")
         target = () if command == "inspect" else (tmp_path / "new",)
         assert "Git LFS pointer" in self.fails(3, *words, tmp_path / "hf", *target)
 
-    def test_a_header_that_is_too_long(self, llama: Path, tmp_path: Path):
+    def test_oversized_header_is_refused(self, llama: Path, tmp_path: Path):
         text = self.converts(3, llama, tmp_path / "new", "--max-header-bytes", 100)
         assert "header" in text
 
-    def test_a_destination_that_cannot_be_made(self, llama: Path, tmp_path: Path):
+    def test_uncreatable_destination_is_refused(self, llama: Path, tmp_path: Path):
         (tmp_path / "file").touch()
         assert self.converts(5, llama, tmp_path / "file" / "new").startswith("Error: ")
 
-    def test_the_traceback_comes_on_demand(self, tmp_path: Path):
+    def test_traceback_option_shows_the_traceback(self, tmp_path: Path):
         result = ckpt("--traceback", "inspect", "tree", tmp_path / "nothing")
         assert result.exit_code == 2
         assert "registry.py" in result.stderr
@@ -447,7 +449,7 @@ class TestErrors:
 
 
 class TestListings:
-    def test_formats(self):
+    def test_formats_command_lists_formats(self):
         assert succeed("formats").stdout.splitlines() == [
             "format               written",
             "deepspeed-universal  no",
@@ -462,7 +464,7 @@ class TestListings:
             "zarr3                yes",
         ]
 
-    def test_formats_as_json(self):
+    def test_formats_command_prints_json(self):
         assert {"name": "orbax", "written": True} in json.loads(succeed("formats", "--json").stdout)
 
 
@@ -479,7 +481,7 @@ class TestUnits:
             ("1073741824", 1 << 30),
         ],
     )
-    def test_sizes(self, text: str, nbytes: int):
+    def test_parse_size_accepts_units(self, text: str, nbytes: int):
         assert parse_size(text) == nbytes
 
     @pytest.mark.parametrize(
@@ -496,13 +498,13 @@ class TestUnits:
             (1_340_000_000_000, "1.34 TB"),
         ],
     )
-    def test_disk(self, nbytes: int, text: str):
+    def test_format_disk_uses_decimal_units(self, nbytes: int, text: str):
         assert units.format_disk(nbytes) == text
 
     @pytest.mark.parametrize(
         ("nbytes", "text"), [(12, "12 B"), (1 << 30, "1.00 GiB"), (100 << 20, "100 MiB"), (2048, "2.00 KiB")]
     )
-    def test_memory(self, nbytes: int, text: str):
+    def test_format_memory_uses_binary_units(self, nbytes: int, text: str):
         assert units.format_memory(nbytes) == text
 
     @pytest.mark.parametrize(
@@ -511,13 +513,15 @@ class TestUnits:
     def test_counts(self, number: int, text: str):
         assert units.format_count(number) == text
 
-    def test_durations(self):
+    def test_format_duration_prints_hours_minutes_seconds(self):
         assert units.format_duration(0.4) == "0:00:00"
         assert units.format_duration(3725) == "1:02:05"
 
 
 class TestLines:
-    def test_at_most_one_line_in_five_seconds(self, llama: Path, capsys: pytest.CaptureFixture[str]):
+    def test_progress_prints_at_most_one_line_in_five_seconds(
+        self, llama: Path, capsys: pytest.CaptureFixture[str]
+    ):
         from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 
         plan = plan_to_maxtext(llama).plan
@@ -533,7 +537,7 @@ class TestLines:
         assert first.startswith("50 %  181 of 362 kB  30.1 kB/s  0:00:06 left  ")
         assert second.startswith("100 %  362 of 362 kB  30.1 kB/s  0:00:00 left  ")
 
-    def test_only_this_run_counts_for_the_rate(self, llama: Path, capsys: pytest.CaptureFixture[str]):
+    def test_progress_rate_counts_only_this_run(self, llama: Path, capsys: pytest.CaptureFixture[str]):
         from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 
         plan = plan_to_maxtext(llama).plan
@@ -558,7 +562,7 @@ class TestLaterSteps:
     )
 
     @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-    def test_an_unfinished_one(self, command: tuple[object, ...]):
+    def test_unfinished_later_step_is_warned_of(self, command: tuple[object, ...]):
         result = succeed(*command, self.RUN, "--json")
         assert result.stderr.startswith(f"Warning: step 1 of {self.RUN} is opened; later ones have no")
         assert "step 2: no _METADATA, commit timestamp null" in result.stderr
@@ -566,10 +570,10 @@ class TestLaterSteps:
         if command[0] not in ("diff", "verify"):
             assert "Warning" not in succeed(*command, self.RUN, "--json", "--step", 1).stderr
 
-    def test_a_conversion(self, tmp_path: Path):
+    def test_conversion_warns_of_an_unfinished_later_step(self, tmp_path: Path):
         assert "no finished tree" in succeed("convert", "to-zarr3", self.RUN, tmp_path / "out").stderr
 
-    def test_a_damaged_one(self, tmp_path: Path):
+    def test_damaged_later_step_is_warned_of(self, tmp_path: Path):
         run = shutil.copytree(self.RUN.parent / "cm_default", tmp_path / "a run")
         (run / "5" / "_CHECKPOINT_METADATA").write_text("{")
         result = ckpt("convert", "to-zarr3", run, tmp_path / "out")

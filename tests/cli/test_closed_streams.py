@@ -24,7 +24,7 @@ MISSING = (5, ["hash", "none"])
     [((1,), (MADE, LOOKED)), ((2,), (MADE, REFUSED)), ((0, 1, 2), (MADE, LOOKED, REFUSED, MISSING))],
     ids=["stdout", "stderr", "all"],
 )
-def test_closed_streams_change_no_exit_code(tmp_path, closed, words):
+def test_closed_streams_do_not_change_exit_codes(tmp_path, closed, words):
     write_llama(tmp_path / "a", SIZES)
     for code, command in words:
         done = subprocess.run(
@@ -38,7 +38,7 @@ def test_closed_streams_change_no_exit_code(tmp_path, closed, words):
         assert b"Traceback" not in done.stderr
 
 
-def test_a_full_stdout_is_no_full_destination(tmp_path):
+def test_full_stdout_is_not_reported_as_full_destination(tmp_path):
     write_llama(tmp_path / "a", SIZES)
     command = [sys.executable, "-m", "ckpttools", "convert", "to-zarr3", "a", "b"]
     with Path("/dev/full").open("w") as full:

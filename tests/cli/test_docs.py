@@ -95,7 +95,7 @@ def test_generated_pages_are_fresh():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_links_have_existing_targets(page):
     text = page.read_text()
     for part in text.split("](")[1:]:
         target, _, anchor = part.split(")")[0].partition("#")
@@ -128,13 +128,13 @@ def test_readme_links_every_page():
     assert missing == []
 
 
-def test_the_page_on_python_names_every_call():
+def test_python_page_names_every_call():
     page = (ROOT / "docs" / "python.md").read_text()
     calls = (name for name in ckpttools.__all__ if not isinstance(getattr(ckpttools, name), type))
     assert [name for name in calls if not re.search(rf"\b{name}\b", page)] == []
 
 
-def test_the_family_that_the_page_explains_is_the_one_that_there_is():
+def test_documented_family_equals_the_mixtral_family():
     from ckpttools.model_families.registry import families
 
     names: dict[str, object] = {}
@@ -182,7 +182,7 @@ def assert_tiny(model: Path, built: Path) -> None:
     assert np.array_equal(layers("pre_self_attention_layer_norm", "scale"), np.stack(norms, axis=1))
 
 
-def test_a_family_in_a_file_goes_both_ways_as_the_page_says(tmp_path, tiny):
+def test_documented_family_file_converts_both_ways(tmp_path, tiny):
     file = tmp_path / "tiny.toml"
     succeed("families", "check", file)
     succeed("families", "check", file, "--against", tiny)
@@ -195,7 +195,7 @@ def test_a_family_in_a_file_goes_both_ways_as_the_page_says(tmp_path, tiny):
     assert all(returned[name].tobytes() == tensor.tobytes() for name, tensor in tensors.items())
 
 
-def test_a_family_can_be_added_by_a_package_as_the_page_says(tmp_path, tiny):
+def test_documented_family_package_works(tmp_path, tiny):
     install(tmp_path, "add-a-family.md", "my_family", "ckpttools.families", "tiny", "FAMILY", block=1)
     assert "tiny" in ckpt_process("families", path=tmp_path).stdout
     done = ckpt_process("convert", "hf-to-maxtext", tiny, tmp_path / "out", path=tmp_path)
@@ -203,7 +203,7 @@ def test_a_family_can_be_added_by_a_package_as_the_page_says(tmp_path, tiny):
     assert_tiny(tiny, tmp_path / "out")
 
 
-def test_the_examples_of_the_python_page_run_one_after_the_other(tmp_path, monkeypatch):
+def test_python_page_examples_run_in_order(tmp_path, monkeypatch):
     write_llama(tmp_path / "hf" / "llama")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "python_page"}
@@ -213,7 +213,7 @@ def test_the_examples_of_the_python_page_run_one_after_the_other(tmp_path, monke
         exec(block, names)
 
 
-def test_the_page_names_every_key_of_a_family_file():
+def test_family_page_names_every_key():
     from dataclasses import fields
 
     from ckpttools.mapping.row import Layers
@@ -224,7 +224,7 @@ def test_the_page_names_every_key_of_a_family_file():
     assert [name for name in sorted(names) if name not in text] == []
 
 
-def test_a_format_can_be_added_as_the_page_says(tmp_path):
+def test_documented_format_plugin_works(tmp_path):
     page = "add-a-format.md"
     install(tmp_path, page, "npy_format", "ckpttools.formats", "npy", "FORMAT")
     (tmp_path / "test_npy_format.py").write_text(code_blocks(ROOT / "docs" / page, "python")[1])
@@ -238,7 +238,7 @@ def test_a_format_can_be_added_as_the_page_says(tmp_path):
     assert " passed" in done.stdout
 
 
-def test_the_added_scheme_reads_what_compressed_tensors_wrote(tmp_path):
+def test_documented_scheme_reads_compressed_tensors(tmp_path):
     install(tmp_path, "add-a-scheme.md", "mx_scheme", "ckpttools.schemes", "packed-mx", "SCHEME")
     sample, model, built = FIXTURES / "compressed-tensors" / "mxfp4", tmp_path / "model", tmp_path / "made"
     model.mkdir()
@@ -257,7 +257,7 @@ def test_the_added_scheme_reads_what_compressed_tensors_wrote(tmp_path):
     assert np.array_equal(result.astype(np.float32), expected)
 
 
-def test_a_store_can_be_added_as_the_page_says(tmp_path):
+def test_documented_store_plugin_works(tmp_path):
     page = "add-a-store.md"
     install(tmp_path, page, "zip_store", "ckpttools.stores", "zip", "STORE")
     (tmp_path / "test_zip_store.py").write_text(code_blocks(ROOT / "docs" / page, "python")[1])
@@ -268,7 +268,7 @@ def test_a_store_can_be_added_as_the_page_says(tmp_path):
     assert " passed" in done.stdout
 
 
-def test_the_added_format_is_read_written_checked_and_described(tmp_path):
+def test_documented_format_supports_all_commands(tmp_path):
     install(tmp_path, "add-a-format.md", "npy_format", "ckpttools.formats", "npy", "FORMAT")
     rng = np.random.default_rng(0)
     truth = {"b": np.arange(7), "a.w": rng.standard_normal((3, 4), np.float32)}
@@ -320,7 +320,7 @@ def test_the_added_format_is_read_written_checked_and_described(tmp_path):
     assert (one / "notes.txt").exists()
 
 
-def test_a_transform_can_be_added_as_the_page_says(tmp_path):
+def test_documented_transform_plugin_works(tmp_path):
     install(tmp_path, "transforms.md", "every_layer", "ckpttools.transforms", "every-layer", "EveryLayer", 3)
     source = tmp_path / "maxtext" / "llama"
     source.mkdir(parents=True)
@@ -355,7 +355,7 @@ def test_a_transform_can_be_added_as_the_page_says(tmp_path):
         ckpttools.transform(source, tmp_path / "y", transforms="every-layer")
 
 
-def test_a_command_can_be_added_as_the_page_says(tmp_path):
+def test_documented_command_plugin_works(tmp_path):
     install(tmp_path, "add-a-command.md", "largest_command", "ckpttools.commands", "largest", "command")
     save_file({"a": np.zeros(3), "b": np.zeros(5)}, tmp_path / "model.safetensors")
     listed, result, text, missing = ckpt_session(
@@ -389,7 +389,7 @@ def lzma_codec(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
 @pytest.mark.parametrize("shards", [None, (8, 6)])
-def test_a_codec_can_be_added_as_the_page_says(tmp_path, lzma_codec, shards):
+def test_documented_codec_plugin_works(tmp_path, lzma_codec, shards):
     import zarr
     from zarr.codecs.numcodecs import LZMA
 
@@ -410,7 +410,7 @@ def test_a_codec_can_be_added_as_the_page_says(tmp_path, lzma_codec, shards):
 
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
-def test_the_added_codec_is_written_and_refused(tmp_path, lzma_codec):
+def test_documented_codec_refuses_damaged_chunks(tmp_path, lzma_codec):
     import zarr
 
     from ckpttools.core.errors import FormatError, UsageError
@@ -432,7 +432,7 @@ def test_the_added_codec_is_written_and_refused(tmp_path, lzma_codec):
     assert damaged.value.location.endswith("w, chunk c/0/0")
 
 
-def test_a_plug_in_that_cannot_be_loaded_is_named_and_breaks_nothing(tmp_path):
+def test_broken_plugin_is_named_and_ignored(tmp_path):
     install(tmp_path, "add-a-family.md", "my_family", "ckpttools.families", "tiny", "FAMILY", block=1)
     (tmp_path / "my_family.py").write_text("raise RuntimeError('boom')\n")
     done = ckpt_process("families", path=tmp_path)
@@ -442,7 +442,7 @@ def test_a_plug_in_that_cannot_be_loaded_is_named_and_breaks_nothing(tmp_path):
     assert "boom" in done.stderr
 
 
-def test_the_page_on_fp8_is_true(tmp_path, monkeypatch):
+def test_fp8_page_is_correct(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 2, "head_dim": 128}
     write_llama(tmp_path / "hf", num_hidden_layers=2, **sizes)
@@ -454,7 +454,7 @@ def test_the_page_on_fp8_is_true(tmp_path, monkeypatch):
     assert all(name.endswith("q_proj.weight_scale_inv") for name in differing)
 
 
-def test_the_page_on_pytorch_is_true(tmp_path, monkeypatch):
+def test_pytorch_page_is_correct(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fixtures").mkdir()
     (tmp_path / "fixtures/torch").symlink_to(ROOT / "fixtures/torch")
@@ -479,7 +479,7 @@ def test_the_page_on_pytorch_is_true(tmp_path, monkeypatch):
     assert (tmp_path / "out/0/items").is_dir()
 
 
-def test_the_page_from_training_to_the_hub(tmp_path, monkeypatch):
+def test_rl_to_hub_page_is_correct(tmp_path, monkeypatch):
     """On what torch, transformers and DeepSpeed wrote of one model."""
     trainers = ROOT / "fixtures/torch/trainers"
     carry_out("from-rl-to-hub.md", tmp_path, monkeypatch, trainers=trainers)
@@ -495,7 +495,7 @@ def test_the_page_from_training_to_the_hub(tmp_path, monkeypatch):
                 assert Path(f"hub/{name}", file).read_bytes() == Path("trainers/hub", file).read_bytes(), name
 
 
-def test_the_page_on_flax(tmp_path, monkeypatch):
+def test_flax_page_is_correct(tmp_path, monkeypatch):
     (rules,) = code_blocks(ROOT / "docs" / "from-flax.md", "toml")
     (tmp_path / "flax.toml").write_text(rules)
     locations = {"llama": ROOT / "fixtures/flax/llama", "trainers": ROOT / "fixtures/torch/trainers"}
@@ -512,18 +512,18 @@ def carry_out(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **loca
         exec(block, {"__name__": "page"})
 
 
-def test_the_page_on_runs_is_true(tmp_path, monkeypatch):
+def test_runs_page_is_correct(tmp_path, monkeypatch):
     fixtures = ROOT / "fixtures"
     run, hub = fixtures / "orbax" / "cm_best_metrics", fixtures / "torch" / "trainers" / "hub"
     carry_out("runs.md", tmp_path, monkeypatch, RUN=run, DIR=fixtures / "torch" / "trainers", OTHER=hub)
 
 
-def test_the_page_on_hosts_is_true(tmp_path, monkeypatch):
+def test_assemble_page_is_correct(tmp_path, monkeypatch):
     hosts = ROOT / "fixtures" / "hosts" / "replicator-data=2,fsdp=4"
     carry_out("assemble.md", tmp_path, monkeypatch, RAMDISKS=hosts)
 
 
-def test_the_page_on_adapters_is_true(tmp_path, monkeypatch):
+def test_adapters_page_is_correct(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fixtures").mkdir()
     (tmp_path / "fixtures/peft").symlink_to(ROOT / "fixtures/peft")

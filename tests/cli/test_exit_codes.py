@@ -197,13 +197,13 @@ def test_success_exits_with_0(location):
 
 class TestPaths:
     @pytest.mark.parametrize("name", ["nothing", "rules.toml/below"])
-    def test_missing(self, location, name):
+    def test_missing_paths_exit_with_2(self, location, name):
         assert location.codes(ALL, location.directory / name) == all_of(ALL, 2)
 
     def test_empty_name_is_refused(self, location):
         assert location.codes(ALL, "") == all_of(ALL, 2)
 
-    def test_not_a_checkpoint(self, location):
+    def test_non_checkpoints_exit_with_3(self, location):
         empty = location.directory / "empty"
         empty.mkdir(exist_ok=True)
         assert location.codes(CHECKPOINTS, empty) == all_of(CHECKPOINTS, 3)
@@ -215,13 +215,13 @@ class TestPaths:
         assert location.codes(["--config", "--like"], empty) == all_of(["--config", "--like"], 3)
 
     @pytest.mark.parametrize("name", ["bare_leaf", "tree_zoo", "v1_checkpointables"])
-    def test_no_model(self, location, name):
+    def test_trees_without_a_model_exit_with_documented_codes(self, location, name):
         """One array without a name, trees of any shape: what cannot be done with them is said."""
         for number, command in enumerate(checkpoint for checkpoint in CHECKPOINTS if checkpoint != "prune"):
             result = location.run(command, ORBAX / name, out=location.directory / f"{name} {number}")
             assert result.exit_code in range(6), (command, result.stderr)
 
-    def test_damaged(self, location):
+    def test_damaged_checkpoints_exit_with_3(self, location):
         codes = {}
         for command in CHECKPOINTS:
             copy = shutil.copytree(location.good(command), location.directory / "damaged")
@@ -233,7 +233,7 @@ class TestPaths:
         # What lists steps says which cannot be read.
         assert codes == all_of(CHECKPOINTS, 3) | {"doctor": 1, "ls": 0}
 
-    def test_not_to_be_read(self, location, request):
+    def test_unreadable_paths_exit_with_5(self, location, request):
         locked = shutil.copytree(location.names["SCANNED"], location.directory / "locked")
         files = location.directory / "files"
         files.mkdir()
@@ -290,7 +290,7 @@ class TestOptions:
             ("--fix", "everything"),
         ],
     )
-    def test_a_value_that_cannot_be_meant(self, location, option, value):
+    def test_invalid_option_values_exit_with_2(self, location, option, value):
         commands = list(ALL) if option == "--nonsense" else having(option)
         commands = [command for command in commands if command not in FILES]
         assert commands
@@ -306,7 +306,7 @@ class TestOptions:
             missing = location.directory / "nothing" / name
             assert location.codes(commands, None, option, missing) == all_of(commands, 2)
 
-    def test_memory_that_is_too_small(self, location):
+    def test_too_little_memory_exits_with_4(self, location):
         commands = [item for item in having("--memory") if item in CHECKPOINTS]
         assert len(commands) > 15
         assert location.codes(commands, None, "--memory", "2MiB") == all_of(commands, 4)
@@ -317,7 +317,7 @@ class TestOptions:
         assert location.codes(["hf-to-maxtext"], bare) == {"hf-to-maxtext": 3}
         assert location.codes(["--like", "--config"], bare) == {"--like": 3, "--config": 3}
 
-    def test_a_model_of_no_family(self, location):
+    def test_unknown_family_exits_with_3(self, location):
         unknown = shutil.copytree(location.names["HF"], location.directory / "unknown", dirs_exist_ok=True)
         config = (unknown / "config.json").read_text()
         (unknown / "config.json").write_text(config.replace('"llama"', '"lama"'))
@@ -327,7 +327,7 @@ class TestOptions:
 class TestDestinations:
     WRITING = tuple(name for name, words in CHECKPOINTS.items() if " OUT" in words)
 
-    def test_one_that_exists(self, location):
+    def test_existing_destination_exits_with_2(self, location):
         other = location.directory / "taken"
         other.mkdir()
         (other / "file").touch()
@@ -338,14 +338,14 @@ class TestDestinations:
         writing = [item for item in writing if item in CHECKPOINTS and "verify" not in item]
         assert location.codes(writing, None, "--manifest", other / "file") == all_of(writing, 2)
 
-    def test_one_that_cannot_be_made(self, location, request):
+    def test_uncreatable_destination_exits_with_5(self, location, request):
         below = location.names["RULES"] / "below"
         assert location.codes(self.WRITING, out=below) == all_of(self.WRITING, 5)
         request.getfixturevalue("nobody")
         assert location.codes(self.WRITING, out=location.directory / "mine") == all_of(self.WRITING, 5)
 
     @pytest.mark.parametrize("name", ["", ".", "..", "/", "below/..", "./", "../.."])
-    def test_one_that_cannot_be_a_name(self, location, tmp_path, monkeypatch, name):
+    def test_invalid_destination_name_exits_with_2(self, location, tmp_path, monkeypatch, name):
         here = tmp_path / "a" / "b" / "c"
         (here / "below").mkdir(parents=True)
         monkeypatch.chdir(here)
@@ -357,7 +357,7 @@ class TestDestinations:
         assert sorted(tmp_path.rglob("*")) == before
         assert location.codes(["inspect report"], None, "-o", name) == {"inspect report": 2}
 
-    def test_no_room_for_what_is_printed(self):
+    def test_full_stdout_exits_with_4(self):
         command = [sys.executable, "-m", "ckpttools", "formats", "--json"]
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -366,7 +366,7 @@ class TestDestinations:
 
 
 class TestDemo:
-    def test_a_step_that_fails_is_the_end(self, location, monkeypatch):
+    def test_demo_stops_at_the_first_failing_step(self, location, monkeypatch):
         monkeypatch.setattr("ckpttools.cli.demo._make_model", write_llama)
         monkeypatch.setattr("ckpttools.cli.demo._load", lambda *_: click.get_current_context().exit(3))
         result = ckpt("demo", location.directory / "demo")

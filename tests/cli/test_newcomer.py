@@ -79,7 +79,7 @@ class TestThereAndBack:
         assert not (tmp_path / "flat" / "config.json").exists()
         assert self.side_files(model).items() <= self.side_files(tmp_path / "flat" / "hf").items()
 
-    def test_the_tree_says_what_goes_along(self, model, tmp_path):
+    def test_inspect_lists_sidecars(self, model, tmp_path):
         assert sidecar_names(open_tree(model)) == sorted((*SIDE_FILES, "config.json"))
         run("convert", "hf-to-maxtext", model, tmp_path / "maxtext")
         result = json.loads(succeed("inspect", "tree", tmp_path / "maxtext", "--json").stdout)["sidecars"]
@@ -101,7 +101,7 @@ class TestALostFile:
     )
 
     @pytest.mark.parametrize("options", [(), ("--no-ocdbt",)])
-    def test_has_one_code(self, model, tmp_path, options):
+    def test_lost_file_has_one_exit_code(self, model, tmp_path, options):
         whole = tmp_path / "whole"
         run("convert", "hf-to-maxtext", model, whole, *options)
         lost = ["d/data", "d/index"] if not options else ["params.params.token_embedder.embedding/c/0/0"]
@@ -116,7 +116,7 @@ class TestALostFile:
                 assert result.exit_code == 3, (name, command, result.output)
                 assert not (tmp_path / "out").exists()
 
-    def test_a_shard_and_a_link_to_nothing(self, model, tmp_path):
+    def test_missing_shard_and_dangling_link_exit_with_3(self, model, tmp_path):
         run("convert", "to-safetensors", model, tmp_path / "shards", "--max-shard-size", "100kB")
         shard = sorted((tmp_path / "shards").glob("model-*"))[1]
         shard.unlink()
@@ -127,7 +127,7 @@ class TestALostFile:
         (model / "config.json").symlink_to("nowhere")
         run("hash", model, code=3)
 
-    def test_a_path_that_the_user_names_is_another_cause(self, model, tmp_path):
+    def test_missing_user_path_exits_with_2(self, model, tmp_path):
         run("hash", tmp_path / "absent", code=2)
         assert ckpt("inspect", "tree", model, "--against", tmp_path / "absent.json").exit_code == 2
         run("convert", "maxtext-to-hf", model, tmp_path / "out", "--like", tmp_path / "absent", code=3)
@@ -152,7 +152,7 @@ class TestDoctor:
         (location / "7/items/manifest.ocdbt").unlink()
         return location
 
-    def test_fixes_in_turn(self, tmp_path):
+    def test_doctor_applies_fixes_in_turn(self, tmp_path):
         location = self.unmerged(tmp_path)
         for mark in location.rglob("commit_success.txt"):
             mark.unlink()
@@ -165,7 +165,7 @@ class TestDoctor:
         again = ckpt("doctor", location, "--fix", "merge", "--fix", "commit-marker")
         assert again.exit_code == 0 and "nothing here" in again.output
 
-    def test_an_index_that_lacks_keys_is_merged_again_and_again(self, tmp_path):
+    def test_incomplete_index_is_merged_repeatedly(self, tmp_path):
         """What an earlier time has set aside is in nobody's way."""
         location = tmp_path / "a run"
         shutil.copytree(ORBAX / "lazy_2proc", location)
@@ -179,12 +179,12 @@ class TestDoctor:
             assert succeed("doctor", location).exit_code == 0
         open_tree(location).arrays["params", "params", "w"].read()
 
-    def test_an_unknown_fix_among_known_ones_changes_nothing(self, tmp_path):
+    def test_unknown_fix_changes_nothing(self, tmp_path):
         location = self.unmerged(tmp_path)
         assert ckpt("doctor", location, "--fix", "merge", "--fix", "none").exit_code == 2
         assert not (location / "7/items/manifest.ocdbt").exists()
 
-    def test_a_bad_location_does_not_keep_others_from_being_mended(self, model, tmp_path):
+    def test_bad_path_does_not_stop_fixes_of_others(self, model, tmp_path):
         (tmp_path / "run").mkdir()
         location = damaged_run(model, tmp_path / "run")
         result = ckpt("doctor", location, "--fix", "commit-marker", "--json")
@@ -194,7 +194,7 @@ class TestDoctor:
         assert all((location / name / "commit_success.txt").is_file() for name in ("1", "2/items"))
         assert not (location / "0/commit_success.txt").exists()
 
-    def test_commands_are_whole_lines_that_a_shell_takes(self, tmp_path):
+    def test_advised_commands_are_complete_shell_lines(self, tmp_path):
         location = self.unmerged(tmp_path)
         (told,) = (
             load for load in json.loads(ckpt("doctor", location, "--json").stdout)["findings"] if load["fix"]
@@ -208,7 +208,7 @@ class TestDoctor:
 class TestWhatItIs:
     """What a command does not take is told to be what it is, with the command that fits."""
 
-    def test_the_other_way(self, model, tmp_path):
+    def test_hint_names_the_reverse_conversion(self, model, tmp_path):
         out = tmp_path / "out"
         told = run("convert", "maxtext-to-hf", model, out, code=3)
         assert "this is a Hugging Face checkpoint already" in told
@@ -223,13 +223,13 @@ class TestWhatItIs:
         run(*(str(destination) if word == "DST" else word for word in shlex.split(command)))
 
     @pytest.mark.parametrize("command", ["stack", "unstack"])
-    def test_layers_of_hugging_face(self, model, tmp_path, command):
+    def test_stack_hint_names_hf_to_maxtext(self, model, tmp_path, command):
         told = run(command, model, tmp_path / "out", code=3)
         command = f"ckpt convert hf-to-maxtext {shlex.quote(str(model))} DST"
         assert f"hint     `{command}` makes stacked layers" in told
 
     @pytest.mark.parametrize("command", ["hf-to-maxtext", "maxtext-to-hf"])
-    def test_an_adapter(self, tmp_path, command):
+    def test_adapter_is_recognized(self, tmp_path, command):
         save_file(
             {"base_model.model.q_proj.lora_A.weight": np.zeros((2, 4), "f4")}, tmp_path / "a.safetensors"
         )
@@ -255,7 +255,7 @@ class TestWhatItIs:
         told = run("convert", "maxtext-to-hf", model, tmp_path / "none", code=3)
         assert "Hugging Face checkpoint already, of a model that is not converted" in told
 
-    def test_a_part_of_the_model_is_not_to_be_dropped(self, model, tmp_path):
+    def test_hint_does_not_drop_parts_of_the_model(self, model, tmp_path):
         """What the model works out anew may be, and what lies beside it."""
         (model / "model.safetensors").rename(model / "first.safetensors")
         for name, word in {
@@ -269,7 +269,7 @@ class TestWhatItIs:
             (remedy,) = (line for line in told.splitlines() if line.startswith("  hint"))
             assert word in remedy and ("--drop" in remedy) == ("--drop" in word)
 
-    def test_a_training_checkpoint_and_a_run_of_several_steps(self, tmp_path):
+    def test_hint_names_the_step_and_missing_config(self, tmp_path):
         """The command names the step that was looked at, and what it needs that is not carried along."""
         for source, step in ((TRAINED, 1), (ORBAX / "maxtext_run", 4)):
             told = run("convert", "hf-to-maxtext", source, tmp_path / "out", code=3)
@@ -277,12 +277,12 @@ class TestWhatItIs:
             assert "got      stacked-training, linen flavour" in told
             assert f"/{step}/items DST --like HF_DIR` makes a Hugging Face one of it" in told
 
-    def test_orbax_of_neither_side(self, model, tmp_path):
+    def test_other_orbax_checkpoints_are_described(self, model, tmp_path):
         told = run("convert", "hf-to-maxtext", ORBAX / "cm_default", tmp_path / "out", code=3)
         assert "this is an Orbax checkpoint, whose names are neither" in told
         assert "params.dense.kernel" in told and "hint     `ckpt inspect tree" in told
 
-    def test_orbax_with_names_of_hugging_face_and_no_configuration(self, model, tmp_path):
+    def test_orbax_with_hub_names_without_config_gets_a_hint(self, model, tmp_path):
         (model / "config.json").rename(tmp_path / "config.json")
         run("convert", "to-orbax", model, tmp_path / "orbax")
         told = run("convert", "hf-to-maxtext", tmp_path / "orbax", tmp_path / "out", code=3)
@@ -305,7 +305,7 @@ class TestWhatItIs:
                 f"this is a LoRA adapter{base}, not a complete model" in told and "ckpt adapter merge" in told
             )
 
-    def test_files_of_other_programs(self, model, tmp_path):
+    def test_files_of_other_programs_are_recognized(self, model, tmp_path):
         (model / "model.safetensors").unlink()
         kinds = {
             "model-q4_0.gguf": ("llama.cpp files (GGUF)", "hf download REPO '*.safetensors' '*.json'"),
@@ -324,14 +324,14 @@ class TestWhatItIs:
         told = run("hash", model / "consolidated.00.pth", code=3)
         assert "torch: it does not start like a torch.save file" in told
 
-    def test_a_name_on_the_hub(self, tmp_path, monkeypatch):
+    def test_hub_name_gets_a_hint(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         told = run("hash", "Qwen/Qwen3-0.6B", code=2)
         assert "a model on the Hugging Face Hub is named hf://Qwen/Qwen3-0.6B" in told
         (tmp_path / "runs").mkdir()
         assert "hf://" not in run("convert", "hf-to-maxtext", "runs/new", "out", code=2)
 
-    def test_a_pipeline_of_diffusers(self, model, tmp_path):
+    def test_diffusers_pipeline_is_recognized(self, model, tmp_path):
         location = tmp_path / "flux"
         shutil.copytree(model, location / "text_encoder")
         (location / "transformer").mkdir()
@@ -370,7 +370,7 @@ class TestWhatItIs:
         assert result.exit_code == 3
         assert "shares of several hosts" in result.output and "host0" in result.output
 
-    def test_files_beside_are_not_looked_at(self, tmp_path):
+    def test_sibling_files_are_not_inspected(self, tmp_path):
         """Of a directory of runs, each with thousands of files, only directories named as steps are."""
         for number in range(4):
             for name in ("logs", "12"):
@@ -384,7 +384,7 @@ class TestWhatItIs:
             assert why_not(parse(tmp_path))
         assert looked and not [path for path in looked if "events." in path]
 
-    def test_one_host_is_told_of_the_others(self, tmp_path):
+    def test_single_host_hint_names_assemble(self, tmp_path):
         """With the command where the others lie beside it; put together alone it is not called lost."""
         top = self.hosts(tmp_path)
         (top / "host1/7/_CHECKPOINT_METADATA").unlink()  # it calls the item by its former name
@@ -401,7 +401,7 @@ class TestWhatItIs:
 class TestLines:
     """Sentences fit into the terminal, or into 80 columns; what is to be copied is never broken."""
 
-    def test_a_path_is_broken_behind_its_keys_only(self):
+    def test_paths_are_wrapped_only_after_keys(self):
         text = "arrays such as params/params/decoder/layers_with_a_long_name/self_attention/kernel are"
         lines = wrap(text, 30)
         assert "".join(lines).replace(" ", "") == text.replace(" ", "")
@@ -425,13 +425,13 @@ class TestLines:
         ]
 
     @pytest.mark.parametrize("flags", [("--flat",), ("--sharding",), ("--flat", "--sharding"), ()])
-    def test_rows_of_a_tree(self, flags):
+    def test_tree_rows_fit_the_terminal(self, flags):
         for room in (44, 60, 80):
             shown = succeed("inspect", "tree", ORBAX / "maxtext_run", *flags, COLUMNS=str(room)).stdout
             # A path has the first line to itself, to be copied.
             assert all(len(line) <= room for line in shown.splitlines()[1:]), (flags, room)
 
-    def test_notes_and_findings(self, model, tmp_path):
+    def test_notes_and_findings_are_wrapped(self, model, tmp_path):
         plan = succeed(
             "convert", "to-orbax", model, tmp_path / "out", "--dtype", "float8_e4m3fn", "--dry-run"
         )
@@ -443,7 +443,7 @@ class TestLines:
         assert all(str(model) in line for line in long)
         assert any(line.strip().startswith("hf download REPO config.json") for line in told)
 
-    def test_help(self):
+    def test_help_fits_80_columns(self):
         def commands(group: Group, words: tuple[str, ...]) -> list[tuple[str, ...]]:
             context = Context(group)
             result = []
@@ -457,13 +457,13 @@ class TestLines:
             assert [line for line in text.splitlines() if len(line) > 80] == [], words
 
 
-def test_a_report_on_stdout(model, tmp_path, monkeypatch):
+def test_report_is_written_to_stdout(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shown = succeed("inspect", "report", model, "-o", "-", "--no-stats").output
     assert "<!doctype html>" in shown.lower() and not (tmp_path / "-").exists()
 
 
-def test_a_comparison_obeys_the_options_or_refuses_them(model, tmp_path):
+def test_against_applies_or_refuses_options(model, tmp_path):
     run("convert", "to-orbax", model, tmp_path / "less", "--drop", "*q_proj*", "--drop", "lm_head*")
     asked = ("inspect", "tree", tmp_path / "less", "--against", model)
     folded, flat = (ckpt(*asked, *more) for more in ((), ("--flat",)))
@@ -503,7 +503,7 @@ def test_dropped_arrays_are_counted_by_kind(tmp_path):
     assert [line.split()[0] for line in told.splitlines()] == ["Error:", "expected", "hint"]
 
 
-def test_a_size_without_its_unit(tmp_path):
+def test_size_without_unit_gets_a_suggestion(tmp_path):
     source = ORBAX.parent / "train" / "llama_scanned"
     told = run("strip-optimizer", source, tmp_path / "out", "--memory", "64", code=4)
     assert "got      --memory 64 bytes" in told and "did you mean" not in told
@@ -528,7 +528,7 @@ def test_unmapped_arrays_hint_at_carry(tmp_path):
     assert "--carry" not in kept
 
 
-def test_a_dry_run_tells_of_what_was_begun(model, tmp_path):
+def test_dry_run_reports_interrupted_conversion(model, tmp_path):
     planned = ("convert", "to-zarr3", model, tmp_path / "out", "--dry-run")
     assert "out.partial" not in succeed(*planned).output
     (tmp_path / "out.partial").mkdir()

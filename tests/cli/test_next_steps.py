@@ -49,7 +49,7 @@ def summary(path):
 
 class TestMaxText:
     @pytest.mark.parametrize("flags", [(), ("--no-scan",), ("--scan-axis", 0)])
-    def test_a_run_with_them_finds_the_parameters(self, flags, tmp_path, monkeypatch):
+    def test_suggested_settings_load_the_parameters(self, flags, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         done = succeed("convert", "hf-to-maxtext", HF, "it", *flags)
         assert done.stdout.count("\n") == 1
@@ -60,16 +60,16 @@ class TestMaxText:
         assert given.get("param_scan_axis") == ("0" if "--scan-axis" in flags else None)
         assert ckpttools.resolve(**given).loads
 
-    def test_other_settings_are_asked_for(self, converted):
+    def test_next_steps_name_the_maxtext_config_command(self, converted):
         assert next_steps(converted).uses[1:] == (f"all settings: `ckpt maxtext-config {converted}`",)
 
-    def test_a_model_of_maxtext_s_is_named(self, converted, monkeypatch):
+    def test_next_steps_name_a_known_maxtext_model(self, converted, monkeypatch):
         config = "ckpttools.api.maxtext_config.matching_model"
         monkeypatch.setattr(config, lambda values: "llama3.1-8b")
         (use,) = next_steps(converted).uses
         assert use.startswith("model_name=llama3.1-8b load_parameters_path=/")
 
-    def test_surprises(self, tmp_path):
+    def test_next_steps_list_padding_and_dtype_surprises(self, tmp_path):
         write_llama(tmp_path / "hf", vocab_size=500)
         ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "it", pad_vocab=512)
         assert next_steps(tmp_path / "it").surprises == (
@@ -82,27 +82,27 @@ class TestMaxText:
         factor, tied = next_steps(tmp_path / "it").surprises
         assert factor.startswith("rope_parameters.factor is 32") and "bfloat16" in tied
 
-    def test_towers_that_are_left_out(self, tmp_path):
+    def test_next_steps_name_left_out_towers(self, tmp_path):
         hf = GOLDEN_0_2_5 / "gemma3-vision" / "hf"
         ckpttools.hf_to_maxtext(hf, tmp_path / "it", text_only=True)
         assert (
             "text alone: the checkpoint has nothing of vision_config" in next_steps(tmp_path / "it").surprises
         )
 
-    def test_fields_that_nothing_reads(self, tmp_path):
+    def test_next_steps_name_unread_config_fields(self, tmp_path):
         write_llama(tmp_path / "hf", clip_qkv=8.0)
         ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "it", dtype="float32")
         assert next_steps(tmp_path / "it").surprises == ("no MaxText setting represents clip_qkv 8.0",)
 
-    def test_a_head_that_is_promised(self, converted, tmp_path):
+    def test_next_steps_report_a_missing_head(self, converted, tmp_path):
         ckpttools.select(converted, tmp_path / "new", drop=["*logits_dense*"])
         assert any("promises one" in surprise for surprise in next_steps(tmp_path / "new").surprises)
 
-    def test_none_where_all_is_as_expected(self, tmp_path):
+    def test_expected_output_has_no_surprises(self, tmp_path):
         ckpttools.hf_to_maxtext(HF, tmp_path / "it", dtype="float32")
         assert next_steps(tmp_path / "it").surprises == ()
 
-    def test_a_full_state(self, tmp_path):
+    def test_training_state_loads_with_suggested_settings(self, tmp_path):
         ckpttools.unstack(TRAINED, tmp_path / "it")
         (use, _) = (*next_steps(tmp_path / "it").uses, "")
         given = words_of(use)
@@ -116,7 +116,7 @@ class TestMaxText:
         assert expected in next_steps(run).uses
         assert ckpttools.resolve(base_output_directory=tmp_path / "out", run_name="mine").loads
 
-    def test_another_nesting(self, tmp_path):
+    def test_nnx_parameters_suggest_linen_flavour(self, tmp_path):
         ckpttools.strip_optimizer(TRAINED, tmp_path / "it", flavour="nnx")
         assert not ckpttools.resolve(load_parameters_path=tmp_path / "it/0/items").loads
         (use,) = next_steps(tmp_path / "it").uses
@@ -130,20 +130,20 @@ class TestMaxText:
 
 
 class TestTransformers:
-    def test_the_class_and_the_server(self, converted, tmp_path):
+    def test_next_steps_name_transformers_class_and_vllm(self, converted, tmp_path):
         done = succeed("convert", "maxtext-to-hf", converted, tmp_path / "my model")
         lines = done.stderr.splitlines()
         first = lines.index(f'next     AutoModelForCausalLM.from_pretrained("{tmp_path}/my model")')
         assert lines[first + 1] == f"         vllm serve '{tmp_path}/my model'"
 
-    def test_a_server_wants_a_tokenizer(self, converted, tmp_path):
+    def test_missing_tokenizer_is_reported_for_vllm(self, converted, tmp_path):
         ckpttools.maxtext_to_hf(converted, tmp_path / "model")
         (surprise,) = next_steps(tmp_path / "model").surprises
         assert "--tokenizer" in surprise
         (tmp_path / "model" / "tokenizer.json").write_text("{}")
         assert next_steps(tmp_path / "model").surprises == ()
 
-    def test_quotes_in_a_name(self, converted, tmp_path):
+    def test_paths_with_quotes_are_escaped(self, converted, tmp_path):
         ckpttools.maxtext_to_hf(converted, tmp_path / 'a "b"')
         use = next_steps(tmp_path / 'a "b"').uses[0].removeprefix("AutoModelForCausalLM.from_pretrained")
         assert ast.literal_eval(use) == str(tmp_path / 'a "b"')
@@ -153,7 +153,7 @@ class TestTransformers:
         loaded, served = next_steps(tmp_path / "hf").uses
         assert loaded.endswith(", trust_remote_code=True)") and served.endswith(" --trust-remote-code")
 
-    def test_the_class_that_config_json_names(self, tmp_path):
+    def test_next_steps_use_the_class_of_the_config(self, tmp_path):
         write_llama(tmp_path / "hf", architectures=["MineForConditionalGeneration"])
         assert next_steps(tmp_path / "hf").uses[0].startswith("MineForConditionalGeneration.from")
 
@@ -174,13 +174,13 @@ class TestNothingIsSaid:
     def test_missing_path_has_no_next_steps(self, tmp_path):
         assert next_steps(tmp_path / "none") is None
 
-    def test_with_json(self, tmp_path):
+    def test_json_output_has_no_next_steps(self, tmp_path):
         done = ckpt("convert", "hf-to-maxtext", HF, tmp_path / "it", "--json")
         assert json.loads(done.stdout) and "next" not in done.stderr
 
 
 class TestAdapters:
-    def test_maxtext_is_told_of_one_on_one_line(self, tmp_path, monkeypatch):
+    def test_adapter_settings_fit_one_line(self, tmp_path, monkeypatch):
         monkeypatch.setenv("COLUMNS", "60")
         base, adapter = PEFT / "bases" / "llama-float32", PEFT / "plain"
         done = succeed("adapter", "to-maxtext", adapter, tmp_path / "lora", "--base", base)
@@ -191,7 +191,7 @@ class TestAdapters:
         assert told["lora.lora_restore_path"] == f"{tmp_path}/lora/0/items"
         assert re.match(told["lora.lora_module_path"], "decoder/layers/mlp/wi_0")
 
-    def test_names_of_checkpoints_are_not_restored(self, tmp_path):
+    def test_training_layout_settings_omit_restore_path(self, tmp_path):
         base, adapter = PEFT / "bases" / "llama-float32", PEFT / "plain"
         ckpttools.adapter_to_maxtext(adapter, tmp_path / "lora", base=base, layout="training")
         told = next_steps(tmp_path / "lora").uses
@@ -212,7 +212,7 @@ class TestAdapters:
         assert f"ckpt adapter to-maxtext {adapter} DST --base BASE" in summary(adapter).next
         assert next_steps(adapter).uses[0] == f'PeftModel.from_pretrained(model, "{adapter}")'
 
-    def test_no_command_is_advised_that_refuses_the_adapter(self, tmp_path):
+    def test_unsupported_adapters_get_no_refused_command(self, tmp_path):
         """DoRA and factors of embeddings have no place in MaxText; of another kind nothing is read."""
         for name in ("dora", "embeddings"):
             found = summary(PEFT / name)
@@ -234,7 +234,7 @@ class TestAdapters:
         assert "ckpt adapter merge BASE" in hint_of(told.value)
         assert "it configures an adapter" in ckpt(PEFT / "plain" / "adapter_config.json").output
 
-    def test_a_model_as_peft_trains_it_is_no_adapter(self, tmp_path):
+    def test_peft_training_model_is_not_an_adapter(self, tmp_path):
         """Its weights have PEFT's prefix, too; verl and others save it so."""
         base = ckpttools.open(PEFT / "bases" / "llama-float32")
         factors = ckpttools.open(PEFT / "plain")
@@ -253,7 +253,7 @@ class TestAdapters:
 
 
 class TestWhatTrainersLeave:
-    def test_commands_that_are_advised_can_be_run(self, tmp_path, monkeypatch):
+    def test_advised_commands_can_be_run(self, tmp_path, monkeypatch):
         """Each makes what the next loads: the model of the hub that the trainers were given, to the bit."""
         monkeypatch.chdir(tmp_path)
         trainers = FIXTURES / "torch" / "trainers"
@@ -289,7 +289,7 @@ class TestWhatTrainersLeave:
         succeed(*shlex.split(built)[1:])
         assert ckpttools.verify("DST", hub).equal
 
-    def test_an_optimizer_among_the_weights_is_left_out_too(self, tmp_path, monkeypatch):
+    def test_hint_drops_optimizer_among_the_weights(self, tmp_path, monkeypatch):
         """Where a trainer put all in one dictionary, whose names are joined."""
         monkeypatch.chdir(tmp_path)
         hub = FIXTURES / "torch/trainers/hub"
@@ -343,7 +343,7 @@ class TestWhatTrainersLeave:
         assert not any("--strip-optimizer" in item for item in result.next)
 
     @pytest.mark.parametrize("is_written", [True, False])
-    def test_how_a_configuration_comes_beside_weights(self, is_written, tmp_path, monkeypatch):
+    def test_hint_adds_a_config_to_weights(self, is_written, tmp_path, monkeypatch):
         """Both ways: into the directory, and beside a copy where nothing can be written there."""
         monkeypatch.chdir(tmp_path)
         trainers = FIXTURES / "torch" / "trainers"
@@ -386,7 +386,7 @@ class TestWhatTrainersLeave:
         assert not [item for item in summary(tmp_path / "t5x").next if "maxtext-" in item]
 
 
-def test_how_what_was_interrupted_goes_on(tmp_path):
+def test_resume_hint_names_the_directory(tmp_path):
     """The place is named where the command was given elsewhere: relative paths mean others here."""
     left = Unfinished(parse(tmp_path / "out"), command="ckpt copy a b")
     here = replace(left, directory=str(Path.cwd()))
@@ -396,7 +396,7 @@ def test_how_what_was_interrupted_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize(("declared", "count"), [({"keep": "*"}, 2), ({"drop": "*layers.1.*"}, 0)])
-def test_a_part_of_a_model_is_loaded_by_nothing(tmp_path, declared, count):
+def test_partial_model_has_no_uses(tmp_path, declared, count):
     """All names of its family are there, but not all of its layers."""
     write_llama(tmp_path / "hf", num_hidden_layers=2)
     ckpttools.select(tmp_path / "hf", tmp_path / "out", **declared)
@@ -404,7 +404,7 @@ def test_a_part_of_a_model_is_loaded_by_nothing(tmp_path, declared, count):
     assert len(result.uses if result else ()) == count
 
 
-def test_layers_of_text_alone_are_counted():
+def test_only_text_layers_are_counted():
     names = ["model.language_model.layers.0.norm.weight", "model.visual.blocks.5.norm.weight"]
     of_text = {"text_config": {"num_hidden_layers": 2}, "num_hidden_layers": 1}
     assert absent_layers(of_text, names) == {1}
@@ -413,7 +413,7 @@ def test_layers_of_text_alone_are_counted():
     assert absent_layers(of_text, ["h.0.norm.weight"]) == absent_layers({}, names) == set()
 
 
-def test_peft_is_advised_for_names_that_it_loads(tmp_path):
+def test_peft_is_advised_only_for_loadable_names(tmp_path):
     for prefix, count in ((None, 2), ("base_model.model", 1)):
         ckpttools.select(PEFT / "plain", tmp_path / "out", keep="*", prefix=prefix, overwrite=True)
         uses = next_steps(tmp_path / "out").uses

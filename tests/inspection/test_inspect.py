@@ -44,7 +44,7 @@ def folded(arrays: dict[str, Constant]) -> list[tuple[str, int, int]]:
 
 
 class TestInspectTree:
-    def test_it_says_what_the_tree_holds(self):
+    def test_inspect_tree_reports_kind_totals_and_warnings(self):
         leaves = {
             ("step",): constant(dtype="int64"),
             ("params", "params", "decoder", "decoder_norm", "scale"): constant(8),
@@ -93,7 +93,7 @@ class TestInspectTree:
             ),
         )
 
-    def test_a_pattern_limits_arrays_and_totals_but_not_the_kind(self):
+    def test_pattern_limits_arrays_and_totals_but_not_the_kind(self):
         leaves: dict[Path, Constant] = {
             ("params", "params", "decoder", "decoder_norm", "scale"): constant(8),
             ("params", "params", "decoder", "layers_0", "norm", "scale"): constant(8),
@@ -107,7 +107,7 @@ class TestInspectTree:
         with pytest.raises(UsageError, match="no array has a path that matches"):
             inspect_tree(Tree({("a",): constant(2)}), "b*")
 
-    def test_an_empty_tree(self):
+    def test_empty_tree_has_no_lines(self):
         assert inspect_tree(Tree({})).arrays == ()
         assert fold(()) == ()
 
@@ -118,47 +118,47 @@ class TestInspectTree:
 
 
 class TestFold:
-    def test_siblings_that_differ_in_one_number_become_one(self):
+    def test_siblings_differing_in_one_number_are_folded(self):
         arrays = {f"decoder/layers_{k}/kernel": constant(4, 2) for k in range(32)}
         assert folded(arrays) == [("decoder/layers_{0..31}/kernel", 32, 32 * 16)]
 
-    def test_numeric_names(self):
+    def test_numeric_names_are_folded(self):
         assert folded({f"layers/{k}": constant(1) for k in range(3)}) == [("layers/{0..2}", 3, 6)]
 
     def test_flat_names_are_split_at_dots(self):
         report = reported({f"model.layers.{k}.weight": constant(1) for k in range(12)})
         assert [branch.name for branch in fold(report.arrays)] == ["model.layers.{0..11}.weight"]
 
-    def test_a_dot_inside_a_key_of_a_tree_is_no_separator(self):
+    def test_dot_inside_a_key_is_not_a_separator(self):
         assert folded({"a.b/c": constant(1), "a.d/c": constant(1)}) == [("a.b/c", 1, 2), ("a.d/c", 1, 2)]
 
-    def test_gaps(self):
+    def test_gaps_are_listed_in_ranges(self):
         assert folded({f"l_{k}": constant(1) for k in (0, 1, 2, 3, 5)}) == [("l_{0..3,5}", 5, 10)]
 
-    def test_every_second_layer(self):
+    def test_every_second_layer_is_folded_with_a_step(self):
         arrays = {f"l_{k}": constant(1 + k % 2) for k in range(9)}
         assert folded(arrays) == [("l_{0..8 by 2}", 5, 10), ("l_{1..7 by 2}", 4, 16)]
 
-    def test_three_of_them_are_named(self):
+    def test_three_siblings_are_folded(self):
         assert folded({f"l_{k}": constant(1) for k in (0, 5, 10)}) == [("l_{0,5,10}", 3, 6)]
 
-    def test_a_run_begins_where_the_step_changes(self):
+    def test_new_range_starts_where_the_step_changes(self):
         names = (1, 3, 5, 7, 8, 9)
         assert folded({f"l_{k}": constant(1) for k in names}) == [("l_{1..7 by 2,8..9}", 6, 12)]
 
-    def test_other_shardings_are_kept_apart(self):
+    def test_different_shardings_are_not_folded(self):
         tree = Tree({("l_0",): constant(4), ("l_1",): constant(4)})
         cut = Sharding("NamedSharding", (("x", 2),), (("x",),))
         report = inspect_tree(tree, shardings={("l_1",): cut})
         assert [branch.name for branch in fold(report.arrays)] == ["l_0", "l_1"]
 
-    def test_largest_first(self):
+    def test_branches_are_sorted_largest_first(self):
         arrays = {"a": constant(1), "b/c": constant(2), "b/d": constant(8), "e": constant(4)}
         branches = fold(reported(arrays).arrays, largest_first=True)
         assert [branch.name for branch in branches] == ["b", "e", "a"]
         assert [branch.name for branch in branches[0].children] == ["d", "c"]
 
-    def test_depth_leaves_totals_whole(self):
+    def test_depth_does_not_change_totals(self):
         arrays = {"a/b/c": constant(1), "a/b/d": constant(2), "a/e": constant(4)}
         (top,) = fold(reported(arrays).arrays, depth=2)
         assert (top.name, top.count, top.num_elements, top.nbytes, top.share) == ("a", 3, 7, 14, 1.0)
@@ -167,19 +167,19 @@ class TestFold:
             ("e", 1, ()),
         ]
 
-    def test_other_shapes_are_kept_apart(self):
+    def test_different_shapes_are_not_folded(self):
         arrays = {f"l_{k}": constant(2 if k % 3 == 2 else 1) for k in range(6)}
         assert folded(arrays) == [("l_{0..1,3..4}", 4, 8), ("l_{2,5}", 2, 8)]
 
-    def test_other_dtypes_are_kept_apart(self):
+    def test_different_dtypes_are_not_folded(self):
         arrays = {"l_0": constant(1), "l_1": constant(1, dtype="float16")}
         assert folded(arrays) == [("l_0", 1, 2), ("l_1", 1, 2)]
 
-    def test_other_names_below_are_kept_apart(self):
+    def test_different_names_below_are_not_folded(self):
         arrays = {"l_0/a": constant(1), "l_1/b": constant(1)}
         assert folded(arrays) == [("l_0/a", 1, 2), ("l_1/b", 1, 2)]
 
-    def test_experts_fold_inside_layers(self):
+    def test_experts_are_folded_inside_layers(self):
         arrays = {
             f"layers.{layer}.experts.{expert}.{name}": constant(3)
             for layer in range(4)
@@ -192,34 +192,34 @@ class TestFold:
             ("up", 32, 192),
         ]
 
-    def test_the_number_that_folds_most_is_taken(self):
+    def test_number_with_most_siblings_is_folded(self):
         arrays = {f"a{i}_b{k}": constant(1) for i in range(2) for k in range(5)}
         assert folded(arrays) == [("a0_b{0..4}", 5, 10), ("a1_b{0..4}", 5, 10)]
 
-    def test_zeros_before_a_number_are_kept(self):
+    def test_leading_zeros_are_kept(self):
         assert folded({f"l_{k:02}": constant(1) for k in range(8, 12)}) == [("l_{08..11}", 4, 8)]
 
-    def test_one_number_spelled_two_ways_is_two_names(self):
+    def test_equal_numbers_spelled_differently_are_not_folded(self):
         lines = folded({"l_1": constant(1), "l_01": constant(1)})
         assert sorted(lines) == [("l_01", 1, 2), ("l_1", 1, 2)]
 
-    def test_an_array_that_has_arrays_below(self):
+    def test_array_above_other_arrays_is_counted(self):
         arrays = {"a": constant(1), "a.b": constant(2)}
         assert folded(arrays) == [("a", 2, 6), ("b", 1, 4)]
 
-    def test_natural_order(self):
+    def test_numbered_names_are_sorted_naturally(self):
         arrays = {f"l_{k}": constant(k + 1) for k in range(12)}
         assert [name for name, _, _ in folded(arrays)] == [f"l_{k}" for k in range(12)]
         assert natural_key("layers_2") < natural_key("layers_10") < natural_key("norm")
 
-    def test_ten_thousand_leaves_take_no_time(self):
+    def test_ten_thousand_leaves_fold_quickly(self):
         arrays = {f"l_{k % 100}/x_{k}": constant(k) for k in range(10_000)}
         report = reported(arrays)
         started = time.perf_counter()
         fold(report.arrays)
         assert time.perf_counter() - started < 2
 
-    def test_a_name_of_ten_thousand_keys(self):
+    def test_name_of_ten_thousand_keys_is_folded(self):
         assert sum(branch.count for branch in fold(reported({"a." * 10_000: constant(1)}).arrays)) == 1
 
 
@@ -231,7 +231,7 @@ TREES = st.dictionaries(PATHS, st.integers(0, 2), max_size=40)
 
 
 @given(TREES)
-def test_folded_lines_add_up_to_all_leaves(lengths: dict[str, int]):
+def test_folded_lines_add_up_to_all_leaves_and_bytes(lengths: dict[str, int]):
     arrays = {path: constant(2**length) for path, length in lengths.items()}
     report = reported(arrays)
     top = fold(report.arrays)
@@ -255,14 +255,14 @@ def test_every_leaf_is_in_exactly_one_line(lengths: dict[str, int]):
 
 
 @given(TREES, st.integers(1, 4))
-def test_a_cut_tree_is_the_top_of_the_whole_one(lengths: dict[str, int], depth: int):
+def test_tree_limited_by_depth_is_the_top_of_the_full_tree(lengths: dict[str, int], depth: int):
     arrays = reported({path: constant(2**length) for path, length in lengths.items()}).arrays
     whole, cut = fold(arrays), fold(arrays, depth=depth)
     assert [line[1:] for line in _down_to(cut, 99)] == [line[1:] for line in _down_to(whole, depth)]
 
 
 @given(TREES)
-def test_sorting_changes_the_order_only(lengths: dict[str, int]):
+def test_sorting_changes_only_the_order(lengths: dict[str, int]):
     arrays = reported({path: constant(2**length) for path, length in lengths.items()}).arrays
     by_size = sort_arrays(arrays, "size")
     assert sorted(by_size, key=lambda item: item.path) == sorted(arrays, key=lambda array: array.path)

@@ -42,7 +42,7 @@ def config_of(model: str) -> dict[str, object]:
 
 class TestTrees:
     @given(st.dictionaries(NAMES, ARRAYS, max_size=8), st.dictionaries(NAMES, ARRAYS, max_size=8))
-    def test_the_lists_turn_one_tree_into_the_other(
+    def test_difference_lists_turn_one_tree_into_the_other(
         self, mine: dict[TreePath, Constant], theirs: dict[TreePath, Constant]
     ):
         result = against_tree(Tree(mine), Tree(theirs))
@@ -67,7 +67,7 @@ class TestTrees:
         st.dictionaries(NAMES, ARRAYS, max_size=8),
         st.sampled_from(("a*", "*b*", "*/0", "*")),
     )
-    def test_a_pattern_is_as_trees_of_what_matches(
+    def test_pattern_equals_comparing_matching_subtrees(
         self, mine: dict[TreePath, Constant], theirs: dict[TreePath, Constant], pattern: str
     ):
         matching = [
@@ -80,7 +80,7 @@ class TestTrees:
             with pytest.raises(UsageError, match="no array has a path that matches"):
                 against_tree(Tree(mine), Tree(theirs), pattern)
 
-    def test_sorted_by_size_and_by_name(self):
+    def test_differences_are_sorted_by_size_or_name(self):
         shapes = {"w10": (2,), "w9": (2,), "b": (3, 5), "a": ()}
         specs = tuple(ArraySpec(name, shape, "int8") for name, shape in shapes.items())
         unknown = ArraySpec("c", None, None)
@@ -90,7 +90,7 @@ class TestTrees:
         assert [item.path for item in arranged(result, "size").extra] == ["d", "b", "w9", "w10", "a"]
         assert [item.path for item in arranged(result, "name").missing] == ["a", "b", "c", "w9", "w10"]
 
-    def test_a_tree_is_as_itself(self):
+    def test_equal_trees_have_no_differences(self):
         tree = open_tree(LLAMA / "hf")
         result = against_tree(tree, open_tree(LLAMA / "hf_sharded"))
         assert result.is_same
@@ -106,13 +106,13 @@ class TestFamilies:
         assert against_family(maxtext_tree(model, scan), family).is_same
 
     @pytest.mark.parametrize("model", FAMILIES)
-    def test_hugging_face_weights_are_as_their_configuration_says(self, model: str):
+    def test_hugging_face_weights_match_their_config(self, model: str):
         family = families()[right_one(model)]
         tree = open_tree(GOLDEN / model / "hf")
         assert against_family(tree, family, config_of(model), "config.json").is_same
 
     @pytest.mark.parametrize("with_config", [True, False])
-    def test_missing_extra_and_otherwise_at_once(self, with_config: bool):
+    def test_missing_extra_and_different_arrays_are_all_listed(self, with_config: bool):
         tree = maxtext_tree("llama3.1", scan=False)
         top: TreePath = ("params", "params", "decoder")
         tree = without(tree, (*top, "layers_2", "mlp", "wo", "kernel"))
@@ -130,14 +130,14 @@ class TestFamilies:
         )
         assert different.why and different.why.startswith("mlp 128 from ")
 
-    def test_optimizer_and_step_take_no_part(self):
+    def test_optimizer_and_step_are_not_compared(self):
         tree = maxtext_tree("llama3.1", scan=True)
         state = Constant((), DTYPES["int32"], bytes(4))
         result = against_family(Tree({**tree, ("opt_state", 0, "count"): state}), families()["llama"])
         assert result.is_same
         assert result.num_compared == 12
 
-    def test_another_family(self):
+    def test_other_family_lists_missing_arrays(self):
         result = against_family(maxtext_tree("llama3.1", scan=True), families()["qwen3"])
         assert [item.path.split(".")[-2] for item in result.missing] == ["query_norm", "key_norm"]
         assert not result.extra
@@ -155,7 +155,7 @@ class TestFamilies:
         assert result.missing == (ArraySpec("model.layers.0.*", None, None),)
 
     @pytest.mark.parametrize(("number", "first"), [("{layer}", 0), ("{layer+1}", 1)])
-    def test_which_layer_is_the_first_the_family_says(self, number: str, first: int):
+    def test_family_declares_the_first_layer(self, number: str, first: int):
         # Shapes do not tell heads, so that only names are compared.
         rows = (row("up: heads head_dim <-> up: (heads head_dim)"),)
         layers = Layers(f"blocks.{number}", "decoder.layers_{layer}", "decoder.layers", ("layer",), rows)
@@ -166,7 +166,7 @@ class TestFamilies:
         assert [item.path for item in result.missing] == [f"blocks.{k}.*" for k in range(first, 2)]
 
     @pytest.mark.parametrize("location", ["hf", "maxtext_scanned", "maxtext_unscanned"])
-    def test_how_many_layers_there_should_be_only_a_configuration_tells(self, location: str):
+    def test_missing_last_layer_needs_a_config(self, location: str):
         """Without the last one names and shapes are those of a shorter model."""
         tree = Tree(dict(open_tree(LLAMA / location)))
         where = "model.layers" if location == "hf" else "decoder/layers"
@@ -176,14 +176,14 @@ class TestFamilies:
         )
         assert not against_family(tree, families()["llama"], config_of("llama3.1"), "config.json").reasons
 
-    def test_no_absurd_number_makes_a_list_of_all_that_would_be_before_it(self):
+    def test_huge_layer_number_does_not_list_all_before_it(self):
         tree = Tree(dict(open_tree(LLAMA / "hf")))
         last = max(tree, key=keystr)
         odd = Tree({**tree, (f"model.layers.{10**30}.mlp.up_proj.weight",): tree[last]})
         result = against_family(odd, families()["llama"])
         assert len(result.missing) + len(result.extra) < 20
 
-    def test_a_pattern_is_of_paths_as_the_tree_has_them(self):
+    def test_pattern_matches_paths_of_the_tree(self):
         tree, qwen = maxtext_tree("llama3.1", scan=True), families()["qwen3"]
         result = against_family(tree, qwen, pattern="params/params/*/self_attention/*")
         assert [item.path.split(".")[-2] for item in result.missing] == ["query_norm", "key_norm"]
@@ -193,11 +193,11 @@ class TestFamilies:
         assert against_family(tree, qwen, pattern="*/mlp/*").is_same
 
     @pytest.mark.parametrize("pattern", ["step", "decoder.*", "*nothing*"])
-    def test_a_pattern_of_nothing_that_is_compared(self, pattern: str):
+    def test_pattern_without_compared_arrays_is_refused(self, pattern: str):
         with pytest.raises(UsageError, match="no array has a path that matches"):
             against_family(maxtext_tree("llama3.1", scan=True), families()["llama"], pattern=pattern)
 
-    def test_names_of_many_layers_are_not_chosen_from(self):
+    def test_many_layer_names_get_no_suggestion(self):
         tree = Tree(dict(open_tree(LLAMA / "hf")))
         with pytest.raises(UsageError, match="only names can be compared"):
             against_family(tree, families()["llama"], pattern="*.mlp.*")
@@ -213,7 +213,7 @@ class TestFamilies:
 
 
 class TestCommand:
-    def test_as_the_configuration_says(self):
+    def test_matching_config_exits_with_0(self):
         result = ckpt("inspect", "tree", LLAMA / "hf", "--against", LLAMA / "hf" / "config.json")
         assert result.exit_code == 0, result.output
         assert " ".join(result.stdout.split()).endswith(
@@ -227,7 +227,7 @@ class TestCommand:
         lines = result.stdout.splitlines()
         assert lines[lines.index("1 array is not expected") + 1] == "  lm_head.weight  bfloat16[256,64]"
 
-    def test_filter_sort_and_flat(self, tmp_path: Path):
+    def test_against_supports_filter_sort_and_flat(self, tmp_path: Path):
         """With --flat one line for each array; the filter may mean nothing but what is missing."""
         tree = open_tree(LLAMA / "hf")
         arrays = {keystr(p): item.read() for p, item in tree.arrays.items() if ".layers.3." not in keystr(p)}
@@ -256,12 +256,12 @@ class TestCommand:
         assert result.exit_code == 2
         assert "'--against': nothing is named" in result.stderr
 
-    def test_sharding_is_for_trees(self):
+    def test_sharding_is_refused_with_against(self):
         result = ckpt("inspect", "tree", LLAMA / "hf", "--against", "llama", "--sharding")
         assert result.exit_code == 2
         assert "leave out --sharding" in result.stderr
 
-    def test_depth_is_for_trees(self):
+    def test_depth_is_refused_with_against(self):
         arguments = ("inspect", "tree", LLAMA / "hf", "--against", "llama", "--depth", 1)
         result = ckpt(*arguments)
         assert result.exit_code == 2
@@ -275,7 +275,7 @@ class TestCommand:
         assert max(map(len, lines[1:])) <= 80
         assert "      bfloat16[64,32]" in lines or model == "gemma3"
 
-    def test_a_directory_with_nothing_but_a_configuration(self, tmp_path: Path):
+    def test_config_directory_is_accepted_as_against(self, tmp_path: Path):
         (tmp_path / "config.json").write_text(json.dumps(config_of("qwen3")))
         result = ckpt("inspect", "tree", LLAMA / "hf", "--against", tmp_path)
         assert result.exit_code == 1
@@ -286,7 +286,7 @@ class TestCommand:
         assert result.exit_code == 0
         assert "with the config.json next to it" in result.stdout
 
-    def test_json(self):
+    def test_against_prints_json(self):
         outcome = ckpt("inspect", "tree", LLAMA / "hf", "--against", "qwen3", "--json")
         assert outcome.exit_code == 1
         result = json.loads(outcome.stdout)

@@ -64,7 +64,7 @@ def scanned() -> Path:
 
 
 class TestJson:
-    def test_a_converted_checkpoint(self, scanned: Path):
+    def test_json_describes_a_converted_checkpoint(self, scanned: Path):
         result = json_of(scanned)
         arrays = {item["path"]: item for item in result.pop("arrays")}  # type: ignore[attr-defined]
         promised = {
@@ -100,7 +100,7 @@ class TestJson:
             "quantized": None,
         }
 
-    def test_safetensors(self, llama: Path):
+    def test_json_describes_safetensors(self, llama: Path):
         result = json_of(llama)
         assert result["format"] == "safetensors"
         assert [result[name] for name in ("kind", "flavour", "scan_axis", "step")] == [None] * 4
@@ -109,22 +109,22 @@ class TestJson:
         assert "model.layers.0.mlp.up_proj.weight" in [array["path"] for array in arrays]  # type: ignore[attr-defined]
         assert {array["role"] for array in arrays} == {"parameter"}  # type: ignore[attr-defined]
 
-    def test_subtrees_with_their_totals(self, llama: Path):
+    def test_json_has_subtrees_with_totals(self, llama: Path):
         head, model = json_of(llama, "--depth", 1, "--sort", "name")["subtrees"]  # type: ignore[misc]
         assert (head["name"], head["array"]["shape"], head["count"]) == ("lm_head.weight", [256, 64], 1)
         assert (model["name"], model["array"], model["count"], model["children"]) == ("model", None, 38, [])
         assert head["share"] + model["share"] == pytest.approx(1)
 
-    def test_filter(self, llama: Path):
+    def test_json_contains_only_filtered_arrays(self, llama: Path):
         result = json_of(llama, "--filter", "*.mlp.*")
         assert result["num_arrays"] == 12
         assert all(".mlp." in item["path"] for item in result["arrays"])  # type: ignore[attr-defined]
 
-    def test_sorted_by_size(self, scanned: Path):
+    def test_json_arrays_are_sorted_by_size(self, scanned: Path):
         sizes = [item["nbytes"] for item in json_of(scanned, "--sort", "size")["arrays"]]  # type: ignore[attr-defined]
         assert sizes == sorted(sizes, reverse=True)
 
-    def test_sharding(self):
+    def test_json_contains_sharding(self):
         result = json_of(ORBAX / "multihost_plain", "--sharding")
         arrays = {item["path"]: item for item in result["arrays"]}  # type: ignore[attr-defined]
         assert arrays["params/params/decoder/w_col"]["sharding"] == {
@@ -138,7 +138,7 @@ class TestJson:
 
 
 class TestFacts:
-    def test_a_converted_checkpoint(self, scanned: Path):
+    def test_header_describes_a_converted_checkpoint(self, scanned: Path):
         assert lines_of(scanned)[0] == f"{scanned}/0/items"
         assert facts_of(scanned) == {
             "format": "orbax, step 0",
@@ -151,19 +151,19 @@ class TestFacts:
             "metadata": '{"scan_layers": true}',
         }
 
-    def test_safetensors(self, llama: Path):
+    def test_header_describes_safetensors(self, llama: Path):
         facts = facts_of(llama)
         assert facts["format"] == "safetensors"
         assert facts["family"] == "llama (config.json), all 11 names"
         assert "kind" not in facts
 
-    def test_a_training_checkpoint(self):
+    def test_header_describes_a_training_checkpoint(self):
         facts = facts_of(ORBAX / "maxtext_nnx")
         assert facts["kind"] == "stacked-training, linen, scan axis 1"
         assert facts["optimizer"] == "adamw, 11 arrays, 4.29 kB"
         assert facts["other"] == "3 arrays, 2 of them random states, 16 B"
 
-    def test_a_run_with_an_unfinished_step(self):
+    def test_header_warns_of_an_unfinished_step(self):
         for name, directory in (
             ("unfinished_atomic_rename", "2.orbax-checkpoint-tmp"),
             ("unfinished_commit_file", "2"),
@@ -172,16 +172,16 @@ class TestFacts:
             assert facts["format"] == "orbax, step 1"
             assert facts["warning"].startswith(f"{directory}, next to step 1, is an unfinished save:")
 
-    def test_mixed_dtypes(self):
+    def test_header_warns_of_mixed_dtypes(self):
         facts = facts_of(ORBAX / "multihost_plain")
         assert facts["parameters"] == "1.06 k (1,056), 2.18 kB: bfloat16 2.05 kB, float32 128 B"
         assert facts["warning"] == "parameters have mixed dtypes: 2 in bfloat16, 1 in float32"
 
-    def test_the_mesh_is_said_where_it_was_asked_for(self):
+    def test_mesh_is_shown_only_with_sharding(self):
         assert facts_of(ORBAX / "maxtext_nnx", "--sharding")["mesh"] == "data 1 × fsdp 4"
         assert "mesh" not in facts_of(ORBAX / "maxtext_nnx")
 
-    def test_long_ones_go_on_below_themselves(self):
+    def test_long_header_values_are_wrapped(self):
         lines = lines_of(ORBAX / "unfinished_commit_file", COLUMNS="60")
         at = next(k for k, line in enumerate(lines) if "warning" in line)
         assert max(map(len, lines[1:])) <= 60
@@ -200,7 +200,7 @@ class TestFacts:
 
 
 class TestTree:
-    def test_safetensors(self, llama: Path):
+    def test_tree_shows_safetensors(self, llama: Path):
         lines = lines_of(llama, COLUMNS="80")
         assert lines[lines.index("") + 1 :] == [
             "                                         dtype[shape]             bytes  share",
@@ -222,7 +222,7 @@ class TestTree:
             "└── norm.weight                          bfloat16[64]             128 B",
         ]
 
-    def test_with_room_for_elements(self, llama: Path):
+    def test_wide_terminal_shows_elements(self, llama: Path):
         lines = lines_of(llama, COLUMNS="90")
         assert lines[lines.index("") + 1 :][:4] == [
             "                                         dtype[shape]           elements    bytes  share",
@@ -237,7 +237,7 @@ class TestTree:
         tree = tree_lines(scanned, COLUMNS="80")
         assert len({line.rstrip("B").rindex(" ") for line in tree if line.endswith("kB")}) == 1
 
-    def test_depth(self, scanned: Path):
+    def test_depth_limits_the_tree(self, scanned: Path):
         lines = tree_lines(scanned, "--depth", 2)
         assert [line.split("  ")[0] for line in lines] == [
             "params/params",
@@ -247,19 +247,19 @@ class TestTree:
         ]
         assert "11 arrays" in lines[1]
 
-    def test_a_path_is_a_filter_for_itself(self, tmp_path: Path):
+    def test_path_filter_matches_itself(self, tmp_path: Path):
         save_file(
             {name: np.ones(4, np.float32) for name in ("a[0]", "a0", "a[1]")}, tmp_path / "a.safetensors"
         )
         arguments = (tmp_path / "a.safetensors", "--filter", "a[0]", "--flat")
         assert [line.split()[0] for line in tree_lines(*arguments)] == ["a0", "a[0]"]
 
-    def test_a_filter_that_nothing_matches(self, llama: Path):
+    def test_unmatched_filter_is_refused(self, llama: Path):
         result = ckpt("inspect", "tree", llama, "--filter", "nope")
         assert result.exit_code == 2
         assert "got      nope" in result.stderr
 
-    def test_one_shard_of_several(self, llama: Path, tmp_path: Path):
+    def test_single_shard_is_inspected(self, llama: Path, tmp_path: Path):
         for shard in sorted(llama.glob("*.safetensors")):
             alone = shutil.copy(shard, tmp_path)
             assert "family" in facts_of(alone)
@@ -269,7 +269,7 @@ class TestTree:
         save_file(arrays, tmp_path / "n.safetensors")
         assert "missing model.norm.weight" in facts_of(tmp_path / "n.safetensors", COLUMNS="200")["family"]
 
-    def test_an_array_above_others_counts_itself(self, tmp_path: Path):
+    def test_array_above_others_counts_itself(self, tmp_path: Path):
         names = [f"layers.{k}.w{rest}" for k in range(3) for rest in ("", ".absmax", ".map")]
         save_file({name: np.ones(4, np.float32) for name in names}, tmp_path / "q.safetensors")
         (line,) = (line for line in lines_of(tmp_path / "q.safetensors") if "layers.{0..2}.w " in line)
@@ -279,19 +279,19 @@ class TestTree:
         print_json({"loss": float("nan"), "tree": [float("inf"), 1.5]})
         assert json.loads(capsys.readouterr().out) == {"schema": 1, "loss": None, "tree": [None, 1.5]}
 
-    def test_flat(self, llama: Path):
+    def test_flat_prints_one_line_per_array(self, llama: Path):
         assert sum("model.layers.3." in line for line in lines_of(llama, "--flat")) == 9
 
-    def test_flat_by_size(self, scanned: Path):
+    def test_flat_is_sorted_by_size(self, scanned: Path):
         names = [line.split()[0] for line in tree_lines(scanned, "--flat", "--sort", "size")]
         assert names[0].endswith("wi_0/kernel")
         assert names[-1] == "step"
 
-    def test_flat_by_name_is_natural(self, llama: Path):
+    def test_flat_is_sorted_naturally_by_name(self, llama: Path):
         names = [line.split()[0] for line in tree_lines(llama, "--flat", "--sort", "name")]
         assert names.index("model.layers.3.mlp.up_proj.weight") < names.index("model.norm.weight")
 
-    def test_flat_and_depth(self, llama: Path):
+    def test_flat_refuses_depth(self, llama: Path):
         result = ckpt("inspect", "tree", llama, "--flat", "--depth", 2)
         assert result.exit_code == 2
         assert "--flat has no levels" in result.stderr
@@ -305,7 +305,7 @@ class TestTree:
         assert "\x1b" not in process.stdout
         assert process.stdout.startswith(str(llama))
 
-    def test_a_reader_that_stops_reading(self, llama: Path):
+    def test_closed_pipe_exits_with_141(self, llama: Path):
         code = "from ckpttools.cli.main import main; main()"
         command = [sys.executable, "-c", code, "inspect", "tree", str(llama), "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -320,7 +320,7 @@ class TestTree:
         assert result.stderr.startswith("Error: step 7 does not exist\n")
 
     @pytest.mark.parametrize("below", ["", "items"])
-    def test_a_step_that_is_another_one_than_the_path_names(self, below):
+    def test_conflicting_step_is_refused(self, below):
         step = ORBAX / "maxtext_run" / "checkpoints" / "4" / below
         assert ckpt("inspect", "tree", step, "--step", 4).exit_code == 0
         result = ckpt("inspect", "tree", step, "--step", 0)
@@ -328,11 +328,11 @@ class TestTree:
         assert "step 0 does not exist" in result.stderr and "got      step 4\n" in result.stderr
         assert "hint     give the directory of the run, or leave --step out" in result.stderr
 
-    def test_names_cannot_steer_the_terminal(self):
+    def test_names_cannot_control_the_terminal(self):
         assert printable("a\x1b[31m\n\ud800") == r"a\x1b[31m\n\ud800"
         assert printable("größe") == "größe"
 
-    def test_a_name_with_many_ranges_is_shortened(self):
+    def test_name_with_many_ranges_is_shortened(self):
         numbers = ",".join(f"{k}..{k + 4}" for k in range(0, 60, 6))
         assert shorten(f"layers_{{{numbers}}}/a_{{0..3}}") == "layers_{0..4,6..10,12..16,…,54..58}/a_{0..3}"
         assert shorten("layers_{0..3,5}") == "layers_{0..3,5}"
@@ -354,7 +354,7 @@ ROWS = st.builds(
 
 
 @given(st.lists(ROWS, min_size=1, max_size=12), st.none() | st.integers(20, 200))
-def test_columns_are_aligned_or_given_up_in_order(rows: list[TreeRow], room: int | None):
+def test_columns_are_aligned_or_dropped_in_order(rows: list[TreeRow], room: int | None):
     from click import unstyle
 
     head, *lines = map(unstyle, draw_tree(COLUMNS, rows, room))
@@ -378,7 +378,7 @@ def test_columns_are_aligned_or_given_up_in_order(rows: list[TreeRow], room: int
     assert not lines
 
 
-def test_a_row_that_is_too_long_goes_on_below_its_name():
+def test_long_row_continues_below_its_name():
     """Names are copied, so they stay whole; facts stay in their columns as long as they fit there."""
     sharded = "bfloat16[64@checkpoint_sharding_axis,4,128]"
     rows = [

@@ -52,65 +52,65 @@ def test_ordinary_trees_have_no_warnings():
     assert declared({}) == ()
 
 
-def test_an_unfinished_step():
+def test_unfinished_step_is_warned_of():
     (warning,) = declared({("a",): small()}, {"5": "no _METADATA"})
     assert warning == TreeWarning("unfinished-step", "5, beside step 4, is an unfinished save: no _METADATA")
 
 
 class TestScanLayers:
-    def test_missing_in_a_stacked_tree(self):
+    def test_missing_scan_layers_in_stacked_tree_is_warned_of(self):
         (warning,) = declared({LAYER: small()})
         assert warning.name == "no-scan-layers"
         assert "scan_layers=true" in warning.text
 
-    def test_missing_in_an_unstacked_tree(self):
+    def test_missing_scan_layers_in_unstacked_tree_is_warned_of(self):
         (warning,) = declared({("params", "params", "decoder", "layers_0", "norm", "scale"): small()})
         assert "scan_layers=false" in warning.text
 
-    def test_no_matter_in_other_trees(self):
+    def test_missing_scan_layers_in_other_trees_is_ignored(self):
         assert declared({("weights",): small()}) == ()
 
-    def test_contradicted_by_the_arrays(self):
+    def test_contradicting_scan_layers_is_warned_of(self):
         (warning,) = declared({LAYER: small()}, custom={"scan_layers": False})
         assert warning.name == "contradiction"
         assert "scan_layers=false" in warning.text
 
 
 class TestGiantChunks:
-    def test_a_leaf_in_one_giant_chunk(self):
+    def test_giant_chunks_are_warned_of(self):
         big, bigger = chunked(128, MIB, chunk=(128, MIB)), chunked(256, MIB, chunk=(256, MIB))
         (warning,) = declared({("a", "x"): big, ("a", "y"): bigger, ("b",): small()})
         assert (warning.name, warning.arrays) == ("giant-chunk", ("a/x", "a/y"))
         assert warning.text.startswith("2 arrays are one chunk each, a/y 0.5 GB:")
 
     @pytest.mark.parametrize("chunk", [(64, MIB), (128, MIB // 2)])
-    def test_cut_in_two_it_is_none(self, chunk: tuple[int, ...]):
+    def test_array_in_two_chunks_has_no_warning(self, chunk: tuple[int, ...]):
         assert declared({("a",): chunked(128, MIB, chunk=chunk)}) == ()
 
-    def test_small_ones_do_not_matter(self):
+    def test_small_single_chunk_has_no_warning(self):
         assert declared({("a",): chunked(64, MIB, chunk=(64, MIB))}) == ()
 
 
 class TestFineChunks:
-    def test_many_small_chunks(self):
+    def test_many_small_chunks_are_warned_of(self):
         (warning,) = declared({("a",): chunked(2048, 1024, chunk=(2, 1024))})
         assert (warning.name, warning.arrays) == ("fine-chunks", ("a",))
         assert "a into 1,024 chunks of 4.1 kB" in warning.text
 
-    def test_a_few_small_chunks(self):
+    def test_few_small_chunks_have_no_warning(self):
         assert declared({("a",): chunked(2046, 1024, chunk=(2, 1024))}) == ()
 
-    def test_many_large_chunks(self):
+    def test_many_large_chunks_have_no_warning(self):
         assert declared({("a",): chunked(2048, 65536, chunk=(1, 65536))}) == ()
 
 
 class TestMixedDtypes:
-    def test_the_odd_ones_are_named(self):
+    def test_arrays_of_the_rarer_dtype_are_named(self):
         (warning,) = declared({("a",): small(), ("b",): small(), ("norm",): small("float32")})
         assert (warning.name, warning.arrays) == ("mixed-dtypes", ("norm",))
         assert warning.text == "parameters have mixed dtypes: 2 in bfloat16, 1 in float32"
 
-    def test_optimizer_and_integers_may_be_other(self):
+    def test_optimizer_and_integer_dtypes_are_ignored(self):
         leaves = {("a",): small(), ("table",): small("int32"), ("opt_state", 0, "mu"): small("float32")}
         assert declared(leaves) == ()
 
@@ -121,7 +121,7 @@ class TestMixedDtypes:
         st.tuples(LENGTHS, LENGTHS, LENGTHS, st.sampled_from((64, 512, 1 << 18))),
     )
 )
-def test_arrays_named_are_those_with_the_fault(sizes: dict[Path, tuple[int, int, int, int]]):
+def test_warnings_name_exactly_the_affected_arrays(sizes: dict[Path, tuple[int, int, int, int]]):
     """Independent arithmetic: bytes of the array, bytes and number of chunks."""
     arrays = {
         path: chunked(n, m << 6, chunk=(min(a, n), min(b, m << 6))) for path, (n, m, a, b) in sizes.items()
@@ -138,7 +138,7 @@ def test_arrays_named_are_those_with_the_fault(sizes: dict[Path, tuple[int, int,
     assert result == {name: names for name, names in (("giant-chunk", giant), ("fine-chunks", fine)) if names}
 
 
-def test_advice_about_chunks_is_of_the_same_arrays(tmp_path, monkeypatch):
+def test_chunk_warnings_and_advice_name_the_same_arrays(tmp_path, monkeypatch):
     """`inspect tree` warns and `inspect chunks` advises by one rule, of pieces where chunks are shards."""
     for name, value in (("GIANT", 400), ("FINE", 20), ("MANY", 10)):
         monkeypatch.setattr(storage, name, value)

@@ -51,7 +51,7 @@ def unpacked(text: str) -> dict[str, Any]:
 
 
 class TestContents:
-    def test_paths_come_back(self):
+    def test_packed_paths_round_trip(self):
         tree = open_tree(HF)
         coded, paths = packed(tree, stats=False)["paths"], []
         before = ""
@@ -60,7 +60,7 @@ class TestContents:
             paths.append(before)
         assert paths == [".".join(map(str, path)) for path in tree.arrays]
 
-    def test_names_share_no_half_of_a_letter(self):
+    def test_shared_prefixes_do_not_split_surrogate_pairs(self):
         """JavaScript counts what is beyond 16 bits as two letters."""
         names = ("a\U0001f600a.w", "a\U0001f600b.w", "ab.w")
         coded = packed(Tree({(name,): Constant((1,), DTYPES["float32"], bytes(4)) for name in names}))[
@@ -79,7 +79,7 @@ class TestContents:
         (row,) = packed(open_tree(tmp_path / "c.safetensors"))["heat"]
         assert [cell[1] for cell in row["layers"].values()] == [0] * 4
 
-    def test_rows_of_the_heat_map_are_the_same_stacked_or_not(self):
+    def test_heat_map_rows_are_equal_stacked_or_not(self):
         stacked, single = (packed(open_tree(golden_checkpoint(scan)))["heat"] for scan in (True, False))
         assert {row["name"] for row in stacked} == {row["name"] for row in single}
         by_name = {row["name"]: row for row in single}
@@ -88,7 +88,7 @@ class TestContents:
             for layer, cell in row["layers"].items():
                 assert cell == pytest.approx(by_name[row["name"]]["layers"][layer], rel=1e-4)
 
-    def test_experts_are_one_row(self, tmp_path: Path):
+    def test_experts_share_one_row(self, tmp_path: Path):
         rng = np.random.default_rng(0)
         experts = {
             f"model.layers.{layer}.mlp.experts.{expert}.up.weight": rng.standard_normal((4, 5)) + layer
@@ -104,19 +104,19 @@ class TestContents:
             assert (std, mean) == pytest.approx((whole.std(), whole.mean()), rel=1e-3)
             assert (limit, bad) == (pytest.approx(abs(whole).max(), rel=1e-4), 0)
 
-    def test_numbers_of_a_page_are_json(self, tmp_path: Path):
+    def test_page_numbers_are_valid_json(self, tmp_path: Path):
         values = np.array([np.nan, np.inf, 1e38, -1e38], np.float32)
         save_file({"layers.0.a": values, "layers.1.a": values[:2]}, tmp_path / "a.safetensors")
         built = page(packed(open_tree(tmp_path / "a.safetensors")), "bad numbers")
         assert unpacked(built)["stats"]["nan"] == [1, 1]
         assert unpacked(built)["heat"][0]["layers"]["1"] == [None, None, None, None, 2]
 
-    def test_a_page_of_many_arrays_stays_small(self):
+    def test_page_of_many_arrays_stays_small(self):
         built = page(packed(many_leaves(20_000), stats=False), "many")
         assert len(built) < 250_000
         assert len(unpacked(built)["bytes"]) == 20_000
 
-    def test_the_same_checkpoint_gives_the_same_page(self):
+    def test_equal_checkpoints_give_equal_pages(self):
         tree = open_tree(SCANNED)
         assert page(packed(tree), "a") == page(packed(tree), "a")
 
@@ -136,18 +136,18 @@ class TestCommand:
         assert unpacked((tmp_path / "a.html").read_text())["facts"]["kind"] == "stacked-inference"
         assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
 
-    def test_a_directory_whose_name_is_no_text(self, tmp_path: Path):
+    def test_report_accepts_undecodable_directory_name(self, tmp_path: Path):
         odd = tmp_path / os.fsdecode(b"odd\xff")
         odd.mkdir()
         save_file({"a": np.ones(3, np.float32)}, odd / "model.safetensors")
         assert ckpt("inspect", "report", odd, "-o", tmp_path / "r.html").exit_code == 0
 
-    def test_numbers_that_float64_cannot_hold_together(self, tmp_path: Path):
+    def test_report_accepts_sums_beyond_float64(self, tmp_path: Path):
         big = {f"model.layers.0.experts.{k}.w": np.full(2, 9e153) * [1, 0.1] for k in range(4)}
         save_file(big | {"model.layers.1.experts.0.w": np.ones(2)}, tmp_path / "b.safetensors")
         assert ckpt("inspect", "report", tmp_path / "b.safetensors", "-o", tmp_path / "r.html").exit_code == 0
 
-    def test_json(self, tmp_path: Path):
+    def test_report_prints_json(self, tmp_path: Path):
         result = ckpt("inspect", "report", HF, "-o", tmp_path / "a.html", "--json", "--no-stats")
         size = (tmp_path / "a.html").stat().st_size
         assert json.loads(result.stdout) == {
@@ -158,14 +158,14 @@ class TestCommand:
             "stats": False,
         }
 
-    def test_without_statistics_nothing_is_read(self, tmp_path: Path):
+    def test_no_stats_reads_no_arrays(self, tmp_path: Path):
         path = tmp_path / "cut.safetensors"
         save_file({"a": np.zeros(1000, np.float32)}, path)
         tree = open_tree(path)
         path.write_bytes(path.read_bytes()[:100])
         assert packed(tree, stats=False)["stats"] is None
 
-    def test_a_page_on_stdout(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_page_is_written_to_stdout(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.chdir(tmp_path)
         result = ckpt("inspect", "report", SCANNED, "-o", "-", "--no-stats")
         assert result.exit_code == 0, result.output
@@ -177,7 +177,7 @@ class TestCommand:
         named = ckpt("inspect", "report", SCANNED, "-o", "./-", "--no-stats")
         assert named.exit_code == 0 and [path.name for path in tmp_path.iterdir()] == ["-"]
 
-    def test_a_file_is_not_overwritten_unless_asked(self, tmp_path: Path):
+    def test_existing_file_is_replaced_only_with_overwrite(self, tmp_path: Path):
         location = tmp_path / "a.html"
         location.write_text("mine")
         result = ckpt("inspect", "report", HF, "-o", location)
@@ -187,7 +187,7 @@ class TestCommand:
         assert ckpt("inspect", "report", HF, "-o", location, "--overwrite", "--no-stats").exit_code == 0
         assert location.read_text().startswith("<!doctype html>")
 
-    def test_a_checkpoint_is_never_replaced_by_its_page(self, tmp_path: Path):
+    def test_page_never_replaces_a_checkpoint(self, tmp_path: Path):
         location = tmp_path / "model.safetensors"
         save_file({"a": np.ones(3, np.float32)}, location)
         before = location.read_bytes()
@@ -219,7 +219,7 @@ class TestCommand:
         assert link.is_symlink() and text.read_text() == "mine"
         assert open_tree(link).arrays["a",].read().tolist() == [1, 1, 1]
 
-    def test_a_link_keeps_leading_to_the_page(self, tmp_path: Path):
+    def test_overwrite_follows_a_link_to_a_page(self, tmp_path: Path):
         link, location = tmp_path / "link.html", tmp_path / "page.html"
         link.symlink_to(location)
         assert ckpt("inspect", "report", HF, "-o", link, "--no-stats").exit_code == 2
@@ -232,7 +232,7 @@ class TestCommand:
         assert "there is no directory" in result.stderr
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_directory_in_location_of_a_file(self, tmp_path: Path):
+    def test_output_directory_is_refused(self, tmp_path: Path):
         assert ckpt("inspect", "report", HF, "-o", tmp_path, "--overwrite").exit_code == 2
 
     def test_non_checkpoint_has_no_report(self, tmp_path: Path):
@@ -240,7 +240,7 @@ class TestCommand:
         assert ckpt("inspect", "report", tmp_path / "none", "-o", tmp_path / "a.html").exit_code == 5
         assert not (tmp_path / "a.html").exists()
 
-    def test_an_empty_tree(self, tmp_path: Path):
+    def test_empty_tree_has_a_report(self, tmp_path: Path):
         save_file({}, tmp_path / "a.safetensors")
         result = ckpt("inspect", "report", tmp_path / "a.safetensors", "-o", tmp_path / "a.html")
         assert result.exit_code == 0, result.output
@@ -285,7 +285,7 @@ def text(page: Browser, selector: str) -> str:
 
 class TestPage:
     @report_on(SCANNED, HF)
-    def test_everything_is_shown(self, opened: Browser):
+    def test_page_shows_all_sections(self, opened: Browser):
         assert "181 k" in text(opened, "#facts")
         assert count(opened, ".tile") > 8
         assert count(opened, ".heat tbody tr") == 9
@@ -296,7 +296,7 @@ class TestPage:
         assert 10 < count(opened, ".arrays tbody tr[data-index]") < 40
 
     @report_on(SCANNED)
-    def test_going_into_the_treemap_and_back(self, opened: Browser):
+    def test_treemap_zooms_in_and_out(self, opened: Browser):
         before = count(opened, ".tile")
         label = '.tile[aria-label^="decoder,"]'
         opened.click(label)
@@ -312,7 +312,7 @@ class TestPage:
         assert opened.value("document.activeElement.classList.contains('tile')")
 
     @report_on(SCANNED)
-    def test_rectangles_stay_inside_and_apart(self, opened: Browser):
+    def test_treemap_rectangles_do_not_overlap(self, opened: Browser):
         outside = opened.value(
             """(() => {
               const whole = document.querySelector(".treemap").getBoundingClientRect();
@@ -335,7 +335,7 @@ class TestPage:
         assert overlaps == 0
 
     @report_on(HF)
-    def test_searching_and_sorting(self, opened: Browser):
+    def test_table_is_searched_and_sorted(self, opened: Browser):
         opened.press("/")
         assert opened.value("document.activeElement.id") == "search"
         opened.type("MLP layers.2.")
@@ -356,7 +356,7 @@ class TestPage:
         assert text(opened, "#found") == "Found 0 arrays, 0 B"
 
     @report_on(HF)
-    def test_choosing_an_array(self, opened: Browser):
+    def test_selecting_an_array_shows_its_card(self, opened: Browser):
         opened.click(".arrays tr[data-index='5'] button")
         assert text(opened, ".card h3") == text(opened, ".arrays tr[aria-current] td:first-child")
         assert count(opened, ".card") == 4
@@ -364,7 +364,7 @@ class TestPage:
         assert count(opened, ".card") == 3
 
     @report_on(SCANNED)
-    def test_the_heat_map_by_keyboard(self, opened: Browser):
+    def test_heat_map_works_by_keyboard(self, opened: Browser):
         opened.value("document.querySelector('.heat td[tabindex=\"0\"]').focus()")
         opened.press("ArrowRight")
         opened.press("ArrowDown")
@@ -378,7 +378,7 @@ class TestPage:
         assert count(opened, ".heat td[data-tip]") == 36
 
     @report_on(SCANNED)
-    def test_narrow_wide_dark_and_printed(self, opened: Browser):
+    def test_page_fits_screens_dark_mode_and_print(self, opened: Browser):
         for width, dark in ((360, False), (800, True), (1920, False)):
             opened.look(width, 800, dark=dark)
             assert opened.value("document.documentElement.scrollWidth") <= width
@@ -387,7 +387,7 @@ class TestPage:
 
     @pytest.mark.parametrize("dark", [False, True])
     @report_on(SCANNED)
-    def test_contrast(self, opened: Browser, dark: bool):
+    def test_text_contrast_meets_wcag_aa(self, opened: Browser, dark: bool):
         """Text on every background that it stands on, as WCAG AA wants it: at least 4.5."""
         opened.look(1280, 900, dark=dark)
         pairs = [
@@ -447,12 +447,12 @@ class TestOddPages:
         self.show(chromium, tmp_path, {})
         assert "No array holds any bytes" in text(chromium, ".treemap")
 
-    def test_names_steer_nothing(self, chromium: Browser, tmp_path: Path):
+    def test_control_characters_in_names_are_escaped(self, chromium: Browser, tmp_path: Path):
         """As in the text of other commands, what is not printable is spelled out."""
         self.show(chromium, tmp_path, {"a\u202ebc\x1b[31m\n": np.ones(3, np.float32)})
         assert text(chromium, ".tile .name") == r"a\u202ebc\x1b[31m\n"
 
-    def test_an_array_above_others_can_be_chosen(self, chromium: Browser, tmp_path: Path):
+    def test_array_above_others_can_be_selected(self, chromium: Browser, tmp_path: Path):
         """Quantized weights have such names: w, w.absmax, and here one more w below it."""
         names = ("head", "layers.0.w", "layers.0.w.absmax", "layers.0.w.w")
         self.show(chromium, tmp_path, {name: np.ones((8, 8), np.float32) for name in names})
@@ -536,7 +536,7 @@ class TestOddPages:
         assert "4 NaN" in text(chromium, "#facts")
         assert count(chromium, ".heat td.bad") == 1
 
-    def test_without_statistics(self, chromium: Browser, tmp_path: Path):
+    def test_page_without_statistics_is_shown(self, chromium: Browser, tmp_path: Path):
         arrays = {"layers.0.a": np.ones(3, np.float32), "b": np.ones((2, 2), np.float32)}
         self.show(chromium, tmp_path, arrays, stats=False)
         assert chromium.value("document.querySelector('#distributions').hidden")
@@ -544,7 +544,7 @@ class TestOddPages:
         chromium.click(".tile")
         assert chromium.complaints() == []
 
-    def test_many_leaves_draw_few_rows(self, chromium: Browser, tmp_path: Path):
+    def test_many_leaves_render_few_rows(self, chromium: Browser, tmp_path: Path):
         (tmp_path / "a.html").write_text(page(packed(many_leaves(20_000), stats=False), "many"), "utf-8")
         chromium.open(tmp_path / "a.html")
         assert text(chromium, "#found").startswith("20,000 arrays")

@@ -57,7 +57,7 @@ def extremes_of(x: np.ndarray) -> Extremes:
 
 class TestExtremes:
     @given(st.data())
-    def test_are_those_of_the_numbers(self, data: st.DataObject):
+    def test_statistics_match_numpy(self, data: st.DataObject):
         dtype = data.draw(st.sampled_from(LAID_OUT))
         patterns = st.integers(0, (1 << dtype.bits) - 1)
         carriers = np.array(data.draw(st.lists(patterns, min_size=1, max_size=9)), dtype.carrier)
@@ -74,7 +74,7 @@ class TestExtremes:
         result = extremes(x.view(np.uint32), F32)
         assert result == extremes_of(x)
 
-    def test_dtypes_with_another_layout_are_left_to_their_numbers(self):
+    def test_other_dtype_layouts_use_their_values(self):
         carriers = np.zeros(3, np.uint8)
         others = [d for d in DTYPES.values() if d not in LAID_OUT and d.itemsize == 1]
         assert [extremes(carriers, dtype) for dtype in others] == [None] * len(others)
@@ -83,7 +83,7 @@ class TestExtremes:
 class TestWidening:
     @pytest.mark.parametrize("name", [name for name, dtype in DTYPES.items() if dtype.itemsize <= 2])
     @pytest.mark.parametrize("only_finite", [True, False])
-    def test_every_pattern_becomes_its_number(self, name: str, only_finite: bool):
+    def test_every_bit_pattern_widens_to_its_value(self, name: str, only_finite: bool):
         dtype = DTYPES[name]
         carriers = np.arange(1 << dtype.bits, dtype=np.uint32).astype(dtype.carrier)
         with np.errstate(invalid="ignore"):
@@ -101,7 +101,7 @@ class TestWidening:
 
 class TestNearZero:
     @given(st.data())
-    def test_zeros_and_subnormals_anywhere(self, data: st.DataObject):
+    def test_zeros_and_subnormals_are_counted(self, data: st.DataObject):
         dtype = data.draw(st.sampled_from(LAID_OUT))
         size = data.draw(st.integers(1, 30_000))
         x = np.random.default_rng(0).standard_normal(size).astype(dtype.numpy)
@@ -167,20 +167,20 @@ def check(result: Statistics, carriers: np.ndarray, dtype: DType) -> None:
 
 
 @given(known=lazy_arrays(depth=2))
-def test_any_lazy_array(known):
+def test_statistics_accept_any_lazy_array(known):
     check(one(known.array).statistics, known.truth, known.array.dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 @settings(max_examples=30)
 @given(shape=shapes(max_rank=2, limit=200), seed=st.integers(0, 1 << 30))
-def test_noise_of_every_dtype(dtype: DType, shape, seed: int):
+def test_statistics_accept_noise_of_every_dtype(dtype: DType, shape, seed: int):
     truth = noise(shape, dtype, seed)
     check(one(stored(truth, dtype)).statistics, truth, dtype)
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES.values() if dtype.bits <= 16], ids=str)
-def test_every_pattern_there_is(dtype: DType):
+def test_statistics_accept_every_bit_pattern(dtype: DType):
     truth = np.arange(1 << min(dtype.bits, 8 * dtype.itemsize)).astype(dtype.carrier)
     if dtype.kind == "bool":
         truth = truth[:2]
@@ -194,7 +194,7 @@ def test_every_pattern_there_is(dtype: DType):
 @pytest.mark.parametrize("dtype", [BF16, F16, F32, F64], ids=str)
 @pytest.mark.parametrize("scale", [1e-4, 0.02, 1.0, 3e4])
 @pytest.mark.parametrize("center", [0.0, 1.0, 100.0])
-def test_weights_as_models_have_them(dtype: DType, scale: float, center: float):
+def test_statistics_match_for_model_weights(dtype: DType, scale: float, center: float):
     drawn = np.random.default_rng(0).standard_normal(70_001) * scale + center * scale
     with np.errstate(over="ignore"):
         truth = drawn.astype(dtype.numpy).view(dtype.carrier)
@@ -207,7 +207,7 @@ def test_weights_as_models_have_them(dtype: DType, scale: float, center: float):
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-21, 1e19, 1e30])
-def test_squares_that_float32_does_not_hold(scale: float):
+def test_squares_beyond_float32_are_summed_exactly(scale: float):
     truth = (np.random.default_rng(0).standard_normal(5000) * scale).astype(BF16.numpy).view(BF16.carrier)
     result = one(stored(truth, BF16)).statistics
     exact = numbers(truth, BF16)
@@ -215,7 +215,7 @@ def test_squares_that_float32_does_not_hold(scale: float):
     assert result.std == pytest.approx(exact.std(), rel=1e-9)
 
 
-def test_a_large_mean_costs_no_digits():
+def test_large_mean_loses_no_precision():
     truth = 1e8 + np.random.default_rng(0).standard_normal(100_000)
     result = one(stored(truth.view(F64.carrier), F64)).statistics
     assert result.std == pytest.approx(truth.std(), rel=1e-9)
@@ -231,7 +231,7 @@ def test_float64_overflow_is_reported():
     values=st.lists(st.sampled_from([1.0, -0.0, 1e308, -1.7e308, np.inf, np.nan]), min_size=2, max_size=24),
     apart=st.booleans(),
 )
-def test_complex_numbers_that_are_finite_while_their_magnitude_is_not(values: list[float], apart: bool):
+def test_complex_magnitude_overflow_is_not_reported_as_inf(values: list[float], apart: bool):
     """Like 1.7e308 + 1.7e308j: no infinity was found, and no magnitude can be told."""
     dtype = DTYPES["complex128"]
     truth = np.array(values[: len(values) // 2 * 2]).view(dtype.carrier)
@@ -257,14 +257,14 @@ def test_large_integers_keep_their_last_digit():
     assert (result.min, result.max, result.max_abs) == (-(2**63), 2**63 - 1, 2**63)
 
 
-def test_an_array_without_elements():
+def test_empty_array_has_empty_statistics():
     result = one(stored(noise((0, 3), F32), F32), histograms=True, per_layer=True)
     assert result.statistics == Statistics(0, None, None, None, None, None, None, 0, 0, 0, 0)
     assert (result.first_bad, result.distribution, dict(result.layers)) == (None, None, {})
 
 
 @given(parts=st.lists(st.lists(st.floats(-1e6, 1e6), max_size=30), min_size=1, max_size=6))
-def test_moments_add_up(parts: list[list[float]]):
+def test_moments_of_parts_add_up(parts: list[list[float]]):
     built = [found_in(np.array(part)) for part in parts]
     total, whole = sum(built, Moments()), found_in(np.array([x for part in parts for x in part]))
     assert (total.elements, total.min, total.max, total.zeros) == (
@@ -291,7 +291,7 @@ def found_in(values: np.ndarray) -> Moments:
     planted=st.sets(st.sampled_from([0.0, 1e-40, np.nan, np.inf, 100.0])),
     apart=st.booleans(),
 )
-def test_blocks_in_which_some_are_not_normal(dtype: DType, shape, planted: set[float], apart: bool):
+def test_blocks_with_non_finite_values_are_handled(dtype: DType, shape, planted: set[float], apart: bool):
     """Contiguous or not, of any size, in several blocks: layers of a stacked array, each by itself."""
     truth = np.random.default_rng(1).standard_normal(shape).astype(dtype.numpy)
     truth.reshape(-1)[: len(planted)] = list(planted)[: truth.size]
@@ -307,7 +307,7 @@ def test_blocks_in_which_some_are_not_normal(dtype: DType, shape, planted: set[f
 
 
 @given(shape=shapes(min_rank=1, max_rank=3, limit=200), data=st.data())
-def test_the_first_bad_element(shape, data: st.DataObject):
+def test_first_non_finite_element_is_located(shape, data: st.DataObject):
     truth = np.ones(shape, np.float32)
     bad = data.draw(st.lists(st.integers(0, prod(shape) - 1), max_size=3))
     truth.reshape(-1)[bad] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
@@ -332,11 +332,11 @@ class TestPieces:
         truth[1_234_567] = np.nan
         return stored(truth.view(BF16.carrier), BF16)
 
-    def test_any_number_of_workers(self, large: Stored):
+    def test_worker_count_does_not_change_statistics(self, large: Stored):
         result = [one(large, jobs=jobs, histograms=True) for jobs in (1, 2, 5)]
         assert result[0] == result[1] == result[2]
 
-    def test_blocks_and_pieces(self, large: Stored, monkeypatch: pytest.MonkeyPatch):
+    def test_block_size_does_not_change_statistics(self, large: Stored, monkeypatch: pytest.MonkeyPatch):
         whole = one(large)
         monkeypatch.setattr("ckpttools.inspection.moments._ROOM", 1 << 14)
         cut = one(large)
@@ -347,7 +347,7 @@ class TestPieces:
 
 
 class TestDistribution:
-    def test_the_largest_arrays_have_one(self):
+    def test_largest_arrays_get_a_distribution(self):
         arrays = {
             (name,): stored(noise((size,), F32), F32) for name, size in zip("abcd", (3, 9, 1, 8), strict=True)
         }
@@ -366,7 +366,7 @@ class TestDistribution:
     @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
     @settings(max_examples=30)
     @given(seed=st.integers(0, 1 << 30), size=st.integers(1, 300))
-    def test_bins_and_quantiles(self, dtype: DType, seed: int, size: int):
+    def test_bins_and_quantiles_match_numpy(self, dtype: DType, seed: int, size: int):
         truth = noise((size,), dtype, seed)
         x = numbers(truth, dtype)
         finite = np.sort(x[np.isfinite(x)])
@@ -411,7 +411,7 @@ class TestDistribution:
         assert result.distribution.zeros == (2 if dtype.is_float and dtype.bits > 16 else 1)
         assert result.statistics.zeros == 1
 
-    def test_float32_is_told_to_seven_bits(self):
+    def test_float32_quantiles_have_seven_bits(self):
         truth = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
         result = one(stored(truth.view(F32.carrier), F32), histograms=True).distribution
         assert result is not None and not result.exact
@@ -422,7 +422,7 @@ class TestDistribution:
 
 
 class TestLayers:
-    def test_stacked_layers_have_rows_of_their_own(self):
+    def test_stacked_layers_have_separate_rows(self):
         tree = open_tree(golden_checkpoint(scan=True))
         report = inspect_stats(tree, memory=1 << 30, jobs=2, per_layer=True)
         stacked = [array for array in report.arrays if array.layers]
@@ -460,13 +460,13 @@ class TestLayers:
             ("model/layers/7", "model/layers/*", (7,)),
         ],
     )
-    def test_numbers_in_names(self, path: str, name: str, numbers: tuple[int, ...]):
+    def test_numbers_in_names_become_layers(self, path: str, name: str, numbers: tuple[int, ...]):
         key: TreePath = tuple(path.split("/"))
         row = layer_rows(Tree({key: Constant((2,), F32, bytes(4))}))[key]
         assert (row.name, row.axes, row.numbers) == (name, (), numbers)
 
     @pytest.mark.parametrize("path", ["opt_state/0/mu", "layer_norm.weight", "conv1.weight", "players.3x"])
-    def test_numbers_that_are_no_layers(self, path: str):
+    def test_other_numbers_in_names_are_not_layers(self, path: str):
         assert not layer_rows(Tree({tuple(path.split("/")): Constant((2,), F32, bytes(4))}))
 
 
@@ -482,7 +482,7 @@ print(json.dumps({"peak": peak_bytes(), "zeros": sum(each.statistics.zeros for e
 
 
 @pytest.mark.parametrize("memory", [160 * MIB, 256 * MIB])
-def test_the_peak_stays_within_the_memory(tmp_path: Path, memory: int):
+def test_peak_memory_stays_within_the_limit(tmp_path: Path, memory: int):
     path, count = sparse(tmp_path), 300 * MIB // 2
     command = [sys.executable, "-c", STATS, str(path), str(memory)]
     result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -514,7 +514,7 @@ def spoilt(tmp_path: Path) -> Path:
 class TestCommand:
     HF = GOLDEN / "llama3.1" / "hf"
 
-    def test_json(self):
+    def test_stats_prints_json(self):
         result = ckpt("inspect", "stats", self.HF, "--json", "--filter", "*layernorm*", "--histogram")
         assert result.exit_code == 0, result.output
         report = json.loads(result.stdout)
@@ -531,12 +531,12 @@ class TestCommand:
         assert max(map(len, result.stdout.splitlines()[1:])) <= columns
         assert "layer 3" in result.stdout
 
-    def test_sort(self):
+    def test_sort_orders_arrays_by_norm(self):
         result = ckpt("inspect", "stats", self.HF, "--json", "--sort", "norm")
         norms = [load["statistics"]["norm"] for load in json.loads(result.stdout)["arrays"]]
         assert norms == sorted(norms, reverse=True)
 
-    def test_histogram(self):
+    def test_histogram_fits_the_terminal(self):
         result = ckpt("inspect", "stats", self.HF, "--filter", "lm_head*", "--histogram", COLUMNS="80")
         assert "2^-5" in result.stdout
         assert "median" in result.stdout
@@ -564,21 +564,21 @@ class TestCommand:
         assert option in result.stderr
         assert ckpt("inspect", "stats", self.HF, "--nan", option, "--json").exit_code == 0
 
-    def test_nan_is_found_and_placed(self, spoilt: Path):
+    def test_nan_option_locates_nan(self, spoilt: Path):
         result = ckpt("inspect", "stats", spoilt, "--nan")
         assert result.exit_code == 1
         assert "model.bad[2, 3]" in result.stdout
         assert "1 NaN" in result.stdout and "1 infinite" in result.stdout
         assert "good" not in result.stdout
 
-    def test_nan_as_json(self, spoilt: Path):
+    def test_nan_option_prints_json(self, spoilt: Path):
         result = ckpt("inspect", "stats", spoilt, "--nan", "--json")
         assert result.exit_code == 1
         report = json.loads(result.stdout)
         assert (report["nan"], report["inf"]) == (1, 1)
         assert [item["first_bad"] for item in report["arrays"]] == [None, [2, 3]]
 
-    def test_no_nan(self):
+    def test_nan_option_reports_absence(self):
         result = ckpt("inspect", "stats", self.HF, "--nan")
         assert result.exit_code == 0
         assert result.stdout == "No NaN and nothing infinite in 39 arrays, 362 kB.\n"
@@ -592,12 +592,12 @@ class TestCommand:
         assert ckpt("inspect", "stats", tmp_path).exit_code == 3
         assert ckpt("inspect", "stats", tmp_path / "none").exit_code == 5
 
-    def test_too_little_memory(self):
+    def test_too_little_memory_is_refused(self):
         result = ckpt("inspect", "stats", self.HF, "--memory", "1MiB")
         assert result.exit_code == 4
         assert "try --memory" in result.stderr
 
-    def test_a_file_that_ends_too_early(self, tmp_path: Path):
+    def test_truncated_file_is_reported(self, tmp_path: Path):
         path = sparse(tmp_path)
         tree = open_tree(path)
         with path.open("r+b") as file:
@@ -615,7 +615,7 @@ def test_layer_rows_are_read_lazily():
     assert len(inspect_stats(tree, "b", memory=1 << 30, jobs=1).arrays) == 1
 
 
-def test_bytes_are_observed():
+def test_progress_counts_bytes():
     tree = Tree({("a",): Stored((100,), BF16, Bytes("a", bytes(200)), 0)})
     heard: list[int] = []
     inspect_stats(tree, memory=1 << 30, jobs=1, observe=heard.append)

@@ -58,7 +58,7 @@ def refused(shapes, built=None, **options):
     return caught.value
 
 
-def test_a_model_that_matches_is_mapped_without_reading_it():
+def test_matching_model_is_mapped_without_reading():
     mapped = table().to_left(unread(right_shapes()))
     assert mapped.sizes == LENGTHS
     assert {key: array.shape for key, array in mapped.arrays.items()} == {
@@ -100,7 +100,7 @@ STRANGERS = st.sets(st.sampled_from(["blocks.3.norm.weight", "other", "embed.bia
 
 
 @given(st.data())
-def test_all_that_is_wrong_is_listed_at_once(data):
+def test_all_mismatches_are_listed_together(data):
     shapes = right_shapes()
     missing = data.draw(SOME_KEYS)
     bent = data.draw(SOME_KEYS) - missing
@@ -122,7 +122,7 @@ def test_all_that_is_wrong_is_listed_at_once(data):
     assert error.hint
 
 
-def test_a_long_list_is_whole():
+def test_long_list_is_complete():
     lengths = LENGTHS | {"layer": 60}
     built = table(axes=("vocab", "embed", "mlp", "heads", "head_dim"))
     built = Table(built.rows, built.sizes | {"layer": Size(60, "test")}, built.flags, location="model")
@@ -132,14 +132,14 @@ def test_a_long_list_is_whole():
     assert lines == [f"blocks.{k}.norm.weight" for k in range(60)]
 
 
-def test_a_missing_array_is_shown_with_its_near_name():
+def test_missing_array_is_listed_with_its_near_name():
     shapes = right_shapes()
     shapes["blocks.1.norm.weigth"] = shapes.pop("blocks.1.norm.weight")
     assert "blocks.1.norm.weight  (there is blocks.1.norm.weigth)" in refused(shapes).message
 
 
 @pytest.mark.parametrize("key", ["blocks.1.up.weight", "head.weight", "blocks.2.q.weight"])
-def test_a_transposed_array_is_refused_though_it_has_as_many_elements(key):
+def test_transposed_array_is_refused(key):
     shapes = right_shapes()
     shapes[key] = shapes[key][::-1]
     message = refused(shapes).message
@@ -148,33 +148,33 @@ def test_a_transposed_array_is_refused_though_it_has_as_many_elements(key):
     )
 
 
-def test_the_first_array_of_a_row_may_be_the_one_that_is_wrong():
+def test_wrong_first_array_of_a_row_is_named():
     shapes = right_shapes()
     shapes["blocks.0.up.weight"] = (5, 7)
     assert "blocks.0.up.weight: got [5, 7], expected [7, 5]" in refused(shapes).message
 
 
-def test_a_contradiction_names_the_field_and_the_array():
+def test_config_contradiction_names_field_and_array():
     shapes = right_shapes(LENGTHS | {"vocab": 12})
     message = refused(shapes).message
     assert "embed.weight: got [12, 5], expected [11, 5] (vocab 11 from config.json: vocab_size)" in message
     assert "head.weight" in message
 
 
-def test_a_contradiction_between_two_arrays_names_both():
+def test_array_contradiction_names_both_arrays():
     shapes = right_shapes()
     shapes["blocks.2.up.weight"] = (8, 5)
     message = refused(shapes, axes=("layer", "embed", "vocab", "heads")).message
     assert "blocks.2.up.weight: got [8, 5], expected [7, 5] (mlp 7 from blocks.0.up.weight [7, 5])" in message
 
 
-def test_an_array_of_another_rank_is_listed_with_its_axes():
+def test_array_of_wrong_rank_is_listed_with_its_axes():
     shapes = right_shapes()
     shapes["blocks.1.norm.weight"] = (5, 1)
     assert "blocks.1.norm.weight: got [5, 1], expected [5] (1 axes: blocks.{layer}" in refused(shapes).message
 
 
-def test_a_layer_beyond_the_configuration_is_explained():
+def test_layer_beyond_the_config_is_explained():
     error = refused(right_shapes(LENGTHS | {"layer": 5}))
     assert "is beyond the 3 that config.json: num_hidden_layers says" in error.hint
     assert "blocks.3." in error.hint
@@ -183,20 +183,20 @@ def test_a_layer_beyond_the_configuration_is_explained():
     assert "blocks.17.norm.weight is beyond the 3 that config.json: num_hidden_layers says; " in error.hint
 
 
-def test_a_layer_too_few_is_listed():
+def test_missing_layer_is_listed():
     error = refused(right_shapes(LENGTHS | {"layer": 2}))
     assert "3 arrays are missing" in error.message
     assert "blocks.2.norm.weight" in error.message
 
 
 @pytest.mark.parametrize(("tied", "verdict"), [(True, "not expected"), (False, "expected")])
-def test_the_flag_that_decides_is_named(tied, verdict):
+def test_error_names_the_deciding_flag(tied, verdict):
     error = refused(right_shapes(tied=not tied), tied=tied)
     reason = f"config.json: tie_word_embeddings is {str(tied).lower()}"
     assert f"head.weight is {verdict} because of {reason}" in error.hint
 
 
-def test_left_over_arrays_may_be_dropped_by_name():
+def test_extra_arrays_can_be_dropped_by_name():
     shapes = right_shapes() | {"blocks.0.rotary": (2,), "blocks.1.rotary": (2,), "extra": (1,)}
     assert 'drop="PATTERN"' in refused(shapes).hint
     mapped = table().to_left(unread(shapes), ["*.rotary", "extra"])
@@ -205,7 +205,7 @@ def test_left_over_arrays_may_be_dropped_by_name():
     assert table(dropped=("blocks.*.rotary",)).to_left(unread(shapes), ["ext?a"]).dropped == mapped.dropped
 
 
-def test_the_familys_patterns_are_of_right_keys_only():
+def test_family_drop_patterns_match_only_right_keys():
     mapped = table().to_left(unread(right_shapes()))
     with pytest.raises(CoverageError):
         table(dropped=("layers_0.extra",)).to_right(mapped.arrays | unread({"layers_0.extra": (1,)}))
@@ -217,7 +217,7 @@ def test_the_familys_patterns_are_of_right_keys_only():
     )
 
 
-def test_dropping_an_array_that_is_needed_is_refused():
+def test_dropping_a_needed_array_is_refused():
     with pytest.raises(CoverageError, match="1 array is missing"):
         table().to_left(unread(right_shapes()), ["embed.weight"])
 
@@ -228,7 +228,7 @@ def test_missing_sizes_are_inferred_from_shapes(silent):
     assert built.to_left(unread(right_shapes())).sizes == LENGTHS
 
 
-def test_sizes_that_nothing_tells_are_named():
+def test_unknown_sizes_are_named():
     with pytest.raises(ShapeError, match="head_dim, heads") as caught:
         table(axes=("layer", "vocab", "embed", "mlp")).to_left(unread(right_shapes()))
     assert caught.value.location == "model"
@@ -240,7 +240,7 @@ def test_layer_count_is_inferred_from_names():
     assert mapped.sizes == LENGTHS | {"layer": 11}
 
 
-def test_a_merged_axis_that_does_not_divide_is_not_guessed():
+def test_indivisible_merged_axis_is_not_guessed():
     sizes = unify(
         {"heads": Size(4, "config")},
         [Observation("q", (("heads", "head_dim"),), (6,)), Observation("v", (("head_dim",),), (2,))],
@@ -249,7 +249,7 @@ def test_a_merged_axis_that_does_not_divide_is_not_guessed():
 
 
 @given(st.data())
-def test_unifying_finds_what_follows_and_keeps_what_is_known(data):
+def test_unify_infers_sizes_and_keeps_known_ones(data):
     texts = ("(heads head_dim) embed", "(embed vocab)", "(kv head_dim)", "embed")
     groups = [parse_groups(text) for text in texts]
     lengths = {axis: data.draw(st.integers(1, 9)) for axis in ("heads", "head_dim", "embed", "vocab", "kv")}
@@ -269,7 +269,7 @@ def test_unifying_finds_what_follows_and_keeps_what_is_known(data):
     assert require(result, lengths, seen, "here") == lengths
 
 
-def test_alternatives_are_taken_in_order():
+def test_alternatives_are_tried_in_order():
     fields = {"kv": ("num_key_value_heads", "num_attention_heads")}
     assert sizes_from_config({"num_attention_heads": 8}, fields, "c") == {
         "kv": Size(8, "c: num_attention_heads")
@@ -288,7 +288,7 @@ def test_invalid_size_is_refused(value):
     assert caught.value.location == "config.json"
 
 
-def test_value_notes_say_what_happens():
+def test_value_notes_explain_changes():
     scaled = row("a.{layer}: head_dim <-> b.{layer}: head_dim", op=Scale("head_dim", -0.5))
     built = Table((scaled,), {"layer": Size(2, "test")})
     arrays = {f"b.{k}": stored(noise((8,), F32), F32) for k in range(2)}
@@ -299,7 +299,7 @@ def test_value_notes_say_what_happens():
     assert "divided by 0.353553" in built.to_right(mapped.arrays).values[0].reason
 
 
-def test_labels_tell_the_size_of_their_axis():
+def test_labels_give_the_size_of_their_axis():
     built = Table((row("qkv: part embed <-> {part:q,k,v}.weight: embed"),), {})
     mapped = built.to_left({f"{p}.weight": stored(noise((4,), F32, k), F32) for k, p in enumerate("qkv")})
     assert mapped.sizes == {"part": 3, "embed": 4}
@@ -310,7 +310,7 @@ def test_labels_tell_the_size_of_their_axis():
 
 
 @given(dense=st.integers(0, 4), moe=st.integers(0, 4))
-def test_groups_that_follow_each_other_are_numbered_one_after_the_other(dense, moe):
+def test_consecutive_groups_are_numbered_consecutively(dense, moe):
     """`{moe+#dense}` counts from the number of dense layers; the names on the left tell both."""
     rows = (
         row("dense_{dense}.w: embed <-> layers.{dense}.mlp: embed"),
@@ -331,7 +331,7 @@ def test_groups_that_follow_each_other_are_numbered_one_after_the_other(dense, m
 
 
 @given(layers=st.integers(1, 20))
-def test_cycles_and_what_remains(layers):
+def test_cycles_and_remaining_layers_are_mapped(layers):
     """Six layers are a block that is stacked; the rest is stored layer by layer."""
     rows = (
         row("layers.part_{position}: embed block <-> layers.{6*block+position}: embed"),
@@ -352,7 +352,7 @@ def test_cycles_and_what_remains(layers):
         assert back[f"layers.{number}"].read().tobytes() == noise((3,), F32, number).tobytes()
 
 
-def test_layers_that_do_not_fill_their_groups_are_refused():
+def test_incomplete_layer_groups_are_refused():
     built = Table(
         ROWS, {"layers": Size(5, "config.json: n_layers")}, derived={"pair": "layers / 2"}, location="m"
     )
@@ -362,7 +362,7 @@ def test_layers_that_do_not_fill_their_groups_are_refused():
     assert caught.value.expected == "pair = layers / 2 without remainder"
 
 
-def test_a_length_below_nothing_is_refused():
+def test_negative_length_is_refused():
     sizes = {"layers": Size(2, "c: n_layers"), "dense": Size(3, "c: first_k")}
     built = Table(ROWS, sizes, derived={"moe": "layers - dense"}, location="m")
     with pytest.raises(ConfigError, match="moe = layers - dense would be -1") as caught:
@@ -370,7 +370,7 @@ def test_a_length_below_nothing_is_refused():
     assert caught.value.got == "c: first_k; c: n_layers"
 
 
-def test_a_scale_by_an_axis_that_is_not_there_is_refused():
+def test_scale_by_unknown_axis_is_refused():
     built = Table((row("a: n <-> b: n", op=Scale("heads", -0.5)),), {})
     with pytest.raises(MappingError, match="scaled by the length of an axis that has none") as caught:
         built.to_left({"b": stored(noise((3,), F32), F32)})
@@ -378,7 +378,7 @@ def test_a_scale_by_an_axis_that_is_not_there_is_refused():
 
 
 @given(rows=st.integers(11, 30), tied=st.booleans())
-def test_a_vocabulary_is_filled_up_with_zeros_and_cut_again(rows, tied):
+def test_vocabulary_padding_round_trips(rows, tied):
     shapes = right_shapes(tied=tied)
     arrays = {key: stored(noise(shape, F32, n), F32, key) for n, (key, shape) in enumerate(shapes.items())}
     built = table(tied=tied, padded={"vocab": rows})
@@ -401,13 +401,13 @@ def test_a_vocabulary_is_filled_up_with_zeros_and_cut_again(rows, tied):
     assert all(back.arrays[key].read().tobytes() == arrays[key].read().tobytes() for key in arrays)
 
 
-def test_a_vocabulary_that_is_not_to_be_cut_is_refused():
+def test_unexpected_vocabulary_padding_is_refused():
     there = table(padded={"vocab": 12}).to_left(unread(right_shapes())).arrays
     with pytest.raises(CoverageError, match=r"embedding: got \[12, 5\], expected \[11, 5\]"):
         table().to_right(there)
 
 
-def test_a_vocabulary_that_is_too_short_is_not_cut():
+def test_short_vocabulary_is_refused():
     there = table().to_left(unread(right_shapes())).arrays
     short = Table(ROWS, table().sizes | {"vocab": Size(13, "config")}, table().flags)
     with pytest.raises(CoverageError, match=r"embedding: got \[11, 5\], expected \[13, 5\]"):
@@ -427,7 +427,7 @@ def test_arrays_without_a_left_side_are_left_out():
 
 
 @given(values=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=50), size=st.integers(2, 200))
-def test_exact_stores_in_float32_what_would_not_come_back(values, size):
+def test_exact_stores_inexact_values_in_float32(values, size):
     built = Table((row("a: n <-> b: n", op=Scale("size", -0.5)),), {"size": Size(size, "test")})
     bits = np.array(values, np.uint16)
     small = np.abs(bits.view(BF16.numpy).astype(np.float32)) < 2.0**-120
@@ -441,7 +441,7 @@ def test_exact_stores_in_float32_what_would_not_come_back(values, size):
     assert back.read().astype(BF16.numpy).tobytes() == bits.tobytes()
 
 
-def test_exact_refuses_what_it_cannot_store():
+def test_exact_refuses_values_it_cannot_store():
     built = Table((row("a: n <-> b: n", op=Scale("n", -0.5)),), {})
     with pytest.raises(UsageError, match="cannot be stored so that the way back is exact") as caught:
         built.to_left({"b": stored(noise((3,), F32), F32)}, exact=True)
@@ -456,7 +456,7 @@ def test_unset_flags_are_inferred_from_names():
         )
 
 
-def test_whole_names_tell_how_many_layers_there_are_and_no_absurd_number_does():
+def test_layer_count_comes_from_complete_names():
     sides = [parse_side("layers.{layer}.w", "x"), parse_side("{2*pair+1}.{layer+#dense}", "x")]
     names = ["layers.1.w", "layers.7.other", "layers.08.w", "7.4", f"layers.{10**30}.w", f"{10**3999}.1"]
     assert {axis: size.length for axis, size in sizes_from_keys({}, names, sides[:1]).items()} == {"layer": 2}

@@ -51,7 +51,7 @@ def limited(*arguments, limit=64):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_every_command_with_fewer_open_files_than_shards(tmp_path):
+def test_commands_work_with_fewer_open_files_than_shards(tmp_path):
     source = shards(tmp_path / "model")
     commands = [
         ("hash", source, "--json"),
@@ -65,7 +65,7 @@ def test_every_command_with_fewer_open_files_than_shards(tmp_path):
     assert len(list((tmp_path / "again").glob("*.safetensors"))) == SHARDS
 
 
-def test_two_thousand_shards_at_a_hard_limit_of_1024(tmp_path):
+def test_hash_reads_2000_shards_with_1024_descriptors(tmp_path):
     done = limited("hash", shards(tmp_path / "model", 2000), "--json", limit=1024)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["arrays"]) == 2000
@@ -107,7 +107,7 @@ def test_threads_share_few_descriptors(tmp_path, few_files):
     assert wrong == []
 
 
-def test_the_limit_is_raised_before_a_file_is_closed(tmp_path):
+def test_descriptor_limit_is_raised_before_files_are_closed(tmp_path):
     code = """
 import os, resource, sys
 from ckpttools.stores.local.file import LocalFile
@@ -126,7 +126,7 @@ print(len(os.listdir("/proc/self/fd")))
 
 
 @pytest.mark.parametrize("how", ["replaced", "rewritten", "shortened"])
-def test_a_file_that_changed_is_not_opened_again(tmp_path, how):
+def test_changed_file_is_not_reopened(tmp_path, how):
     path = tmp_path / "x"
     path.write_bytes(b"0123456789")
     file = LocalFile.at(path)
@@ -176,5 +176,5 @@ def test_borrowed_descriptor_is_not_closed(tmp_path, few_files):
         (10**21, f"{10**21} ns since 1970"),
     ],
 )
-def test_times_of_files(nanoseconds, text):
+def test_iso_time_formats_nanoseconds(nanoseconds, text):
     assert iso_time(nanoseconds) == text

@@ -23,7 +23,7 @@ def ended(code, *lines):
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 70])
-def test_the_code_and_all_that_was_printed(code):
+def test_exit_keeps_code_and_printed_text(code):
     done = ended(code, 'print("out", end="")', 'print("err", end="", file=sys.stderr)')
     assert (done.returncode, done.stdout, done.stderr) == (code, "out", "err")
 
@@ -35,7 +35,7 @@ def test_atexit_functions_run_and_errors_are_shown():
     assert "ZeroDivisionError" in done.stderr
 
 
-def test_temporary_directories_go():
+def test_temporary_directories_are_removed():
     done = ended(0, "import tempfile", "kept = tempfile.TemporaryDirectory()", 'print(kept.name, end="")')
     assert done.stdout and not Path(done.stdout).exists()
 
@@ -44,37 +44,37 @@ def test_closed_or_missing_streams_are_handled():
     assert ended(1, "sys.stdout.close()", "sys.stderr = None").returncode == 1
 
 
-def test_a_worker_process_ends_the_same_way():
+def test_worker_process_exits_the_same_way():
     end = "from ckpttools.core.process_exit import end_process"
     lines = [end, 'print("out", end="")', "sys.stderr = None", 'atexit.register(print, "last")']
     done = ended(3, "import atexit", *lines, "end_process(4)")
     assert (done.returncode, done.stdout) == (4, "out")
 
 
-def test_threads_are_waited_for():
+def test_exit_waits_for_threads():
     late = 'threading.Thread(target=lambda: (time.sleep(0.3), print("late", end=""))).start()'
     done = ended(3, "import threading, time", late)
     assert (done.returncode, done.stdout) == (3, "late")
 
 
-def test_objects_are_not_taken_apart():
+def test_exit_does_not_destroy_objects():
     lines = ["class Kept:", '    def __del__(self): print("taken apart")', "kept = Kept()"]
     assert ended(0, *lines).stdout == ""
 
 
-def test_a_profiler_tells_what_it_saw():
+def test_exit_lets_profilers_print():
     words = [sys.executable, "-m", "cProfile", "-m", "ckpttools", "--version"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("ckpt ")
     assert "function calls" in done.stdout
 
 
-def test_a_debugger_sees_the_end():
+def test_exit_is_visible_to_debuggers():
     done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=60)
     assert "seen to the end 0" in done.stdout
 
 
-def test_a_message_is_shown_and_is_an_error():
+def test_exit_message_is_printed_with_code_1():
     done = subprocess.run([sys.executable, "-c", SAYS], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (1, "no more\n")
 
@@ -103,7 +103,7 @@ except SystemExit as end:
 """
 
 
-def test_within_this_process_that_a_debugger_may_watch(monkeypatch):
+def test_exit_raises_system_exit_under_a_debugger(monkeypatch):
     monkeypatch.setattr(sys, "gettrace", lambda: print)
     with pytest.raises(SystemExit) as end:
         exit_process(3)

@@ -70,7 +70,7 @@ def interrupt_after(count):
     return observe
 
 
-def test_events_tell_the_whole_story(model, tmp_path, small_tasks):
+def test_events_cover_the_complete_run(model, tmp_path, small_tasks):
     events = []
     conversion = plan_to_maxtext(model)
     receipt = conversion.run(tmp_path / "out", observe=events.append)
@@ -125,7 +125,7 @@ def tasks_in(journal):
     return journal.read_bytes().count(b'["task"') if journal.exists() else 0
 
 
-def test_kill_nine_at_any_moment_loses_nothing(model, tmp_path, small_tasks, monkeypatch):
+def test_run_resumes_after_sigkill(model, tmp_path, small_tasks, monkeypatch):
     monkeypatch.setattr(planning, "LARGEST_TASK", 1 << 14)
     plan_to_maxtext(model).run(tmp_path / "whole")
     out = tmp_path / "out"
@@ -146,7 +146,7 @@ def test_kill_nine_at_any_moment_loses_nothing(model, tmp_path, small_tasks, mon
     assert data_digest(out) == data_digest(tmp_path / "whole")
 
 
-def test_a_torn_last_line_of_the_journal_does_not_count(model, tmp_path, small_tasks, monkeypatch):
+def test_torn_last_journal_line_is_ignored(model, tmp_path, small_tasks, monkeypatch):
     monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)
     with pytest.raises(InterruptionError):
         plan_to_maxtext(model).run(tmp_path / "out", observe=interrupt_after(40))
@@ -158,7 +158,7 @@ def test_a_torn_last_line_of_the_journal_does_not_count(model, tmp_path, small_t
     assert receipt.tasks_resumed == len(sound)
 
 
-def test_a_destination_that_exists_is_left_alone(model, tmp_path):
+def test_existing_foreign_destination_is_kept(model, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "precious").write_text("x")
@@ -169,7 +169,7 @@ def test_a_destination_that_exists_is_left_alone(model, tmp_path):
         assert [location.name for location in out.iterdir()] == ["precious"]
 
 
-def test_a_checkpoint_that_exists_is_replaced_only_when_asked(model, tmp_path):
+def test_checkpoint_is_replaced_only_with_overwrite(model, tmp_path):
     out = tmp_path / "out"
     plan_to_maxtext(model, ToMaxText(scan=False)).run(out)
     before = data_digest(out)
@@ -183,13 +183,13 @@ def test_a_checkpoint_that_exists_is_replaced_only_when_asked(model, tmp_path):
     assert sorted(location.name for location in out.iterdir()) == ["0"]
 
 
-def test_an_empty_directory_may_be_the_destination(model, tmp_path):
+def test_empty_directory_is_accepted_as_destination(model, tmp_path):
     (tmp_path / "out").mkdir()
     plan_to_maxtext(model).run(tmp_path / "out")
     assert (tmp_path / "out" / "0" / "items" / "manifest.ocdbt").exists()
 
 
-def test_the_beginning_of_another_conversion_is_left_alone(model, tmp_path, small_tasks):
+def test_interrupted_other_conversion_is_kept(model, tmp_path, small_tasks):
     with pytest.raises(InterruptionError):
         plan_to_maxtext(model).run(tmp_path / "out", observe=interrupt_after(5))
     other = plan_to_maxtext(model, ToMaxText(scan=False))
@@ -199,7 +199,7 @@ def test_the_beginning_of_another_conversion_is_left_alone(model, tmp_path, smal
     assert (tmp_path / "out" / "0" / "items" / "_METADATA").exists()
 
 
-def test_a_source_that_changed_is_another_conversion(tmp_path, small_tasks):
+def test_changed_source_does_not_resume(tmp_path, small_tasks):
     write_llama(tmp_path / "hf", SIZES)
     with pytest.raises(InterruptionError):
         plan_to_maxtext(tmp_path / "hf").run(tmp_path / "out", observe=interrupt_after(5))
@@ -249,7 +249,7 @@ def test_two_processes_do_not_write_the_same_checkpoint(model, tmp_path, small_t
     assert inner
 
 
-def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+def test_full_disk_is_refused_before_writing(tmp_path, monkeypatch):
     # Not a quarter of a million tasks.
     monkeypatch.setattr(planning, "LARGEST_TASK", 1 << 34)
     # 14 TiB as a hole; no disk that runs this test has so much room, and ext4 holds files up to 16 TiB.
@@ -261,7 +261,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, mon
     assert [location.name for location in tmp_path.iterdir()] == ["hf"]
 
 
-def test_a_disk_that_fills_up_says_so_and_can_be_gone_on_with(model, tmp_path, small_tasks, monkeypatch):
+def test_run_resumes_after_disk_fills_up(model, tmp_path, small_tasks, monkeypatch):
     write = os.pwrite
     calls = []
 
@@ -281,19 +281,19 @@ def test_a_disk_that_fills_up_says_so_and_can_be_gone_on_with(model, tmp_path, s
     assert data_digest(tmp_path / "out") == data_digest(tmp_path / "whole")
 
 
-def test_a_location_that_cannot_be_written_is_an_error_of_storage(model, tmp_path):
+def test_uncreatable_destination_is_a_storage_error(model, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="cannot create"):
         plan_to_maxtext(model).run(tmp_path / "file" / "out")
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that refuses to be written")
-def test_a_read_only_file_system_is_an_error_of_storage(model):
+def test_read_only_file_system_is_a_storage_error(model):
     with pytest.raises(StorageError, match="cannot create"):
         plan_to_maxtext(model).run("/proc/self/ckpttools-out")
 
 
-def test_a_source_that_shrinks_while_it_is_read_is_named(tmp_path, small_tasks):
+def test_truncated_source_is_named(tmp_path, small_tasks):
     path = write_llama(tmp_path / "hf", SIZES)
     conversion = plan_to_maxtext(tmp_path / "hf")
     os.truncate(path, path.stat().st_size - 100)
@@ -305,7 +305,7 @@ def test_a_source_that_shrinks_while_it_is_read_is_named(tmp_path, small_tasks):
 
 
 @pytest.mark.parametrize("limit", [None, 512 << 10], ids=["whole", "truncated"])
-def test_writes_of_any_alignment_land_where_they_should(tmp_path, monkeypatch, limit):
+def test_unaligned_and_short_writes_are_correct(tmp_path, monkeypatch, limit):
     """Also where the system writes less than it was given, as near the end of a quota."""
     import numpy as np
 
@@ -337,7 +337,7 @@ def test_appended_data_is_never_overwritten(tmp_path):
     files.close()
 
 
-def test_a_chunk_is_all_that_its_file_holds(tmp_path):
+def test_chunk_replaces_its_complete_file(tmp_path):
     """Also where a run that was interrupted left a longer one."""
     files = LocalDataFiles(tmp_path, {}, {})
     for data in (b"longer", b"short"):

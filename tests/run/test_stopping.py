@@ -142,7 +142,7 @@ def huge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class TestWhileImporting:
     @pytest.mark.parametrize("number", SIGNALS)
-    def test_a_word_and_the_code_of_the_signal(self, number: signal.Signals):
+    def test_signal_during_import_exits_with_its_code(self, number: signal.Signals):
         command = [sys.executable, "-c", AT_AN_IMPORT, str(int(number)), "--version"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         *codes, last = [int(line) for line in done.stdout.splitlines() if line.lstrip("-").isdigit()]
@@ -189,7 +189,7 @@ class TestLooking:
         process.send_signal(signal.SIGTERM)
         assert ends(process, 3) == (143, "", MESSAGE + "\n")
 
-    def test_a_reader_that_goes_away_gets_no_whole_document(self, tmp_path: Path):
+    def test_closed_pipe_ends_output(self, tmp_path: Path):
         tensors = {f"layer_{number}_of_many": np.zeros(1, np.uint8) for number in range(3000)}
         save_file(tensors, tmp_path / "model.safetensors")
         process = start("inspect", "tree", tmp_path, "--json", pipesize=4096)
@@ -200,7 +200,7 @@ class TestLooking:
         assert process.wait(30) == 141
 
     @pytest.mark.parametrize("words", ["--help", "hash --help", "nonsense"])
-    def test_nobody_reads_what_the_parser_prints(self, words: str):
+    def test_closed_pipe_ends_help_output(self, words: str):
         reading, writing = os.pipe()
         os.close(reading)
         done = subprocess.run(
@@ -229,7 +229,7 @@ class TestHandlers:
         process.kill()
         process.communicate()
 
-    def test_a_second_signal_ends_at_once(self):
+    def test_second_signal_exits_at_once(self):
         command = [sys.executable, "-c", SLOW_TO_END]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stdout is not None
@@ -239,18 +239,18 @@ class TestHandlers:
         process.send_signal(signal.SIGTERM)
         assert ends(process, 60) == (143, "", "Stopped.\n")
 
-    def test_one_that_is_lost_in_a_finalizer_is_raised_again(self):
+    def test_signal_lost_in_a_finalizer_is_raised_again(self):
         command = [sys.executable, "-c", IN_A_FINALIZER]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stderr) == (143, "")
 
-    def test_they_are_as_before_afterwards(self):
+    def test_signal_handlers_are_restored(self):
         before = [signal.getsignal(number) for number in SIGNALS], sys.unraisablehook
         with pytest.raises(Stopped), signals.raise_on_signal():
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
         assert ([signal.getsignal(number) for number in SIGNALS], sys.unraisablehook) == before
 
-    def test_it_is_no_error_that_something_may_catch(self):
+    def test_stopped_is_not_an_exception_subclass(self):
         assert not issubclass(Stopped, Exception)
         assert [exit_code_of(Stopped(number), traceback=False) for number in SIGNALS] == [130, 143, 129]

@@ -136,7 +136,7 @@ worker_processes.ThreadRunner = Speaks
     "words",
     [("--memory", "200MiB"), ("--jobs", "1"), ("--manifest", "digests.json"), ("--compression", "zstd")],
 )
-def test_threads_do_what_processes_do_not_suit(models: Models, tmp_path: Path, words: tuple[str, ...]):
+def test_threads_are_used_where_processes_do_not_fit(models: Models, tmp_path: Path, words: tuple[str, ...]):
     """Too little room; one worker; what is watched; chunks that have no place until they are encoded."""
     to = ("--to", "orbax") if "zstd" in words else ()
     words = tuple(str(tmp_path / word) if word.endswith(".json") else word for word in words)
@@ -144,14 +144,14 @@ def test_threads_do_what_processes_do_not_suit(models: Models, tmp_path: Path, w
     assert (done.returncode, forked(done)) == (0, [])
 
 
-def test_a_system_that_refuses_to_fork_gets_threads(models: Models, receipt: object, tmp_path: Path):
+def test_threads_are_used_if_fork_fails(models: Models, receipt: object, tmp_path: Path):
     happens = "pass\ndef refused():\n    raise BlockingIOError(11, 'no more')\nos.fork = refused"
     done = run("average", *models[:2], tmp_path / "out", "--jobs", 2, happens=happens)
     assert (done.returncode, forked(done)) == (0, [])
     check_mean(models, tmp_path / "out")
 
 
-def test_a_worker_that_is_killed_loses_nothing(models: Models, receipt: object, tmp_path: Path):
+def test_killed_worker_loses_no_work(models: Models, receipt: object, tmp_path: Path):
     words = ("average", *models[:2], tmp_path / "out", "--jobs", 2)
     done = run(*words, happens="os.kill(worker._process.pid, signal.SIGKILL)")
     assert done.returncode == 5
@@ -162,7 +162,7 @@ def test_a_worker_that_is_killed_loses_nothing(models: Models, receipt: object, 
     check_mean(models, tmp_path / "out")
 
 
-def test_a_killed_command_takes_its_workers_along(models: Models, receipt: object, tmp_path: Path):
+def test_killed_command_ends_its_workers(models: Models, receipt: object, tmp_path: Path):
     words = ("average", *models[:2], tmp_path / "out", "--jobs", 2)
     done = run(*words, happens="os.kill(os.getpid(), signal.SIGKILL)")
     again = run(*words)
@@ -193,7 +193,7 @@ def test_worker_errors_are_reported_like_local_ones(models: Models, tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
-def test_a_part_of_a_plan_is_done_by_processes(models: Models, receipt: object, tmp_path: Path):
+def test_plan_part_uses_worker_processes(models: Models, receipt: object, tmp_path: Path):
     plan = tmp_path / "mean.plan"
     assert run("plan", "-o", plan, "average", *models[:2], tmp_path / "out").returncode == 0
     for number in range(2):
@@ -203,7 +203,7 @@ def test_a_part_of_a_plan_is_done_by_processes(models: Models, receipt: object, 
     check_mean(models, tmp_path / "out")
 
 
-def test_a_worker_of_a_pool_does_it_with_threads(models: Models, receipt: object, tmp_path: Path):
+def test_daemon_process_uses_threads(models: Models, receipt: object, tmp_path: Path):
     """`multiprocessing` lets none of its daemons have processes."""
     happens = "pass\nimport multiprocessing\nmultiprocessing.current_process()._config['daemon'] = True"
     done = run("average", *models[:2], tmp_path / "out", "--jobs", 2, happens=happens)
@@ -211,7 +211,7 @@ def test_a_worker_of_a_pool_does_it_with_threads(models: Models, receipt: object
     check_mean(models, tmp_path / "out")
 
 
-def test_a_thread_is_waited_for_until_it_has_ended():
+def test_interrupted_join_waits_for_the_thread():
     """Interrupted several times; CPython before 3.13 takes it for ended the first time."""
     ended: list[bool] = []
 
@@ -235,7 +235,7 @@ def test_a_thread_is_waited_for_until_it_has_ended():
     assert ended
 
 
-def test_a_thread_whose_start_is_interrupted_is_waited_for_as_well():
+def test_interrupted_thread_start_is_joined():
     ended: list[bool] = []
 
     def work() -> None:

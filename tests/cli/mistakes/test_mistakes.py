@@ -68,7 +68,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize("line", [*COMMANDS, *OPTIONS, *PATHS])
-def test_message_says_what_to_type(line, monkeypatch):
+def test_message_names_the_command_to_type(line, monkeypatch):
     monkeypatch.chdir(MODEL.parents[3])
     done = ckpt(*(str(MODEL) if word == "M" else word for word in shlex.split(line)))
     assert done.exit_code == 2, done.output
