@@ -9,6 +9,7 @@ from itertools import chain
 from ckpttools.api.arguments import Size
 from ckpttools.api.options import COMMAND, LIMITS
 from ckpttools.api.options.runs import COPY
+from ckpttools.api.output_checks import check_copied
 from ckpttools.api.overwrite_guard import optimizer_in
 from ckpttools.api.prepared import Resources, command
 from ckpttools.api.sources import Observe
@@ -73,5 +74,8 @@ def copy(
         links |= find_outside_links(read, (location.key for location in selection.small.values()))
         check_outside_links(links, is_public=public, is_allowed=allow_outside_links)
         built = PreparedCopy(read, target, selection, there, effort, verify, observe, command)
-        unchecked = chain.from_iterable(map_concurrently(read.store, check_whole, built.todo))
+        unchecked = [*chain.from_iterable(map_concurrently(read.store, check_whole, built.todo))]
+        # Over a network, a tokenizer would be fetched twice.
+        if built.todo and selection.model is not None and read.store.scheme == "file":
+            unchecked += check_copied(selection.model)
     return replace(built, unchecked=tuple(unchecked))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from ckpttools.array.tree import Tree
@@ -77,12 +77,25 @@ def check_source(tree: Tree, refused: Collection[str] = ()) -> Notes:
     Raises:
         FormatError: a finding blocks writing, or is an error of a check in `refused`.
     """
+    model = _source_model(tree)
+    return Notes() if model is None else _notes(model, refused)
+
+
+def check_copied(tree: Tree) -> Iterator[str]:
+    """Yield a remark for each finding in a model directory that is copied byte for byte, whatever it is."""
+    model = _source_model(tree)
+    if model is not None:
+        yield from (_remark(finding) for finding in findings(model) if finding.level != "info")
+
+
+def _source_model(tree: Tree) -> ModelDirectory | None:
+    """Return the model directory of an opened tree; None if there are no model files next to the weights."""
     directory = sidecars_at(tree)
     if directory is None or not has_sidecars(tree) or not directory.is_dir():
-        return Notes()
+        return None
     names = (entry.name for entry in directory.entries() if entry.is_file)
     files: dict[str, Content] = {name: directory / name for name in names}
-    return _notes(ModelDirectory(str(directory), files, tree), refused)
+    return ModelDirectory(str(directory), files, tree)
 
 
 def _notes(model: ModelDirectory, refused: Collection[str] = ()) -> Notes:

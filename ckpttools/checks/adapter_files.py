@@ -29,7 +29,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         CHECK.name,
         model.path(ADAPTER),
         f"adapter files next to a complete model: {names}",
-        f"{why}; commands that write this model leave them out",
+        f"{why}; conversions of this model leave them out",
         f"move them to a separate directory: {command}",
         command=command,
     )

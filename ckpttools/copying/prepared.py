@@ -60,7 +60,7 @@ class PreparedCopy:
         verify: whether all that was written is read again.
         observe: called with the bytes copied so far and the total; may be None.
         command: command line, for messages about unfinished work.
-        unchecked: what was not searched for missing chunks, and why.
+        unchecked: remarks about the source, such as items that were not searched for missing chunks.
     """
 
     source: Location

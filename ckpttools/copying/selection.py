@@ -7,6 +7,7 @@ from dataclasses import field
 from functools import cached_property
 
 from ckpttools.array.gaps import refuse_incomplete
+from ckpttools.array.tree import Tree
 from ckpttools.copying.part import FileGroup, commits_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
@@ -36,12 +37,14 @@ class CopySelection:
         small: single files next to the steps, by their names at the destination.
         left_out: content that is not copied, with reasons.
         steps_at: directory below the destination for steps that are added to a run; None otherwise.
+        model: the opened tree of a directory that is copied as a whole; None if it has several, or for Orbax.
     """
 
     parts: Sequence[FileGroup]
     small: Mapping[str, Location] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     steps_at: str | None = None
+    model: Tree | None = None
 
 
 def selected(source: Location, steps: Sequence[int] = (), latest: int | None = None) -> CopySelection:
@@ -86,9 +89,10 @@ def selected(source: Location, steps: Sequence[int] = (), latest: int | None = N
         case Step():
             reason, part = unfinished_reason(result), _part_of(result, "")
         case _:
-            for tree in open_all_steps(detected):
+            trees = [*open_all_steps(detected)]
+            for tree in trees:
                 refuse_incomplete(tree.arrays.values(), str(source))
-            return CopySelection([FileGroup(source)])
+            return CopySelection([FileGroup(source)], model=trees[0] if len(trees) == 1 else None)
     if reason:
         raise _unfinished(source, reason)
     return CopySelection([part])

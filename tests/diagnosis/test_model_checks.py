@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
-from support.command_line import doctor, hint_of, with_flags
+from support.command_line import ckpt, doctor, hint_of, with_flags
 from support.locations import GOLDEN
 
 import ckpttools
@@ -145,6 +145,36 @@ def test_copy_reports_pointers_in_location_of_other_files(tmp_path, name):
     (remark,) = ckpttools.copy(model, tmp_path / "copy").remarks
     assert f"1 file is a Git LFS pointer, not the data, and so is its copy: {name}" in remark
     assert f"git lfs pull` in {model}" in remark
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json is not a JSON object"),
+        ("tokenizer_config.json", "x", "tokenizer_config.json is not a JSON object"),
+        ("generation_config.json", '{"eos', "generation_config.json is not a JSON object"),
+        ("generation_config.json", '{"eos_token_id": 999999}', "eos_token_id 999999"),
+        ("adapter_config.json", '{"peft_type": "LORA"}', "adapter files next to a complete model"),
+    ],
+)
+def test_commands_that_exit_0_report_what_doctor_reports(tmp_path, name, text, what):
+    model = save_model(tmp_path / "m")
+    (model / name).write_text(text)
+    assert any(what in item.what for item in doctor(model).findings if item.level == "error")
+    for number, words in enumerate(
+        [
+            ("convert", "hf-to-maxtext"),
+            ("convert", "to-orbax"),
+            ("convert", "to-safetensors"),
+            ("cast", "--dtype", "float32"),
+            ("copy",),
+        ]
+    ):
+        result = ckpt(*words, model, tmp_path / f"out{number}", "--no-progress", COLUMNS="1000")
+        assert result.exit_code == 0 or "is not a JSON object" in what, result.output
+        assert what in result.output, words
+    (copied,) = (tmp_path / "out4").glob(name)
+    assert copied.read_text() == text
 
 
 ANNEX = "/annex/objects/SHA256E-s17--" + "a" * 64 + ".model\n"
