@@ -58,7 +58,7 @@ def both(function, path, *more, **options):
 
 
 class TestOneCallIsTheCommand:
-    def test_inspect(self, models, capsys):
+    def test_inspect_call_matches_the_command(self, models, capsys):
         report = both(ckpttools.inspect, models / "stacked", filter="*mlp*", sort="size", against="llama")
         declared = as_json(report, capsys)
         options = ("--filter", "*mlp*", "--sort", "size", "--against", "llama")
@@ -68,20 +68,20 @@ class TestOneCallIsTheCommand:
         assert report.comparison.is_same
         assert short(report, "stacked-inference", "3 arrays", "mlp/wi_{0..1}/kernel: bfloat16[64, 2, 128]")
 
-    def test_inspect_against_what_is_another(self, models):
+    def test_inspect_call_reports_differences(self, models):
         tree = ckpttools.open(models / "hf")
         assert ckpttools.inspect(tree, against=tree).comparison.is_same
         assert not ckpttools.inspect(tree, against=models / "stacked").comparison.is_same
         assert ckpttools.inspect(tree).comparison is None
 
-    def test_stats(self, models, capsys):
+    def test_stats_call_matches_the_command(self, models, capsys):
         report = both(ckpttools.stats, models / "stacked", filter="*mlp*", per_layer=True, sort="norm")
         options = ("--filter", "*mlp*", "--per-layer", "--sort", "norm")
         assert printed("inspect", "stats", models / "stacked", *options) == as_json(report, capsys)
         assert report.finite
         assert short(report, "3 arrays", "0 NaN")
 
-    def test_chunks(self, models, capsys):
+    def test_chunks_call_matches_the_command(self, models, capsys):
         report = both(ckpttools.chunks, models / "stacked", mesh="8", spec="axis0")
         declared = as_json(report, capsys)
         shown = printed("inspect", "chunks", models / "stacked", "--mesh", "8", "--spec", "axis0")
@@ -89,7 +89,7 @@ class TestOneCallIsTheCommand:
         assert shown == {"schema": schema, "advice": declared.pop("advice"), "report": declared}
         assert short(report, "13 arrays", "does not divide")
 
-    def test_report(self, models, tmp_path, capsys):
+    def test_report_call_matches_the_command(self, models, tmp_path, capsys):
         page = both(ckpttools.report, models / "hf", stats=False)
         assert page.output is None
         assert "<!doctype html" in page.html.lower()
@@ -101,7 +101,7 @@ class TestOneCallIsTheCommand:
         assert printed("inspect", "report", models / "hf", *output) == declared
         assert short(page, "<Page of 21 arrays", "not written")
 
-    def test_diff(self, models, capsys):
+    def test_diff_call_matches_the_command(self, models, capsys):
         options = {"filter": "*mlp*", "rtol": 1e-3, "explain": False}
         report = ckpttools.diff(models / "hf", str(models / "other"), **options)
         trees = (ckpttools.open(models / name) for name in ("hf", "other"))
@@ -112,7 +112,7 @@ class TestOneCallIsTheCommand:
         assert short(report, "different: 6 differs", "layers.{0..1}", "max abs")
         assert ckpttools.diff(models / "hf", models / "stacked").equal
 
-    def test_verify(self, models, capsys):
+    def test_verify_call_matches_the_command(self, models, capsys):
         report = both(ckpttools.verify, models / "stacked", models / "hf")
         shown = printed("verify", models / "stacked", "--against", models / "hf")
         assert shown == as_json(report, capsys)
@@ -122,7 +122,7 @@ class TestOneCallIsTheCommand:
         assert not other.equal
         assert short(other, "different", ": values")
 
-    def test_hash(self, models, tmp_path, capsys):
+    def test_hash_call_matches_the_command(self, models, tmp_path, capsys):
         manifest = tmp_path / "manifest.json"
         report = both(ckpttools.hash, models / "stacked", parameters=True)
         shown = printed("hash", models / "stacked", "--parameters", "--manifest", manifest)
@@ -133,7 +133,7 @@ class TestOneCallIsTheCommand:
         assert converted.parameters == report.parameters
         assert ckpttools.verify(models / "unstacked", manifest=str(tmp_path / "as_maxtext.json")).equal
 
-    def test_doctor(self, models, capsys):
+    def test_doctor_call_matches_the_command(self, models, capsys):
         report = ckpttools.doctor(str(models / "stacked"))
         assert printed("doctor", models / "stacked") == as_json(report, capsys)
         assert report.healthy
@@ -141,7 +141,7 @@ class TestOneCallIsTheCommand:
         item = ckpttools.open(models / "stacked")
         assert ckpttools.doctor(item).path == item.metadata.location
 
-    def test_families(self, capsys):
+    def test_families_call_matches_the_command(self, capsys):
         known = ckpttools.families()
         assert printed("families") == as_json(known, capsys)
         assert short(known, "<FamilySummary llama: llama>")
@@ -171,7 +171,7 @@ def test_plans_and_reports_have_one_line_reprs(models, tmp_path):
         assert repr(item).startswith(begins) and len(repr(item)) < 400, repr(item)
 
 
-def test_progress_is_told_to_whoever_observes(models):
+def test_observers_receive_progress(models):
     for look in (ckpttools.stats, ckpttools.hash, ckpttools.report):
         seen = []
         look(models / "hf", observe=lambda *each, seen=seen: seen.append(each))
@@ -180,7 +180,7 @@ def test_progress_is_told_to_whoever_observes(models):
         assert list(dones) == sorted(dones) and len(set(totals)) == 1
 
 
-def test_text_is_taken_where_its_meaning_is_clear_and_nothing_else(models):
+def test_unambiguous_text_arguments_are_accepted(models):
     hf = models / "hf"
     assert ckpttools.stats(hf, memory="512MiB") == ckpttools.stats(hf, memory=1 << 29, jobs=1)
     refused = (

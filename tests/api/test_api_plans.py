@@ -37,7 +37,7 @@ def written(tmp_path):
 
 
 class TestBothWays:
-    def test_a_plan_of_a_call_is_done_by_the_command_line(self, written, tmp_path):
+    def test_command_line_runs_a_plan_of_a_call(self, written, tmp_path):
         assert written.has_call and written.has_tasks
         for number in range(3):
             run("run", written.file, "--part", f"{number}/3")
@@ -45,7 +45,7 @@ class TestBothWays:
         ckpttools.hf_to_maxtext(SHARDED, tmp_path / "alone", dtype="float16")
         assert digest(tmp_path / "out") == digest(tmp_path / "alone")
 
-    def test_a_plan_of_the_command_line_is_done_by_calls(self, tmp_path):
+    def test_calls_run_a_plan_of_the_command_line(self, tmp_path):
         words = ("maxtext-to-hf", GOLDEN / "llama3.1" / "maxtext_scanned", tmp_path / "out", "--like", HF)
         assert ckpt("plan", "convert", *words, "-o", tmp_path / "plan").exit_code == 0
         plan = tmp_path / "plan"
@@ -60,11 +60,11 @@ class TestBothWays:
         run("convert", *words[:2], tmp_path / "alone", *words[3:])
         assert files_in(tmp_path / "out") == files_in(tmp_path / "alone")
 
-    def test_the_environment_says_which_part(self, written, monkeypatch):
+    def test_part_is_detected_from_the_environment(self, written, monkeypatch):
         monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
         assert ckpttools.run_part(written.file, parts=3).part == "1/3"
 
-    def test_reports_are_short(self, written, tmp_path):
+    def test_plan_reports_have_short_reprs(self, written, tmp_path):
         out = tmp_path / "out"
         assert repr(written).startswith(f"<PlanWritten {tmp_path / 'plan'} of {out}: 13 tasks, ")
         assert repr(ckpttools.run_part(written.file, "0/2")).startswith(f"<PartReceipt 0/2 of {out}: ")
@@ -78,7 +78,7 @@ class TestBothWays:
 
 
 class TestLocations:
-    def test_a_plan_with_relative_paths_may_be_moved(self, tmp_path, monkeypatch):
+    def test_plan_with_relative_paths_can_be_moved(self, tmp_path, monkeypatch):
         shutil.copytree(SHARDED, tmp_path / "made" / "model")
         (tmp_path / "made" / "rules.toml").write_text('[[rules]]\nfrom = "model.{...}"\nto = "base.{...}"\n')
         monkeypatch.chdir(tmp_path / "made")
@@ -96,7 +96,7 @@ class TestLocations:
         assert sorted(item.name for item in (tmp_path / "made").iterdir()) == ["model", "rules.toml"]
         assert "nothing to do" in run("run", tmp_path / "moved" / "llama.plan", "--part", "0/2")
 
-    def test_other_roots(self, tmp_path, monkeypatch):
+    def test_roots_relocate_paths(self, tmp_path, monkeypatch):
         shutil.copytree(SHARDED, tmp_path / "disk" / "model")
         prepared = ckpttools.cast.plan(
             tmp_path / "disk" / "model", tmp_path / "disk" / "out", dtype="float16"
@@ -113,7 +113,7 @@ class TestLocations:
         ckpttools.publish_plan(plan, root=root)
         assert list((tmp_path / "mnt" / "out").glob("*.safetensors"))
 
-    def test_the_file_of_a_family_is_a_location_too(self, tmp_path, monkeypatch):
+    def test_roots_relocate_family_files(self, tmp_path, monkeypatch):
         disk, moved, here = tmp_path / "disk", tmp_path / "mnt", tmp_path / "here"
         shutil.copytree(HF, disk / "model")
         here.mkdir()
@@ -130,7 +130,7 @@ class TestLocations:
 
 
 class TestWhatTextCannotSay:
-    def test_a_tree_is_published_by_whoever_prepares_it_again(self, tmp_path):
+    def test_prepared_tree_publishes_its_plan(self, tmp_path):
         def prepared():
             tree = ckpttools.open(SHARDED).pipe(ckpttools.CastTo("float16"))
             return ckpttools.save.plan(tree, tmp_path / "out", "safetensors")
@@ -160,7 +160,7 @@ class TestWhatTextCannotSay:
             ckpttools.write_plan(prepared(tmp_path / "out"), tmp_path / "plan")
         assert not (tmp_path / "plan").exists()
 
-    def test_a_plan_names_no_other_calls(self, written):
+    def test_plan_with_another_call_is_refused(self, written):
         file = read_plan(written.file)
         for name in ("open", "write_plan", "nothing", "copy"):
             call = {"name": name, "arguments": {"source": str(SHARDED), "destination": "x"}}
@@ -170,7 +170,7 @@ class TestWhatTextCannotSay:
 
 
 class TestPublishing:
-    def test_waiting_for_parts_that_replace_what_is_there(self, tmp_path, monkeypatch):
+    def test_publish_waits_for_parts_that_replace_output(self, tmp_path, monkeypatch):
         monkeypatch.setattr(publishing, "_WAIT_SECONDS", 0.05)
         out = tmp_path / "out"
         ckpttools.hf_to_maxtext(SHARDED, out)
@@ -193,7 +193,7 @@ class TestPublishing:
         again = json.loads(ckpt("run", plan, "--publish", "--wait", "--json").stdout)
         assert again["state"] == "complete"
 
-    def test_nobody_waits_for_what_was_published_without_a_note(self, tmp_path, monkeypatch):
+    def test_publish_does_not_wait_for_published_output(self, tmp_path, monkeypatch):
         monkeypatch.setattr(publishing, "_WAIT_SECONDS", 0.0)
         out = tmp_path / "out"
         prepared = ckpttools.hf_to_maxtext.plan(SHARDED, out, overwrite=True)
@@ -214,7 +214,7 @@ class TestPublishing:
 class TestHints:
     """What to do next is what `ckpt run` can do."""
 
-    def test_replacing_takes_another_plan(self, written, tmp_path):
+    def test_replacing_needs_another_plan(self, written, tmp_path):
         ckpttools.cast(SHARDED, tmp_path / "out", dtype="float16")
         result = ckpt("run", written.file, "--part", "0/1")
         declared = " ".join(result.output.split())
@@ -222,7 +222,7 @@ class TestHints:
         with pytest.raises(CheckpointError, match="a plan made with overwrite=True"):
             ckpttools.run_part(written.file, "0/1")
 
-    def test_python_is_told_of_calls_and_the_shell_of_commands(self, written):
+    def test_hints_name_calls_in_python_and_commands_in_shell(self, written):
         ckpttools.run_part(written.file, "0/2")
         with pytest.raises(UnfinishedError) as raised:
             ckpttools.publish_plan(written.file)
@@ -231,7 +231,7 @@ class TestHints:
         declared = " ".join(ckpt("run", written.file, "--publish").output.split())
         assert f"`ckpt run {written.file} --part 0/1` does the remaining tasks" in declared
 
-    def test_publishing_waits_for_parts_at_work(self, written):
+    def test_publish_refuses_while_parts_are_working(self, written):
         header = read_plan(written.file).header
         ckpttools.run_part(written.file, "1/2")
         share = Share("0/2", 0, 2)

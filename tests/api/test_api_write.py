@@ -98,7 +98,7 @@ def test_each_call_writes_what_the_command_writes(tmp_path):
     assert {name for _, (name, _), _ in SAME} == {*CALLS} - {"remap"}
 
 
-def test_remap_takes_a_file_a_dictionary_and_a_function(tmp_path):
+def test_remap_accepts_file_dictionary_and_function(tmp_path):
     rules = [{"from": source, "to": target} for source, target in RULES.items()]
     (tmp_path / "rules.json").write_text(json.dumps({"rules": rules}))
     run("remap", HF, tmp_path / "theirs", "--map", tmp_path / "rules.json")
@@ -115,7 +115,7 @@ def test_remap_takes_a_file_a_dictionary_and_a_function(tmp_path):
         ckpttools.remap(HF, tmp_path / "strict", map=rename, strict=True)
 
 
-def test_a_tree_is_a_source_as_good_as_its_path(tmp_path):
+def test_tree_source_equals_path_source(tmp_path):
     ckpttools.hf_to_maxtext(ckpttools.open(HF), tmp_path / "tree")
     ckpttools.hf_to_maxtext(HF, tmp_path / "path")
     assert files(tmp_path / "tree") == files(tmp_path / "path")
@@ -136,7 +136,7 @@ def test_a_tree_is_a_source_as_good_as_its_path(tmp_path):
     assert {item.name for item in tmp_path.iterdir()} == {"tree", "path", "back"}
 
 
-def test_a_plan_writes_nothing_and_runs_when_asked(tmp_path):
+def test_plan_writes_nothing_until_it_runs(tmp_path):
     seen = []
     prepared = ckpttools.select.plan(
         HF, tmp_path / "out", keep="*norm*", memory="200MiB", observe=seen.append
@@ -159,7 +159,7 @@ def test_a_plan_writes_nothing_and_runs_when_asked(tmp_path):
     assert ckpttools.select(HF, tmp_path / "out", keep="*norm*", overwrite=True).arrays == arrays
 
 
-def test_a_manifest_is_written_with_it_and_not_over_another(tmp_path):
+def test_manifest_is_written_but_not_replaced(tmp_path):
     ckpttools.cast(STACKED, tmp_path / "out", dtype="float16", manifest=str(tmp_path / "m.json"))
     assert ckpt("verify", tmp_path / "out", "--manifest", tmp_path / "m.json").exit_code == 0
     with pytest.raises(DestinationExistsError, match=r"m\.json exists"):
@@ -203,7 +203,7 @@ def test_invalid_arguments_are_refused_before_writing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_arguments_are_called_as_the_options_are():
+def test_call_arguments_match_command_options():
     """Keyword-only beyond source and destination; the command line has each of them."""
     text = (ROOT / "docs" / "cli.md").read_text()
     for name in CALLS:
@@ -220,7 +220,7 @@ def test_arguments_are_called_as_the_options_are():
 
 
 @pytest.mark.parametrize("call", ["convert", "transform"])
-def test_options_that_a_call_hands_on_are_checked_as_its_own(tmp_path, call):
+def test_forwarded_options_are_checked(tmp_path, call):
     changes = {"transforms": []} if call == "transform" else {}
     hand_on = partial(getattr(ckpttools, call).plan, HF, tmp_path / "out", **changes)
     assert hand_on(max_header_bytes=np.int64(10**7), jobs=np.int64(1)).jobs == 1
@@ -232,7 +232,7 @@ def test_options_that_a_call_hands_on_are_checked_as_its_own(tmp_path, call):
             hand_on(**declared)
 
 
-def test_the_package_is_imported_without_what_its_calls_need():
+def test_package_import_loads_no_other_modules():
     code = (
         "import sys, ckpttools; print(sorted(name for name in sys.modules if name.startswith('ckpttools')))"
     )

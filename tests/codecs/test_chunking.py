@@ -22,7 +22,7 @@ def cases(draw):
 
 @settings(max_examples=500)
 @given(cases())
-def test_every_grid_serves_the_reader(case):
+def test_chunk_shape_respects_size_limits_and_single_axes(case):
     shape, itemsize, single = case
     chunk = chunk_shape(shape, itemsize, single)
     nbytes = prod(chunk) * itemsize
@@ -47,7 +47,7 @@ def test_padding_never_doubles_an_axis(case):
 
 
 @given(st.integers(0, 8), st.integers(1, 64), st.sampled_from((1024, 3072, 4096)), st.sampled_from((1, 2, 4)))
-def test_a_first_axis_that_can_be_divided_is_divided_evenly(power, odd, columns, itemsize):
+def test_divisible_first_axis_is_divided_evenly(power, odd, columns, itemsize):
     shape = (odd << power, columns)
     chunk = chunk_shape(shape, itemsize, ())
     nbytes = prod(shape) * itemsize
@@ -71,7 +71,7 @@ def test_a_first_axis_that_can_be_divided_is_divided_evenly(power, odd, columns,
         ((4096, 2), 2, (1,), (4096, 2)),
     ],
 )
-def test_known_grids(shape, itemsize, single, expected):
+def test_chunk_shape_returns_known_grids(shape, itemsize, single, expected):
     assert chunk_shape(shape, itemsize, single) == expected
 
 

@@ -66,7 +66,7 @@ class TestMeshes:
             (" data = 4 , x = 1", {"data": 4, "x": 1}),
         ],
     )
-    def test_meshes(self, text, axes):
+    def test_parse_mesh_accepts_documented_forms(self, text, axes):
         assert dict(parse_mesh(text).axes) == axes
 
     @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ class TestMeshes:
             ("P(x, None, None, y)", (1, 1, 1)),
         ],
     )
-    def test_specs(self, text, pieces):
+    def test_parse_spec_accepts_documented_forms(self, text, pieces):
         mesh = parse_mesh("x=4,y=2")
         assert parse_spec(text, mesh).pieces(3, 1, mesh) == pieces
 
@@ -125,7 +125,7 @@ class TestMeshes:
         with pytest.raises(UsageError):
             parse_spec(text, parse_mesh("x=4,y=2"))
 
-    def test_layers_of_what_has_none(self):
+    def test_layer_spec_does_not_cut_unstacked_arrays(self):
         mesh = parse_mesh("8")
         assert parse_spec("layer", mesh).pieces(2, None, mesh) == (1, 1)
 
@@ -197,7 +197,7 @@ class TestReads:
         assert measured <= reads.total_fetched + mesh.size * 8 * index_bytes
         assert measured >= reads.total_fetched
 
-    def test_a_range_is_read_by_its_runs(self):
+    def test_contiguous_runs_are_read_as_ranges(self):
         mesh = parse_mesh("4")
         stored = array((8, 8), (8, 8), "any")
         rows, columns = (predict(stored, mesh, parse_spec(text, mesh), None) for text in ("axis0", "axis1"))
@@ -209,7 +209,7 @@ class TestReads:
         result = predict(array((8, 6), (8, 6)), mesh, parse_spec("axis0", mesh), None)
         assert (result.cut, result.uneven, result.over_read) == ((1, 1), True, 1)
 
-    def test_coded_bytes(self):
+    def test_compressed_bytes_are_predicted(self):
         mesh = parse_mesh("4")
         result = predict(array((8, 8), (4, 8), nbytes=100), mesh, parse_spec("axis0", mesh), None)
         assert (result.fetched, result.needed, result.over_read) == (50, 64, 2)
@@ -235,14 +235,14 @@ class TestSurvey:
         assert [item.path for item in storage.arrays] == [keystr(path) for path in tree.arrays]
         assert not any(item.missing for item in storage.arrays)
 
-    def test_files_for_each_chunk(self):
+    def test_survey_counts_chunk_files(self):
         storage = storage_of(open_tree(ORBAX / "llama3.1_scanned_zarr3_noocdbt"))
         on_disk = sum(file.nbytes for file in storage.files if file.kind == "data")
         assert sum(item.nbytes for item in storage.arrays) == on_disk
         assert sum(file.live for file in storage.files) == on_disk
         assert storage.indexes == ()
 
-    def test_safetensors(self):
+    def test_survey_describes_safetensors(self):
         storage = storage_of(open_tree(HF))
         file = next(item for item in storage.files if item.kind == "data")
         assert file.live + file.index == file.nbytes
@@ -257,7 +257,7 @@ class TestSurvey:
         size = (HF / "model.safetensors").stat().st_size
         assert kinds == {"model.safetensors": ("data", 0), "old.safetensors": ("unused", size)}
 
-    def test_dead_bytes_and_shared_files(self, tmp_path):
+    def test_survey_reports_dead_bytes_and_shared_files(self, tmp_path):
         values = values_of(F32, (600, 2))
         item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [300, 2]), values)})
         before = storage_of(open_tree(item))
@@ -270,7 +270,7 @@ class TestSurvey:
         assert (largest.links, after.links) == (1, 2)
 
     @pytest.mark.parametrize("cut", [None, 1000])
-    def test_a_data_file_that_is_lost_or_cut_short(self, tmp_path, cut):
+    def test_survey_reports_lost_or_truncated_data_file(self, tmp_path, cut):
         # Tensorstore at times puts the index beside the data, and without that nothing opens.
         array = stored(values_of(F32, (600, 2)).view(np.uint32), DTYPES["float32"])
         write(Tree({("w",): array}), OrbaxWriter(), tmp_path)
@@ -289,7 +289,7 @@ class TestSurvey:
         assert after.live + after.index + after.lost == before.live + before.index
         assert advice(result)[0].subject == "missing data"
 
-    def test_unmerged_processes(self, tmp_path):
+    def test_survey_reports_unmerged_processes(self, tmp_path):
         item = shutil.copytree(ORBAX / "lazy_2proc" / "7" / "items", tmp_path / "items")
         merged = storage_of(open_tree(item))
         (item / "manifest.ocdbt").unlink()
@@ -298,7 +298,7 @@ class TestSurvey:
         assert storage.arrays == merged.arrays
 
     @pytest.mark.parametrize("use_ocdbt", [True, False])
-    def test_missing_chunks(self, tmp_path, use_ocdbt):
+    def test_survey_reports_missing_chunks(self, tmp_path, use_ocdbt):
         values = np.zeros((600, 2), F32)
         values[:300] = 1
         created = zarr3([LITTLE], [100, 2])
@@ -334,14 +334,14 @@ class TestSurvey:
             (zarr2({"id": "zstd", "level": 1}, [4, 4]), ("zstd:1",), (4, 4)),
         ],
     )
-    def test_codecs(self, tmp_path, created, words, piece):
+    def test_survey_names_codecs(self, tmp_path, created, words, piece):
         item = write_item(tmp_path / "item", {("w",): (created, values_of(F32, (8, 8)))})
         stored = storage_of(open_tree(item)).arrays[0]
         assert (stored.codecs, stored.piece, stored.chunk) == (words, piece, (4, 4))
         assert stored.compressed == any(word.startswith(("zstd", "gzip", "blosc")) for word in words)
         assert stored.transposed == any(word.startswith(("transpose", "order")) for word in words)
 
-    def test_a_zarr_hierarchy(self, tmp_path):
+    def test_survey_describes_a_zarr_hierarchy(self, tmp_path):
         import zarr
 
         group = zarr.open_group(str(tmp_path / "z"), mode="w")
@@ -382,17 +382,17 @@ class TestAdvice:
             (array((16384, 1024), (1024, 1024), missing=3), "missing chunks"),
         ],
     )
-    def test_arrays(self, stored, subject):
+    def test_advice_covers_arrays(self, stored, subject):
         assert self.subjects(stored) == [subject]
 
-    def test_files(self):
+    def test_advice_covers_files(self):
         dead = StoredFile("d/x", "unused", 1 << 28)
         chunks = [StoredFile(f"w/c/{k}", "data", 4, 4) for k in range(3000)]
         assert self.subjects(files=[dead]) == ["dead bytes"]
         assert self.subjects(files=chunks, indexes=()) == ["many files"]
         assert self.subjects(indexes=("ocdbt.process_0/manifest.ocdbt",)) == ["unmerged index"]
 
-    def test_sharding(self):
+    def test_advice_covers_sharding(self):
         cut_by_layer = array((2048, 16, 8192), (2048, 1, 8192), dtype="bfloat16")
         assert self.subjects(cut_by_layer, mesh="8", spec="axis0") == ["over-read"]
         assert self.subjects(cut_by_layer, mesh="8", spec="axis1") == []
@@ -400,21 +400,21 @@ class TestAdvice:
         assert self.subjects(tensor, mesh="8", spec="axis1") == ["short runs"]
         assert self.subjects(tensor, mesh="8", spec="axis0") == []
 
-    def test_shards_that_are_not_equal(self):
+    def test_advice_reports_unequal_shards(self):
         uneven, drop_uneven_axes = array((10, 8), (10, 8)), array((9, 8), (9, 8))
         assert self.subjects(uneven, drop_uneven_axes, mesh="3", spec="axis0") == ["does not divide"]
         assert self.subjects(drop_uneven_axes, mesh="3", spec="axis0") == []
 
     @pytest.mark.parametrize("spec", ["axis2", "layer", "P(None, None, '0')"])
-    def test_a_spec_that_cuts_nothing(self, spec):
+    def test_advice_reports_replicating_spec(self, spec):
         assert self.subjects(array((8, 8), (8, 8)), mesh="2", spec=spec) == ["replicated"]
         assert self.subjects(array((8, 8), (8, 8)), mesh="1", spec=spec) == []
 
     @pytest.mark.parametrize("spec", ["replicated", "P()", "P(None)", "axis1"])
-    def test_a_spec_that_need_not_cut_more(self, spec):
+    def test_advice_accepts_sufficient_spec(self, spec):
         assert self.subjects(array((8, 8), (8, 8)), mesh="2", spec=spec) == []
 
-    def test_layers_are_cut_where_they_are_stacked_only(self):
+    def test_layer_spec_cuts_only_stacked_layers(self):
         tree = open_tree(ORBAX / "maxtext_run")
         mesh = MeshShape({"0": 2})
         report = inspect_chunks(tree, storage_of(tree), "params/*", mesh, parse_spec("layer", mesh))
@@ -429,7 +429,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("name", READABLE)
     @pytest.mark.parametrize("columns", ["80", "200"])
-    def test_text(self, name, columns):
+    def test_chunks_text_fits_the_terminal(self, name, columns):
         result = self.run(ORBAX / name, "--mesh", "4x2", "--spec", "axis0=0,axis1=1", columns=columns)
         assert result.exit_code == 0
         table = [line for line in result.output.splitlines() if line.startswith(("array ", "    "))]
@@ -451,7 +451,7 @@ class TestCommand:
         assert "model.layers.{0..3}.mlp.up_proj.weight" in output
         assert "39 arrays in 39 chunks" in output
 
-    def test_json(self):
+    def test_chunks_prints_json(self):
         result = self.run(ORBAX / "maxtext_run", "--json", "--mesh", "fsdp=4", "--spec", "P('fsdp')")
         report = json.loads(result.output)["report"]
         assert report["loading"]["mesh"] == {"fsdp": 4}
@@ -459,13 +459,13 @@ class TestCommand:
         assert {"name", "kind", "nbytes", "live", "index", "dead", "links"} <= report["files"][0].keys()
 
     @pytest.mark.parametrize("columns", [80, 200])
-    def test_no_arrays_at_all(self, tmp_path, columns):
+    def test_empty_checkpoint_has_no_chunks(self, tmp_path, columns):
         save_file({}, tmp_path / "empty.safetensors")
         result = ckpt("inspect", "chunks", tmp_path / "empty.safetensors", COLUMNS=str(columns))
         assert result.exit_code == 0
         assert "0 arrays in 0 chunks" in result.stdout
 
-    def test_filter(self):
+    def test_filter_selects_arrays(self):
         report = json.loads(self.run(ORBAX / "maxtext_run", "--json", "--filter", "*/mlp/*").output)["report"]
         assert {item["path"].split("/")[-3] for item in report["arrays"]} == {"mlp"}
 
@@ -477,7 +477,7 @@ class TestCommand:
             (["--mesh", "eight", "--spec", "axis0"], 2, "is not a mesh"),
         ],
     )
-    def test_bad_calls(self, arguments, code, words):
+    def test_invalid_calls_are_refused(self, arguments, code, words):
         result = self.run(HF, *arguments)
         assert result.exit_code == code
         assert words in result.output
@@ -490,7 +490,7 @@ class TestCommand:
         assert "a/ (32 files)" in output and "b/ (32 files)" in output and "*/zarr.json (2 files)" in output
 
 
-def test_ten_thousand_arrays_fold_into_one_line_quickly():
+def test_ten_thousand_arrays_fold_quickly():
     one = array((64, 64), (64, 64))
     arrays = tuple(
         replace(one, path=f"layers_{k}/w_{n}") for k, n in itertools.product(range(100), range(100))

@@ -96,7 +96,7 @@ BY_NAME = pytest.mark.parametrize("codec", CODECS)
 class TestCodecs:
     @BY_NAME
     @OCDBT
-    def test_values(self, tmp_path, codec, use_ocdbt):
+    def test_every_codec_is_decoded(self, tmp_path, codec, use_ocdbt):
         truth = values_of(F32, (7, 10))
         item = write_item(tmp_path / "item", {("w",): (CODECS[codec], truth)}, use_ocdbt=use_ocdbt)
         (array,) = open_tree(item).arrays.values()
@@ -104,7 +104,7 @@ class TestCodecs:
         check_regions(array, truth, 20)
 
     @pytest.mark.parametrize("codec", [name for name in CODECS if name != "shard of shards"])
-    def test_values_streamed(self, tmp_path, codec, monkeypatch):
+    def test_every_codec_is_decoded_in_blocks(self, tmp_path, codec, monkeypatch):
         """As large pieces are read: on and on, back only by starting again."""
         monkeypatch.setattr(inner_chunks, "KEPT_BYTES", 0)
         monkeypatch.setattr(read_blocks, "READ_BLOCK_BYTES", 16)
@@ -126,7 +126,7 @@ class TestCodecs:
     @pytest.mark.parametrize("name", [name for name, dtype in DTYPES.items() if dtype.zarr3])
     @pytest.mark.parametrize("driver", ["zarr3", "zarr2"])
     @pytest.mark.parametrize("is_coded", [True, False], ids=["zstd", "plain"])
-    def test_dtypes(self, tmp_path, name, driver, is_coded):
+    def test_every_dtype_is_decoded(self, tmp_path, name, driver, is_coded):
         v3, v2 = [LITTLE, ZSTD] if is_coded else [LITTLE], {"id": "zstd", "level": 1} if is_coded else None
         truth = values_of(DTYPES[name].numpy, (5, 3))
         created = zarr3(v3, [2, 3]) if driver == "zarr3" else zarr2(v2, [2, 3])
@@ -147,12 +147,12 @@ class TestCodecs:
             zarr2({"id": "blosc"}, []),
         ],
     )
-    def test_without_axes(self, tmp_path, created, use_ocdbt):
+    def test_scalar_arrays_are_decoded(self, tmp_path, created, use_ocdbt):
         item = write_item(tmp_path / "item", {("n",): (created, np.array(7.5))}, use_ocdbt=use_ocdbt)
         assert open_tree(item).arrays["n",].read() == 7.5
 
     @OCDBT
-    def test_names_with_dots_and_slashes(self, tmp_path, use_ocdbt):
+    def test_names_with_dots_and_slashes_are_read(self, tmp_path, use_ocdbt):
         arrays = {path: (zarr3([LITTLE], [2]), values_of(F32, (3,), k)) for k, path in enumerate(NAMES)}
         item = write_item(tmp_path / "item", arrays, use_ocdbt=use_ocdbt)
         tree = open_tree(item)
@@ -162,13 +162,13 @@ class TestCodecs:
 
     @pytest.mark.parametrize("use_ocdbt", [True, False])
     @pytest.mark.parametrize("created", [zarr3([LITTLE], [2]), zarr2(None, [2])])
-    def test_metadata_that_does_not_say_how(self, tmp_path, use_ocdbt, created):
+    def test_incomplete_metadata_is_read(self, tmp_path, use_ocdbt, created):
         truth = values_of(F32, (5,))
         item = write_item(tmp_path / "item", {("w",): (created, truth)}, use_ocdbt=use_ocdbt)
         change_json(item / "_METADATA", use_ocdbt=None, use_zarr3=None)
         assert described(open_tree(item).arrays["w",].read()) == described(truth)
 
-    def test_data_files_by_kind(self, tmp_path):
+    def test_custom_data_file_prefixes_are_read(self, tmp_path):
         prefixes = {f"{kind}_data_prefix": f"ocdbt_{kind}/" for kind in ("value", "btree_node")}
         truth = values_of(F32, (900,))
         item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [500]), truth)}, config=prefixes)
@@ -196,7 +196,7 @@ class TestLeftOut:
 
     @OCDBT
     @BY_CODEC
-    def test_they_are_filled(self, tmp_path, created, use_ocdbt):
+    def test_missing_chunks_are_filled(self, tmp_path, created, use_ocdbt):
         item = self.written(tmp_path, created, use_ocdbt=use_ocdbt)
         (array,) = open_tree(item).arrays.values()
         assert described(array.read()) == described(self.TRUTH)
@@ -206,7 +206,7 @@ class TestLeftOut:
     @OCDBT
     @BY_CODEC
     @pytest.mark.parametrize("declared", [True, None])
-    def test_else_they_are_missing(self, tmp_path, created, use_ocdbt, declared):
+    def test_missing_chunks_without_fill_rule_are_refused(self, tmp_path, created, use_ocdbt, declared):
         item = self.written(
             tmp_path, created, use_ocdbt=use_ocdbt, store_array_data_equal_to_fill_value=declared
         )
@@ -216,7 +216,7 @@ class TestLeftOut:
         # Where it says that nothing was left out, saying otherwise would make zeros of what was lost.
         assert ("store_array_data_equal_to_fill_value" in caught.value.hint) is (declared is None)
 
-    def test_a_piece_of_a_shard(self, tmp_path):
+    def test_missing_inner_chunk_is_filled_or_refused(self, tmp_path):
         truth = np.arange(12, dtype="float32").reshape(3, 4)
         truth[0, :2] = 0
         created = zarr3([sharded([1, 2], [LITTLE, ZSTD])], [3, 4])
@@ -241,7 +241,7 @@ class TestLeftOut:
             ("float8_e4m3fn", 1.0),
         ],
     )
-    def test_fill_values(self, tmp_path, dtype, value):
+    def test_fill_values_match_tensorstore(self, tmp_path, dtype, value):
         created = zarr3([LITTLE], [2], fill_value=value, data_type=dtype)
         store = write_item(
             tmp_path / "item", {("w",): (created, values_of(DTYPES[dtype].numpy, (4,)))}, all_chunks=False
@@ -294,7 +294,7 @@ class TestDecodingOnce:
         return array
 
     @pytest.mark.parametrize("chunk", [(64, 64), (16, 64), (64, 8)])
-    def test_by_rows(self, tmp_path, decoded, chunk):
+    def test_reading_by_rows_decodes_each_chunk_once(self, tmp_path, decoded, chunk):
         array = self.array(tmp_path, chunk)
         scratch, out = Scratch(array.scratch_bytes), np.empty((1, 64), "u4")
         for row in range(64):
@@ -303,18 +303,18 @@ class TestDecodingOnce:
         assert len(decoded) == (64 // chunk[0]) * (64 // chunk[1])
 
     @pytest.mark.parametrize("chunk", [(64, 64), (16, 64), (64, 32)])
-    def test_by_rows_of_large_pieces(self, tmp_path, decoded, monkeypatch, chunk):
+    def test_reading_rows_of_large_chunks_decodes_once(self, tmp_path, decoded, monkeypatch, chunk):
         monkeypatch.setattr(inner_chunks, "KEPT_BYTES", 0)
-        self.test_by_rows(tmp_path, decoded, chunk)
+        self.test_reading_by_rows_decodes_each_chunk_once(tmp_path, decoded, chunk)
 
-    def test_transposed(self, tmp_path, decoded, monkeypatch):
+    def test_transposed_reading_decodes_once(self, tmp_path, decoded, monkeypatch):
         monkeypatch.setattr("ckpttools.array.read_blocks.READ_BLOCK_BYTES", 1024)
         array = self.array(tmp_path, (64, 64))
         turned = relayout(array, [(64,), (64,)], (1, 0), (1, 1))
         assert np.array_equal(turned.read().view("u4"), self.truth.T.view("u4"))
         assert len(decoded) == 1
 
-    def test_little_is_kept(self, tmp_path, decoded, monkeypatch):
+    def test_decoded_cache_is_bounded(self, tmp_path, decoded, monkeypatch):
         monkeypatch.setattr(inner_chunks, "KEPT_BYTES", 3000)
         array = self.array(tmp_path, (8, 8), (64, 64))
         scratch = Scratch(array.scratch_bytes)
@@ -331,14 +331,14 @@ class TestDecodingOnce:
         del scratch
         assert len(inner_chunks._WORKERS) == before
 
-    def test_scratch_counts_what_is_kept(self, tmp_path):
+    def test_scratch_counts_cached_chunks(self, tmp_path):
         small = self.array(tmp_path / "small", (8, 8))
         assert 64 * 64 * 4 <= small.scratch_bytes < 2 << 20
         large = self.array(tmp_path / "large", (64, 64), (64, 64))
         assert large.read_cost(Region((0, 0), (1, 1))).nbytes == large.part((0, 0)).encoded.nbytes
 
 
-def test_neither_opening_nor_zstd_imports_tensorstore():
+def test_opening_and_zstd_do_not_import_tensorstore():
     code = """
 import sys
 from dataclasses import replace

@@ -77,7 +77,7 @@ class TestWritten:
         assert back.metadata.key_impls == EVERYTHING.metadata.key_impls
         assert back.metadata.format == "zarr3"
 
-    def test_zarr_python_opens_what_it_has_a_dtype_for(self, locations, codec):
+    def test_zarr_python_opens_arrays_of_supported_dtypes(self, locations, codec):
         group = zarr.open_group(locations / codec, mode="r")
         opened = 0
         for path, item in EVERYTHING.arrays.items():
@@ -93,7 +93,7 @@ class TestWritten:
             opened = by_tensorstore(location)
             assert described(opened.read().result()) == described(item.read()), path
 
-    def test_grids_are_cut(self, locations, codec):
+    def test_chunk_grids_cut_large_arrays(self, locations, codec):
         chunk = by_tensorstore(locations / codec / "ranks/2/kernel").chunk_layout.read_chunk.shape
         assert any(n % c for n, c in zip((37, 5, 23), chunk, strict=True))
 
@@ -129,7 +129,7 @@ def test_zarr_python_walks_the_hierarchy(tmp_path, codec):
 
 
 @EVERY_CODEC
-def test_arrays_without_elements(tmp_path, codec):
+def test_empty_arrays_round_trip(tmp_path, codec):
     tree = Tree(
         {
             ("a", "none"): array("float32", 0, 3),
@@ -149,14 +149,14 @@ def test_tree_with_only_empty_arrays_round_trips(tmp_path):
     assert_same(open_tree(tmp_path / "z"), tree)
 
 
-def test_a_tree_without_arrays(tmp_path):
+def test_tree_without_arrays_round_trips(tmp_path):
     tree = Tree({("text",): Text("x"), ("a", 0): Empty("List")}, Metadata(step=5))
     write(tree, ZarrWriter(), tmp_path / "z")
     assert_same(open_tree(tmp_path / "z"), tree)
 
 
 @EVERY_CODEC
-def test_an_array_that_is_the_whole_tree(tmp_path, codec):
+def test_single_array_tree_round_trips(tmp_path, codec):
     tree = Tree({(): array("float32", 37, 5)}, Metadata(step=5))
     write(tree, ZarrWriter(codec), tmp_path / "z")
     assert_same(open_tree(tmp_path / "z"), tree)
@@ -165,7 +165,7 @@ def test_an_array_that_is_the_whole_tree(tmp_path, codec):
 
 @settings(max_examples=25)
 @given(data=st.data())
-def test_any_tree_goes_through_zarr_and_orbax(data, tmp_path):
+def test_any_tree_round_trips_through_zarr_and_orbax(data, tmp_path):
     tree = data.draw(trees(tuple(ZARR3.values())))
     assume(unambiguous(tree))
     for name, writer in (("z", ZarrWriter()), ("o", OrbaxWriter(step=None)), ("back", ZarrWriter(Zstd(1)))):
@@ -214,24 +214,24 @@ class TestMadeByZarrPython:
 
     @pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
     @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-    def test_codecs_and_keys(self, tmp_path, options):
+    def test_codecs_and_key_encodings_are_read(self, tmp_path, options):
         self.make(tmp_path / "z", **options)
         self.check(tmp_path / "z")
 
     @pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
-    def test_consolidated_metadata(self, tmp_path):
+    def test_consolidated_metadata_is_read(self, tmp_path):
         self.make(tmp_path / "z")
         zarr.consolidate_metadata(tmp_path / "z")
         self.check(tmp_path / "z")
 
     @pytest.mark.parametrize("name", KNOWN)
-    def test_dtypes(self, tmp_path, name):
+    def test_dtypes_of_zarr_python_are_read(self, tmp_path, name):
         truth = array(name, 7, 5).read()
         self.make(tmp_path / "z", truth, compressors=None)
         self.check(tmp_path / "z", truth)
 
     @pytest.mark.parametrize(("name", "fill"), [("float32", 7.5), ("float64", float("nan")), ("int16", -3)])
-    def test_chunks_left_out_hold_the_fill_value(self, tmp_path, name, fill):
+    def test_omitted_chunks_have_the_fill_value(self, tmp_path, name, fill):
         built = zarr.create_group(tmp_path / "z").create_array(
             "a", shape=(7, 5), chunks=(3, 2), dtype=name, fill_value=fill
         )
@@ -247,20 +247,20 @@ class TestMadeByZarrPython:
         )
         assert open_tree(tmp_path / "z").metadata.custom == {"a": [1, {"b": None}]}
 
-    def test_the_order_is_that_of_names(self, tmp_path):
+    def test_arrays_are_sorted_by_name(self, tmp_path):
         group = zarr.create_group(tmp_path / "z")
         for name in ("b/x", "b/a/y", "a", "c"):
             group.create_array(name, data=self.TRUTH)
         (tmp_path / "z" / "no node").mkdir()
         assert list(open_tree(tmp_path / "z")) == [("a",), ("b", "a", "y"), ("b", "x"), ("c",)]
 
-    def test_a_dtype_that_is_not_known_here(self, tmp_path):
+    def test_unknown_dtype_is_refused(self, tmp_path):
         zarr.create_group(tmp_path / "z").create_array("when", shape=3, dtype="datetime64[s]")
         with pytest.raises(FormatError, match="unknown zarr data type") as caught:
             open_tree(tmp_path / "z")
         assert "when" in caught.value.location
 
-    def test_converted_into_orbax(self, tmp_path):
+    def test_zarr_python_arrays_convert_to_orbax(self, tmp_path):
         self.make(tmp_path / "z")
         write(open_tree(tmp_path / "z"), OrbaxWriter(step=None), tmp_path / "o")
         self.check(tmp_path / "o")
@@ -271,12 +271,12 @@ class TestReaderRefuses:
         write(Tree({("a", "w"): array("float32", 5, 3)}, Metadata(step=0)), ZarrWriter(codec), tmp_path / "z")
         return tmp_path / "z"
 
-    def test_other_locations(self, tmp_path):
+    def test_non_zarr_locations_are_not_accepted(self, tmp_path):
         assert zarr3_read.FORMAT.why_not(parse(tmp_path)) == "no zarr.json here"
         (tmp_path / "file").write_text("")
         assert zarr3_read.FORMAT.why_not(parse(tmp_path / "file")) == "not a directory"
 
-    def test_items_of_orbax(self, tmp_path):
+    def test_orbax_items_are_not_accepted(self, tmp_path):
         writer = OrbaxWriter(ocdbt=False)
         write(Tree({(): array("float32", 5)}), writer, tmp_path / "run")
         item = tmp_path / "run" / "0" / "items"
@@ -336,7 +336,7 @@ class TestWriterRefuses:
         assert repr(key) in error.message
         assert "ocdbt=True" in error.hint
 
-    def test_all_of_them_at_once(self):
+    def test_all_invalid_names_are_listed_together(self):
         error = self.refused(("__a",), ("b", "."))
         assert "'__a' in __a" in error.message
         assert "'.' in b/." in error.message
@@ -349,18 +349,18 @@ class TestWriterRefuses:
         )
         assert error.location == "a/b/c"
 
-    def test_a_number_and_the_same_as_text(self):
+    def test_number_and_equal_text_key_are_refused(self):
         error = self.refused(("a", 0), ("a", "0"))
         assert error.message == "two arrays would have the same name a/0"
         assert error.got == '["a", 0] and ["a", "0"]'
 
-    def test_dtypes(self):
+    def test_unsupported_dtypes_are_refused(self):
         with pytest.raises(FormatError, match="zarr v3 does not support float6_e2m3fn") as caught:
             ZarrWriter().layout(Tree({("w",): array("float6_e2m3fn", 2)}), 1 << 20)
         assert "w: float6_e2m3fn" in caught.value.message
         assert 'dtype="bfloat16"' in caught.value.hint
 
-    def test_custom_metadata_that_json_lacks(self):
+    def test_custom_metadata_outside_json_is_refused(self):
         tree = Tree({("w",): array("int8", 2)}, Metadata(custom={"a": object()}))
         with pytest.raises(FormatError, match="custom metadata 'a'"):
             ZarrWriter().layout(tree, 1 << 20)
@@ -373,7 +373,7 @@ def test_invalid_grid_is_refused(grid):
         checked_grid(*grid, "a")
 
 
-def test_a_group_whose_metadata_is_missing(tmp_path):
+def test_group_without_metadata_is_refused(tmp_path):
     """What is in it would be missing, and nobody would be told."""
     node = {"zarr_format": 3, "node_type": "group"}
     (tmp_path / "c/m/w").mkdir(parents=True)

@@ -47,7 +47,7 @@ def orbax_of(odd, location):
     return location
 
 
-def test_every_command_that_reads_them_names_the_array(odd, tmp_path):
+def test_commands_name_the_array_with_invalid_booleans(odd, tmp_path):
     orbax = orbax_of(odd, tmp_path / "orbax")
     # An interrupted conversion keeps what it has written, for the same command.
     outs = [tmp_path / f"out-{number}" for number in range(8)]
@@ -82,7 +82,7 @@ def test_invalid_boolean_error_names_the_file(odd, tmp_path):
         assert mask[0].all()
 
 
-def test_booleans_that_are_such(tmp_path):
+def test_valid_booleans_are_accepted(tmp_path):
     tree = Tree({("mask",): stored(noise((8, 8), BOOL), BOOL)}, Metadata(step=0))
     for writer in (OrbaxWriter(), ZarrWriter(), SafetensorsWriter()):
         write(tree, writer, tmp_path / writer.name)
@@ -97,13 +97,13 @@ class TestNames:
         ids=str,
     )
     @pytest.mark.parametrize("writer", [OrbaxWriter(), OrbaxWriter(ocdbt=False), ZarrWriter()], ids=str)
-    def test_empty_parts(self, path, writer):
+    def test_empty_name_parts_are_refused(self, path, writer):
         tree = Tree({path: stored(noise((2,), F32), F32)}, Metadata(step=0))
         with pytest.raises(FormatError) as error:
             writer.layout(tree, 1 << 20)
         assert json.dumps(path) in error.value.message or f"in {keystr(path)}" in error.value.message
 
-    def test_tensorstore_takes_one_for_the_other(self, tmp_path):
+    def test_tensorstore_confuses_trailing_slash_names(self, tmp_path):
         """Why: what was written as `a/` is read as `a`."""
         import tensorstore as ts
 
@@ -114,7 +114,7 @@ class TestNames:
         assert ts.open(spec, open=True).result().read().result().tolist() == [1, 2]
 
     @pytest.mark.parametrize("name", ["hf", "ocdbt.process_0"])
-    def test_directories_of_an_item(self, name):
+    def test_item_directory_names_are_refused(self, name):
         tree = Tree({(name,): stored(noise((2,), F32), F32)}, Metadata(step=0))
         with pytest.raises(FormatError, match=name):
             OrbaxWriter(ocdbt=False).layout(tree, 1 << 20)

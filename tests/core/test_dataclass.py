@@ -104,7 +104,7 @@ def test_classes_of_both_decorators_inherit_from_each_other(above: Any, below: A
 @pytest.mark.parametrize(
     ("decorator", "slots"), [(dataclass, True), (dataclass, False), (dataclasses.dataclass, False)]
 )
-def test_a_plain_class_below_a_frozen_one_has_attributes_of_its_own(decorator: Any, slots: bool) -> None:
+def test_plain_subclass_of_frozen_class_sets_attributes(decorator: Any, slots: bool) -> None:
     above = built(decorator, [{}], {"frozen": True, "slots": slots})
     below = type("Below", (above,), {})(1)
     below.more = 2
@@ -115,7 +115,7 @@ def test_a_plain_class_below_a_frozen_one_has_attributes_of_its_own(decorator: A
             refused()
 
 
-def test_methods_are_compiled_when_the_module_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_compile_after_the_module_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gone", ModuleType("gone"))
     body = {"__annotations__": {"x": "int"}, "__doc__": "", "__module__": "gone"}
     cls = dataclass(frozen=True)(type("Homeless", (), body))
@@ -147,7 +147,7 @@ def test_replace_validates_like_the_constructor() -> None:
         dataclasses.replace(Point(1), x=-1)
 
 
-def test_methods_of_the_class_itself_stay() -> None:
+def test_own_methods_of_the_class_are_kept() -> None:
     @dataclass(frozen=True)
     class Own:
         """A class that shows and compares in its own way."""
@@ -166,7 +166,7 @@ def test_methods_of_the_class_itself_stay() -> None:
     assert (repr(Own(1)), hash(Own(1)), Own(1) == Own(2)) == ("own", 4, True)
 
 
-def test_a_class_with_an_eq_alone_can_be_hashed_if_it_is_frozen() -> None:
+def test_frozen_class_with_own_eq_is_hashable() -> None:
     @dataclass(frozen=True)
     class Alike:
         """A class that only compares in its own way."""

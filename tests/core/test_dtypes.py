@@ -19,7 +19,7 @@ def test_table_agrees_with_numpy_and_ml_dtypes(dtype):
 
 
 @EVERY
-def test_the_kind_is_that_of_the_numbers(dtype):
+def test_dtype_kind_matches_numpy(dtype):
     if dtype.kind == "float":
         try:
             info = np.finfo(dtype.numpy)
@@ -37,7 +37,7 @@ def test_the_kind_is_that_of_the_numbers(dtype):
 
 
 @EVERY
-def test_any_bits_pass_through_the_carrier(dtype):
+def test_carrier_keeps_all_bits(dtype):
     raw = np.random.default_rng(0).integers(0, 256, 16 * dtype.itemsize, np.uint8)
     carried = raw.view(dtype.carrier)
     assert carried.copy().tobytes() == raw.tobytes()
@@ -54,13 +54,13 @@ def test_spellings_round_trip(dtype):
         assert from_zarr3(dtype.zarr3) is dtype
 
 
-def test_no_spelling_is_used_twice():
+def test_spellings_are_unique():
     for spelling in ("safetensors", "zarr3"):
         names = [getattr(dtype, spelling) for dtype in DTYPES.values() if getattr(dtype, spelling)]
         assert len(names) == len(set(names))
 
 
-def test_packed_types_are_those_of_safetensors():
+def test_packed_types_match_safetensors():
     assert {d.safetensors: d.bits for d in DTYPES.values() if d.packed} == {
         "F4": 4,
         "F6_E2M3": 6,
@@ -80,7 +80,7 @@ def test_packed_types_are_those_of_safetensors():
         ("torch.bfloat16", "bfloat16"),
     ],
 )
-def test_short_names(text, name):
+def test_short_names_are_accepted(text, name):
     assert parse_dtype(text).name == name
 
 
@@ -95,14 +95,14 @@ def test_misspelled_name_gets_a_hint(text, near):
 
 
 @pytest.mark.parametrize("text", ["float8", "torch.float8"])
-def test_the_beginning_of_names_is_taken_for_those(text):
+def test_name_prefix_suggests_matching_dtypes(text):
     with pytest.raises(UnknownNameError) as caught:
         parse_dtype(text)
     assert "float8_e4m3fn or " in caught.value.hint and "float64" not in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "zzz", "torch.", "F"])
-def test_a_name_like_no_other(text):
+def test_unknown_name_gets_a_general_hint(text):
     with pytest.raises(UnknownNameError) as caught:
         parse_dtype(text)
     assert caught.value.hint == "use one of the names above"
@@ -153,7 +153,7 @@ def test_integer_limits_match_numpy(dtype):
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "complex64", "complex128"])
-def test_wide_types_are_laid_out_as_numpy_says(name):
+def test_wide_type_layouts_match_numpy(name):
     dtype, info = DTYPES[name], np.finfo(name)
     assert dtype.layout.mantissa == info.nmant
     assert dtype.epsilon == info.eps

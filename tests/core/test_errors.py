@@ -46,7 +46,7 @@ def test_every_error_has_its_exit_code():
 class TestCodes:
     """docs/errors.md and `ckpt --help` say of every exit code what the program says."""
 
-    def test_each_error_stands_beside_its_code(self):
+    def test_exit_code_page_lists_every_error(self):
         declared = {}
         for line in PAGE.splitlines():
             cells = line.split(" | ")
@@ -118,7 +118,7 @@ def test_missing_error_details_take_no_line():
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=3), max_size=40), st.integers(1, 30))
-def test_a_listing_names_or_counts_all(items, limit):
+def test_listing_names_or_counts_every_item(items, limit):
     lines = listing(items, limit).split("\n")[1:]
     assert [line.strip() for line in lines[:limit]] == items[:limit]
     left = [line.strip() for line in lines[limit:]]
@@ -126,7 +126,7 @@ def test_a_listing_names_or_counts_all(items, limit):
     assert not left or left[0].startswith(f"… and {len(items) - limit} more")
 
 
-def test_near_names():
+def test_near_names_are_suggested():
     assert near_names("lama", ["qwen2", "llama"]) == ["llama"]
     assert near_names("zzz", ["qwen2", "llama"]) == []
     assert len(near_names("qwen", ["qwen2", "qwen3", "qwen4", "qwen5"], 2)) == 2
@@ -150,18 +150,18 @@ class TestLinesOfAnError:
         hint="do this or that, and then `ckpt doctor '/some where/with a name' --fix merge` says more of it",
     )
 
-    def test_in_a_terminal(self):
+    def test_terminal_errors_are_wrapped(self):
         lines = border._error_lines(self.ERROR, 50)
         whole = [line for line in lines if len(line) > 50]
         assert [line.split()[0] for line in whole] == ["x" * 60, "at", "`ckpt"]
         assert " ".join(" ".join(lines).split()) == " ".join(f"Error: {self.ERROR}".split())
 
-    def test_a_command_without_backticks_stays_whole(self):
+    def test_command_without_backticks_is_not_wrapped(self):
         hint = "ckpt convert maxtext-to-hf '/some where' DST makes a Hugging Face checkpoint of it"
         lines = border._error_lines(FormatError("no", hint=hint + "\n         mkdir NEW && cp -r a b"), 40)
         assert lines[1:] == [f"  hint     {hint}", "         mkdir NEW && cp -r a b"]
 
-    def test_in_a_pipe(self):
+    def test_piped_errors_are_not_wrapped(self):
         assert "\n".join(border._error_lines(self.ERROR, None)) == f"Error: {self.ERROR}"
 
 
@@ -173,7 +173,7 @@ def test_missing_package_is_not_an_internal_error():
     assert error.message == "the Python package a_package_that_nobody_has is not installed"
 
 
-def test_numbers_of_bytes_are_read_alike_whoever_raised_the_error():
+def test_byte_counts_are_formatted_alike_in_all_errors():
     error = CheckpointError(
         "wrong", got="a file of 1234567 bytes", expected="999 to 12,345 bytes, or 4096 bytes"
     )

@@ -61,7 +61,7 @@ def test_names_contained_in_others_are_not_confused(rules, present):
     assert {name for name in names if flags[name].value} == present & set(names)
 
 
-def test_rows_of_two_flags():
+def test_rows_with_two_flags_are_resolved():
     rows = [
         row("scale: embed <-> scale: embed, unless tied fused"),
         row("bias: embed <-> bias: embed, when tied fused"),
@@ -93,7 +93,7 @@ def test_flag_that_changes_no_name_is_undetermined():
     refuse_open({"tied": flags["tied"]}, "here")
 
 
-def test_a_key_that_is_there_either_way_tells_nothing_beside_one_that_does():
+def test_ambiguous_key_is_ignored_next_to_a_decisive_one():
     rows = (
         row("attention: embed <-> attention: embed, when fused"),
         row("attention: embed <-> attention: embed, unless fused"),
@@ -110,7 +110,7 @@ def test_a_key_that_is_there_either_way_tells_nothing_beside_one_that_does():
     assert not fused("attention").source
 
 
-def test_a_table_refuses_a_model_of_which_something_is_open():
+def test_table_refuses_an_undetermined_flag():
     """Its weights are the same either way but for their order: nobody would notice."""
     rows = (
         row("query: embed <-> q: embed, when interleaved"),

@@ -236,7 +236,7 @@ def allowed(target, own, may):
     return any(target == item or target.startswith(f"{item}.") for item in {own, "core", *may})
 
 
-def test_the_rules_find_something():
+def test_import_rules_detect_violations():
     assert len(FILES) > 40
     assert len(DATA) >= 5
     assert not allowed("formats.orbax.format.FORMAT", "plan", MAY["plan"])
@@ -249,7 +249,7 @@ def targets(path):
     return [item.removeprefix("ckpttools.") for item in all_imported(path) if item.startswith("ckpttools.")]
 
 
-def test_every_module_is_in_a_room_and_no_room_is_empty():
+def test_every_module_is_in_a_room_and_every_room_has_modules():
     assert {room(path) for path in FILES} == ROOMS
     assert {name(path) for path in FILES if "/" not in name(path)} == {"__init__.py", "__main__.py"}
 
@@ -281,7 +281,7 @@ TOUCHES_FILES = {
 FILE_MODULES = {"os", "pathlib", "shutil", "glob", "tempfile", "stat", "fcntl"}
 
 
-def test_only_stores_know_where_bytes_live():
+def test_only_stores_access_files():
     touching = {
         name(path)
         for path in outside("stores", "testing")
@@ -373,7 +373,7 @@ LONGEST = 42
 LONGER: dict[str, int] = {}
 
 
-def test_type_checkers_see_what_the_package_has():
+def test_type_checkers_see_all_public_names():
     """Its names are listed twice: as imports for them, and by modules that are imported at first use."""
     seen = {
         (node.module, alias.name)
@@ -399,7 +399,7 @@ def lines_of(function):
     return declared[-1].end_lineno - declared[0].lineno + 1 if declared else 0
 
 
-def test_class_names_mean_one_thing():
+def test_class_names_are_unique():
     """A leading underscore makes no other name: who reads it aloud says the same."""
     homes = {}
     for path in FILES:
@@ -409,7 +409,7 @@ def test_class_names_mean_one_thing():
     assert {item: files for item, files in homes.items() if len(files) > 1} == {}
 
 
-def test_benchmarks_import_what_is_there():
+def test_benchmarks_import_existing_names():
     """They are run by hand, and seldom."""
     assert [
         f"{path.name} imports {module}.{item.name}"
@@ -437,7 +437,7 @@ def test_families_are_data():
     } == {}
 
 
-def test_no_regular_expressions_in_what_maps():
+def test_mapping_rooms_use_no_regular_expressions():
     rooms = in_rooms("mapping", "model_families", "transforms")
     assert [name(path) for path in rooms if packages(path) & {"re", "regex"}] == []
 
@@ -466,7 +466,7 @@ def sentences(path):
 _COMMAND = re.compile(r"\b(ckpt|hf|vllm|sbatch|az|aws|gcloud)\b")
 
 
-def test_no_twins_for_the_two_directions():
+def test_mapping_has_no_code_per_direction():
     twins = ("to_hf", "to_maxtext", "saving_to", "reverse")
     assert [
         f"{name(path)}:{node.lineno} {word}"
@@ -477,7 +477,7 @@ def test_no_twins_for_the_two_directions():
     ] == []
 
 
-def test_model_names_stand_in_families_only():
+def test_model_names_appear_only_in_families():
     assert [
         f"{name(path)}: {text}"
         for path in outside("model_families", "testing", "cli")
@@ -496,7 +496,7 @@ def docstrings(path):
     return {ast.get_docstring(node, clean=False) for node in nodes(path) if isinstance(node, documented)}
 
 
-def test_tests_share_helpers_and_not_each_other():
+def test_tests_do_not_import_other_tests():
     """What two of them need is in tests/support; tests/crash and tests/fuzz have machinery of their own."""
     tests = Path(__file__).parents[1]
     beside = {path.stem for path in tests.glob("*.py")} - {"conftest"}

@@ -41,7 +41,7 @@ TEXT = Option("label", str, None, "A text.")
 ALL = (SIZE, SWITCH, CHOICE, NUMBER, TEXT, POSITIVE)
 
 
-def test_values_are_what_is_meant_or_refused():
+def test_option_values_are_parsed_or_refused():
     declared = {"most_bytes": "1MiB", "fast": False, "kind": "b", "count": 0, "label": "x", "every": 3}
     assert parse_options(ALL, declared, tuple, "") == {**declared, "most_bytes": 1 << 20}
     defaults = {"most_bytes": 2048, "fast": True, "kind": "a", "count": None, "label": None, "every": 2}
@@ -148,7 +148,7 @@ def test_ambiguous_values_are_refused(name, value, expected):
         (ckpttools.Resources, {"jobs": 0}, "an integer of at least 1 or None"),
     ],
 )
-def test_options_that_are_an_object_are_checked_as_those_of_calls(make, declared, expected):
+def test_option_objects_are_checked_like_call_arguments(make, declared, expected):
     with pytest.raises(UsageError, match=rf"^`{next(iter(declared))}` cannot be this") as refused:
         make(**declared)
     assert refused.value.expected == expected
@@ -169,7 +169,7 @@ def test_chunks_are_text_or_shapes_by_pattern():
             CHUNKS.parsed(wrong)
 
 
-def test_an_option_of_another_may_be_said_as_long_as_it_asks_for_nothing():
+def test_foreign_options_are_accepted_only_with_defaults():
     assert parse_options([SIZE], {"fast": True, "count": None}, lambda: ALL, "")["most_bytes"] == 2048
     for options in ({"fast": False}, {"kind": "b"}, {"nobodys": None}):
         with pytest.raises(UsageError, match="it is not so") as caught:
@@ -177,7 +177,7 @@ def test_an_option_of_another_may_be_said_as_long_as_it_asks_for_nothing():
         assert caught.value.expected == "none but most_bytes"
 
 
-def test_flags_are_made_of_them_and_hand_on_what_is_said():
+def test_options_become_flags_that_pass_given_values():
     seen = []
 
     def body(**own):
@@ -256,7 +256,7 @@ def test_errors_raised_by_fault_checks_are_findings():
     assert [item.message for item in faults_in(Failing(), None, None)] == ["one", "two"]
 
 
-def test_nobody_is_asked_where_no_package_announces_anything(tmp_path, monkeypatch):
+def test_no_entry_points_are_found_without_plugins(tmp_path, monkeypatch):
     assert entry_points_of("ckpttools.nothing") == []
     info = tmp_path / "mine-1.0.dist-info"
     info.mkdir()

@@ -85,7 +85,7 @@ def same(a: Tree, b: Tree) -> bool:
 class TestNewest:
     @SCANS
     @EVERY_MODEL
-    def test_every_leaf(self, converted, model, scan):
+    def test_converted_leaves_match_golden_checkpoints(self, converted, model, scan):
         item, expected = converted(model, scan) / "0" / "items", golden(model, scan)
         assert leaves_by_package(open_tree(item)) == expected
         arrays = {path: leaf for path, leaf in expected.items() if isinstance(leaf, dict)}
@@ -95,7 +95,7 @@ class TestNewest:
 class TestEveryVersion:
     @EVERY_VERSION
     @EVERY_MODEL
-    def test_comes_back(self, converted, tmp_path, model, version):
+    def test_version_converts_back_to_hf(self, converted, tmp_path, model, version):
         run = converted(model, True, version)
         plan_to_huggingface(run, ToHuggingFace(), Resources(jobs=2)).run(tmp_path / "hf")
         expected = load_file(GOLDEN_0_2_5 / model / "hf" / "model.safetensors")
@@ -103,21 +103,21 @@ class TestEveryVersion:
 
     @EVERY_VERSION
     @EVERY_MODEL
-    def test_is_known(self, converted, model, version):
+    def test_version_is_identified(self, converted, model, version):
         view = view_of(open_tree(converted(model, True, version)))
         assert matching_versions(view, ["qwen3-next"] if model == "qwen3-next" else ["deepseek"]) == (
             version,
         )
 
     @EVERY_MODEL
-    def test_unstacked_is_the_same_in_all(self, converted, model):
+    def test_unstacked_layout_is_equal_in_all_versions(self, converted, model):
         trees = [open_tree(converted(model, False, version)) for version in VERSIONS]
         assert all(same(trees[0], tree) for tree in trees)
         assert matching_versions(view_of(trees[0]), [model]) == tuple(VERSIONS)
 
     @EVERY_VERSION
     @EVERY_MODEL
-    def test_stacks_as_converted(self, converted, model, version):
+    def test_stack_matches_the_converted_layout(self, converted, model, version):
         single, stacked = (open_tree(converted(model, scan, version)) for scan in (False, True))
         built = StackAsModel(maxtext=version)(single).tree
         assert same(built, stacked)
@@ -126,7 +126,7 @@ class TestEveryVersion:
     @pytest.mark.parametrize("target", VERSIONS)
     @EVERY_VERSION
     @EVERY_MODEL
-    def test_stacks_for_another(self, converted, model, version, target):
+    def test_stack_writes_the_layout_of_another_version(self, converted, model, version, target):
         """What was taken apart goes back as it was, or as a version wants it that is named."""
         tree = open_tree(converted(model, True, version))
         single = UnstackLayers()(tree).tree
@@ -137,7 +137,7 @@ class TestEveryVersion:
     @pytest.mark.parametrize("target", VERSIONS)
     @EVERY_VERSION
     @EVERY_MODEL
-    def test_moves_to_another(self, converted, model, version, target):
+    def test_remap_moves_to_another_version(self, converted, model, version, target):
         tree, expected = (open_tree(converted(model, True, item)) for item in (version, target))
         if version == target:
             with pytest.raises(UsageError, match=f"the layout of MaxText {target} already"):
@@ -164,7 +164,7 @@ class TestEveryVersion:
 
 
 class TestRouterBias:
-    def test_has_layers_first_in_the_newest(self, converted):
+    def test_newest_version_has_layers_first(self, converted):
         new, old = (open_tree(converted("deepseek3", True, item)) for item in (NEWEST, GOLDEN_VERSION))
         path = tuple(BIAS.split("/"))
         assert (new.arrays[path].shape, old.arrays[path].shape) == ((2, 4), (4, 2))
@@ -172,7 +172,7 @@ class TestRouterBias:
 
     @EVERY_VERSION
     @pytest.mark.parametrize("axis", [0, 1])
-    def test_is_read_where_shapes_do_not_show_it(self, version, axis):
+    def test_ambiguous_axes_are_read_from_metadata(self, version, axis):
         """As many layers as experts: the note in the metadata says which axis is which."""
         source = with_experts(open_tree(GOLDEN_0_2_5 / "deepseek3" / "hf"), 2)
         options = ToMaxText(maxtext=version, scan_axis=axis)
@@ -193,7 +193,7 @@ class TestRouterBias:
         old = open_tree(converted("deepseek3", True, GOLDEN_VERSION))
         assert same(ForVersion(GOLDEN_VERSION)(collection).tree, old)
 
-    def test_strip_optimizer_puts_it_there_too(self, converted):
+    def test_strip_optimizer_moves_router_bias_to_parameters(self, converted):
         """In training it lies in `nnx_aux`, or in a collection of its own, with its layers on axis 0."""
         tree = open_tree(converted("deepseek3"))
         bias = tuple(BIAS.split("/"))
@@ -246,7 +246,7 @@ class TestRouterBias:
         }
         assert len(view_of(built).notes.first_axis) == 2
 
-    def test_state_of_it_is_not_lost(self, converted):
+    def test_training_state_of_router_bias_is_kept(self, converted):
         """MaxText e591f30 trains it as any parameter."""
         tree = open_tree(converted("deepseek3", True, GOLDEN_VERSION))
         moments = {

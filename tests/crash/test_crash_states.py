@@ -12,7 +12,7 @@ _SAMPLES = 20 if ALL else 2
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda item: item.name)
-def test_every_state_after_a_crash(cases, scenario):
+def test_every_crash_state_is_recoverable(cases, scenario):
     case = cases(scenario)
     _nothing_escaped(case)
     result = crashes(case.disk, case.moments, scenario.name, _SAMPLES)

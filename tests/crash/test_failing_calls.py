@@ -26,7 +26,7 @@ def faults(counts):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda item: item.name)
-def test_every_failing_call(cases, scenario):
+def test_every_failing_call_is_survived(cases, scenario):
     case = cases(scenario)
     wrong = []
     for fault in some(faults(case.recorded.notes.counts), 3, scenario.name):
@@ -49,7 +49,7 @@ _LOOKED_AT = 1000 if ALL else 20
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda item: item.name)
-def test_power_cut_after_a_sync_that_failed(cases, scenario):
+def test_power_cut_after_failed_sync_is_survived(cases, scenario):
     """What it should have made durable is not made so by a later one, in this process or the next."""
     case = cases(scenario)
     wrong = []
@@ -69,7 +69,7 @@ def test_power_cut_after_a_sync_that_failed(cases, scenario):
     assert not wrong, f"{len(wrong)} of {scenario.name}\n\n" + "\n\n".join(wrong[:20])
 
 
-def test_the_mark_survives_a_sync_that_failed(cases):
+def test_mark_survives_a_failed_sync(cases):
     """Where its own sync fails, the next command does not rely on what it can still read of it."""
     case = cases(SCENARIOS[0])
     calls = case.recorded.notes.calls

@@ -75,7 +75,7 @@ def unchanged(directory, run):
 
 
 @pytest.mark.parametrize("moment", ["halfway", "complete"])
-def test_the_beginning_of_another_plan(left, moment):
+def test_leftover_of_another_plan_is_refused(left, moment):
     """The refusal says what it is and how to go on; obeying it works, and so does --overwrite."""
     what = left(_NEW, moment)
     how, words = unchanged(what.partial, lambda: what.run(OTHER))
@@ -94,7 +94,7 @@ def test_the_beginning_of_another_plan(left, moment):
     assert ended.code == 2 and "another conversion" in ended.err and "--compression zstd" in ended.err
 
 
-def test_the_same_command_after_its_source_has_changed(left):
+def test_same_command_with_changed_source_is_explained(left):
     what = left(_NEW, "halfway")
     source = what.case.runner.root / "src" / "hf-a" / "model.safetensors"
     time = source.stat().st_mtime_ns
@@ -106,7 +106,7 @@ def test_the_same_command_after_its_source_has_changed(left):
 
 
 @pytest.mark.parametrize("moment", ["halfway", "synced"])
-def test_content_without_its_mark_is_not_ours(left, moment):
+def test_content_without_its_mark_is_foreign(left, moment):
     what = left(_NEW, moment)
     (what.partial / "content" / _MARK).unlink()
     for model in (MODEL, OTHER):
@@ -118,7 +118,7 @@ def test_content_without_its_mark_is_not_ours(left, moment):
 
 
 @pytest.mark.parametrize("scenario", [_NEW, _OVER], ids=lambda item: item.name)
-def test_content_without_a_journal(left, scenario):
+def test_content_without_a_journal_is_refused(left, scenario):
     what = left(scenario, "complete")
     (what.partial / _JOURNAL).unlink()
     for model in (MODEL, OTHER):
@@ -129,7 +129,7 @@ def test_content_without_a_journal(left, scenario):
 
 
 @pytest.mark.parametrize("moment", ["halfway", "complete"])
-def test_a_journal_without_content(left, moment):
+def test_journal_without_content_starts_anew(left, moment):
     for model in (MODEL, OTHER):
         what = left(_NEW, moment)
         shutil.rmtree(what.partial / "content")
@@ -137,7 +137,7 @@ def test_a_journal_without_content(left, moment):
 
 
 @pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda item: item.name)
-def test_a_destination_that_carries_the_mark_of_another_plan(left, scenario):
+def test_destination_with_mark_of_another_plan_is_kept(left, scenario):
     """As after a crash, or as copied from one."""
     for journal in (True, False):
         what = left(scenario, "named")
@@ -150,7 +150,7 @@ def test_a_destination_that_carries_the_mark_of_another_plan(left, scenario):
 
 
 @pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda item: item.name)
-def test_a_destination_that_was_removed(left, scenario):
+def test_removed_destination_is_rebuilt(left, scenario):
     for model in (MODEL, OTHER):
         what = left(scenario, "named")
         shutil.rmtree(what.destination)
@@ -170,7 +170,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda item: item.name)
-def test_a_destination_that_lost_its_mark(left, scenario):
+def test_destination_without_its_mark_is_checked(left, scenario):
     """What it replaced stays; where that is nothing, its files tell whether the journal speaks of them."""
     what = left(scenario, "named")
     (what.destination / _MARK).unlink()
@@ -185,7 +185,7 @@ def test_a_destination_that_lost_its_mark(left, scenario):
 
 
 @pytest.mark.parametrize("change", [*CHANGES, "the journal"])
-def test_a_destination_that_lost_its_mark_and_was_changed(left, change):
+def test_changed_destination_without_its_mark_is_kept(left, change):
     what = left(_NEW, "named")
     (what.destination / _MARK).unlink()
     if change == "the journal":
@@ -211,7 +211,7 @@ def test_conversion_edited_by_hand_is_not_called_done(left, scenario, change):
     assert what.run(MODEL, overwrite=True)[0] == _MADE
 
 
-def test_a_journal_that_lost_its_inventory_calls_nothing_done(left):
+def test_journal_without_inventory_does_not_mean_done(left):
     what = left(_NEW, "named")
     journal = what.destination.with_name(f"{what.destination.name}.partial") / "journal.ckpttools"
     data = journal.read_bytes()

@@ -58,7 +58,7 @@ def of_step(result, step):
     return {name: data for name, data in result.items() if name.startswith(f"{step}/")}
 
 
-def test_every_state_after_a_crash(case, commands):
+def test_every_crash_state_of_prune_is_recoverable(case, commands):
     name, run, before, after, digests, disk, moments = case
     result = crashes(disk, moments, name, 20 if ALL else 2)
     for crash in result:

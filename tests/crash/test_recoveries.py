@@ -15,7 +15,7 @@ _FIRST, _LOOKED_AT, _AGAIN = (20, 2000, 10) if ALL else (2, 30, 1)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda item: item.name)
-def test_every_state_after_a_second_crash(cases, scenario):
+def test_every_second_crash_state_is_recoverable(cases, scenario):
     case = cases(scenario)
     wrong = []
     for number, crash in enumerate(_firsts(case)):

@@ -11,7 +11,7 @@ from crash.remote import Campaign, one, prepared, serving
 
 
 @pytest.mark.parametrize(("name", "is_replacing"), [("hf", False), ("orbax", True)])
-def test_kills(name, is_replacing):
+def test_remote_conversions_survive_kills(name, is_replacing):
     with serving() as url, environment(STORAGE_EMULATOR_HOST=url):
         campaign = Campaign(url, random.Random(3))
         expected = prepared(campaign, [name])

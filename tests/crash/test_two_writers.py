@@ -20,7 +20,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("scenario", "models", "count"), KINDS, ids=lambda item: getattr(item, "name", None))
-def test_two_writers(cases, scenario, models, count):
+def test_two_writers_do_not_damage_each_other(cases, scenario, models, count):
     case = cases(scenario)
     length = len(case.recorded.notes.calls)
     wrong = []

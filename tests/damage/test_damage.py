@@ -133,7 +133,7 @@ class TestChecks:
         "content", [b"", b"{", b"[]", b"null", b"<html>", b'{"a": 1', b"\xff\xfe{}", b"{}x"]
     )
     @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
-    def test_sidecar_json(self, tmp_path, name, content):
+    def test_damaged_sidecar_json_is_reported(self, tmp_path, name, content):
         model = base("llama", 1)
         model.files[name] = content
         model.write(tmp_path / "model")
@@ -165,7 +165,7 @@ class TestChecks:
 
     @pytest.mark.parametrize("value", ["4", 4.0, 0, -1, True, {}])
     @pytest.mark.parametrize("name", ["num_attention_heads", "hidden_size", "vocab_size"])
-    def test_config_values(self, tmp_path, name, value):
+    def test_invalid_config_values_are_reported(self, tmp_path, name, value):
         model = base("llama", 2)
         model.config[name] = value
         model.write(tmp_path / "model")
@@ -175,7 +175,7 @@ class TestChecks:
     @pytest.mark.parametrize(
         "name", ["rope_theta", "rope_parameters.rope_theta", "rope_scaling.full.rope_theta"]
     )
-    def test_base_of_the_rotary_embedding(self, tmp_path, name, value):
+    def test_invalid_rope_theta_is_an_error(self, tmp_path, name, value):
         model = base("llama", 2)
         *parts, field = name.split(".")
         part = model.config
@@ -187,7 +187,7 @@ class TestChecks:
         assert name in result["what"] and result["level"] == "error"
 
     @pytest.mark.parametrize("value", [None, float("nan"), -1e-6, "1e-6", False])
-    def test_epsilon(self, tmp_path, value):
+    def test_invalid_norm_epsilon_is_an_error(self, tmp_path, value):
         model = base("llama", 2)
         model.config["rms_norm_eps"] = value
         model.write(tmp_path / "model")
@@ -195,7 +195,7 @@ class TestChecks:
         assert "rms_norm_eps" in result["what"] and result["level"] == "error"
 
     @pytest.mark.parametrize("value", ["swiglu", "SiLU", 3])
-    def test_activation(self, tmp_path, value):
+    def test_unknown_activation_is_a_warning(self, tmp_path, value):
         model = base("llama", 2)
         model.config["hidden_act"] = value
         model.write(tmp_path / "model")
@@ -206,7 +206,7 @@ class TestChecks:
         "change",
         [{"rope_theta": None}, {"rope_theta": 10000}, {"rms_norm_eps": 0}, {"hidden_act": "gelu_new"}],
     )
-    def test_values_that_transformers_computes_with(self, tmp_path, change):
+    def test_values_transformers_accepts_are_not_reported(self, tmp_path, change):
         model = base("llama", 2)
         model.config |= change
         model.write(tmp_path / "model")
@@ -221,7 +221,7 @@ class TestChecks:
         assert "rope_theta is -1.0" in result.output and "hidden_act is 'swiglu'" in result.output
 
     @pytest.mark.parametrize("kind", [None, "", 3])
-    def test_missing_model_type(self, tmp_path, kind):
+    def test_missing_model_type_is_reported(self, tmp_path, kind):
         model = base("qwen3", 2)
         model.config["model_type"] = kind
         model.write(tmp_path / "model")
@@ -230,7 +230,7 @@ class TestChecks:
         assert result["level"] == ("warning" if kind == "" else "error")
 
     @pytest.mark.parametrize("dtype", ["float16", "float64"])
-    def test_layers_of_different_dtypes(self, tmp_path, dtype):
+    def test_layers_of_different_dtypes_are_reported(self, tmp_path, dtype):
         model = base("llama", 1)
         (file,) = model.shards
         name = "model.layers.1.mlp.up_proj.weight"
@@ -245,7 +245,7 @@ class TestChecks:
             ckpt("convert", "hf-to-maxtext", tmp_path / "model", tmp_path / "out", *unscanned).exit_code == 0
         )
 
-    def test_model_type(self, tmp_path):
+    def test_misspelled_model_type_gets_a_suggestion(self, tmp_path):
         model = base("qwen3", 2)
         model.config["model_type"] = "qwen33"
         model.write(tmp_path / "model")
@@ -265,7 +265,7 @@ class TestChecks:
 
     @pytest.mark.parametrize("architectures", [["LlamaModel"], ["LlamaForSequenceClassification"], ["Other"]])
     @pytest.mark.parametrize("how", ["drop", "crop", "whole"])
-    def test_layers_under_another_head(self, tmp_path, architectures, how):
+    def test_layers_are_checked_under_another_head(self, tmp_path, architectures, how):
         model = base("llama", 1)
         (file,) = model.shards
         name = "model.layers.1.mlp.up_proj.weight"
@@ -283,7 +283,7 @@ class TestChecks:
         assert [item["level"] for item in result] == ["error" if is_damaged else "info"]
 
     @pytest.mark.parametrize("name", ["layer_types", "mlp_layer_types"])
-    def test_layer_types(self, tmp_path, name):
+    def test_invalid_layer_types_are_reported(self, tmp_path, name):
         model = base("llama", 1)
         model.config[name] = ["full"] * 3
         model.write(tmp_path / "model")

@@ -43,7 +43,7 @@ def convert(source, destination, memory, scan="scan"):
         ("unscan", 512 * MIB, 16384),
     ],
 )
-def test_the_measured_peak_is_at_most_the_projected_one(tmp_path, scan, memory, mlp):
+def test_measured_peak_is_at_most_the_projected_peak(tmp_path, scan, memory, mlp):
     sizes = LlamaSizes(layers=2, hidden=2048, mlp=mlp, heads=16, kv_heads=4, head_dim=128, vocab=8192)
     write_llama(tmp_path / "hf", sizes, sparse=True)
     result = convert(tmp_path / "hf", tmp_path / "out", memory, scan)
@@ -51,7 +51,7 @@ def test_the_measured_peak_is_at_most_the_projected_one(tmp_path, scan, memory, 
     assert result["peak"] <= result["projected"] <= memory
 
 
-def test_a_stacked_leaf_much_larger_than_the_budget(tmp_path):
+def test_leaf_larger_than_the_budget_is_converted(tmp_path):
     # Each of its matrices, those of queries and of outputs, is larger than the budget, too.
     sizes = LlamaSizes(layers=2, hidden=2304, mlp=64, heads=256, kv_heads=2, head_dim=128, vocab=1000)
     write_llama(tmp_path / "hf", sizes, sparse=True)
@@ -62,7 +62,7 @@ def test_a_stacked_leaf_much_larger_than_the_budget(tmp_path):
     assert result["peak"] <= 128 * MIB
 
 
-def test_a_model_four_times_larger_has_the_same_peak(tmp_path):
+def test_four_times_larger_model_has_the_same_peak(tmp_path):
     peaks = []
     # Both have more to do than fits into the smallest number of full tasks.
     for layers in (5, 20):

@@ -147,7 +147,7 @@ QUICK = ("hash", "diff", "stats", "orbax")
 
 
 @pytest.mark.parametrize("mib", [64, 128])
-def test_a_refusal_stays_within_the_budget(many, tmp_path, mib):
+def test_refusal_stays_within_the_memory_limit(many, tmp_path, mib):
     for name in NAMES if EVERYTHING else QUICK:
         folder = tmp_path / name
         folder.mkdir()
@@ -180,7 +180,7 @@ def test_memory_named_in_refusal_is_sufficient(several, tmp_path, name):
 @pytest.mark.skipif(not EVERYTHING, reason="CKPTTOOLS_MEMORY=all")
 @pytest.mark.parametrize("mib", [256, 300, 400, 512])
 @pytest.mark.parametrize("name", NAMES)
-def test_many_tensors(many, tmp_path, name, mib):
+def test_commands_on_many_tensors_stay_within_the_limit(many, tmp_path, name, mib):
     ended = within(*spelled_out(COMMANDS[name], many, tmp_path), mib=mib)
     assert ended.peak <= mib * MIB, ended.declared
     if ended.code:
@@ -192,7 +192,7 @@ def test_many_tensors(many, tmp_path, name, mib):
 
 @pytest.mark.skipif(not EVERYTHING, reason="CKPTTOOLS_MEMORY=all")
 @pytest.mark.parametrize("command", LOOKING)
-def test_looking_takes_little(many, tmp_path, command):
+def test_read_commands_need_little_memory(many, tmp_path, command):
     ended = measured(*spelled_out(command, many, tmp_path))
     assert ended.code == 0, ended.declared
     assert ended.peak <= 512 * MIB
@@ -233,7 +233,7 @@ def write_giant(folder, codec):
 
 
 @pytest.mark.parametrize("codec", (*CODECS, *MORE_CODECS, *COMPRESSORS) if EVERYTHING else CODECS)
-def test_giant_chunks(tmp_path, codec):
+def test_giant_chunks_stay_within_the_limit_or_are_refused(tmp_path, codec):
     (tmp_path / "in").mkdir()
     source = write_giant(tmp_path / "in", codec)
     for mib in (64, 128, 512) if EVERYTHING else (64,):
@@ -273,7 +273,7 @@ LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_AS, ({0}, {0}));"
 
 
 @pytest.mark.parametrize("limit", [100, 280, 330, 400])
-def test_a_process_that_may_have_little_memory(tmp_path, limit):
+def test_low_address_space_limit_is_handled(tmp_path, limit):
     """Fewer threads do the work, or the command says what it lacks; never a traceback or another code."""
     source = write_tiny(tmp_path / "model.safetensors", 50)
     commands = [("hash", source), ("convert", "to-zarr3", source, tmp_path / "out")]

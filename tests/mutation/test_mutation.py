@@ -56,7 +56,7 @@ def test_expected_code_is_mutated(tmp_path):
     assert changed == SOURCE.replace('"é") and not', '"é") or not')
 
 
-def test_every_change_of_real_code_is_code_and_another():
+def test_every_mutant_is_valid_and_differs():
     root = Path(ckpttools.__file__).parents[1]
     for file in ("ckpttools/plan/plan.py", "ckpttools/formats/placement.py", "ckpttools/core/region.py"):
         source = (root / file).read_bytes()
@@ -68,7 +68,7 @@ def test_every_change_of_real_code_is_code_and_another():
             assert ast.dump(ast.parse(item.applied(source))) != same, item
 
 
-def test_the_quickest_tests_of_the_function_are_asked(tmp_path):
+def test_quickest_tests_of_the_function_are_selected(tmp_path):
     (tmp_path / "x.py").write_text(SOURCE)
     constant, of_f = mutants_of(tmp_path, "x.py")[:2]
     slow, middle, quick = (
@@ -81,7 +81,7 @@ def test_the_quickest_tests_of_the_function_are_asked(tmp_path):
     assert asked(constant, {}, 60) == []
 
 
-def test_a_change_is_caught_or_survives_and_is_taken_back(tmp_path):
+def test_mutant_is_caught_or_survives_and_is_reverted(tmp_path):
     tree = tmp_path / "tree"
     (tree / "room").mkdir(parents=True)
     source = "def f(a):\n    return a == 1 or a == 1\n"
@@ -113,7 +113,7 @@ def test_endless_process_is_detected_by_its_activity(script, how):
         _end(process)
 
 
-def test_a_test_that_fails_without_the_change_too_has_noticed_nothing(monkeypatch):
+def test_failing_without_the_mutant_does_not_count(monkeypatch):
     mutant = mutants_of(Path(ckpttools.__file__).parents[1], "ckpttools/core/region.py")[0]
     ids = ("test_exit_codes.py::test_none", "test_region.py::test_none[a b]")
     hows = [f"FAILED tests/{name} - assert 1 == 2" for name in ids]

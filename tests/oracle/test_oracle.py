@@ -43,7 +43,7 @@ def bench(tmp_path_factory):
         yield steps.Bench(CASE, True, model, directory / "work", recorded, maxtext)
 
 
-def test_maxtext_computes_with_a_converted_model_what_transformers_does(bench):
+def test_maxtext_logits_match_transformers(bench):
     """And a run of its own training, unstacked and stacked again, goes on to the same bits."""
     findings = found(bench, ["convert", "load", "logits", "train", "resume"])
     assert {name: item.state for name, item in findings.items()} == dict.fromkeys(findings, PASSED)
@@ -78,7 +78,7 @@ def test_recorded_logits_match_transformers(tmp_path):
     np.testing.assert_allclose(np.load(RECORDED), np.load(built), atol=1e-5)
 
 
-def test_weights_in_another_order_are_noticed(bench, tmp_path):
+def test_weights_in_another_order_are_detected(bench, tmp_path):
     """Shapes are the same with rotary pairs in the other order: only numbers tell."""
     wrong = tmp_path / "wrong"
     steps.ckpt("convert", "hf-to-maxtext", bench.model, wrong, "--rope-layout", "halves")
@@ -87,7 +87,7 @@ def test_weights_in_another_order_are_noticed(bench, tmp_path):
         steps.compared(bench, bench.model, wrong)
 
 
-def test_divergence_is_that_of_the_worst_position():
+def test_divergence_is_the_worst_over_positions():
     one = np.log([[0.5, 0.5], [0.75, 0.25]])
     other = np.log([[0.5, 0.5], [0.5, 0.5]])
     assert steps.kl(one, one + 3) == pytest.approx(0, abs=1e-12)
@@ -95,7 +95,7 @@ def test_divergence_is_that_of_the_worst_position():
     assert steps.kl(one, other) == pytest.approx(expected)
 
 
-def test_steps_that_were_run_earlier_stay_in_the_table(tmp_path):
+def test_results_of_earlier_steps_are_kept(tmp_path):
     path = tmp_path / "results.json"
     convert, load = Finding(PASSED, ""), Finding(FAILED, "refused")
     for findings in ({"convert": convert}, {"load": load}):
@@ -105,14 +105,14 @@ def test_steps_that_were_run_earlier_stay_in_the_table(tmp_path):
     assert not row.passed
 
 
-def test_a_step_is_blocked_by_the_one_that_failed_before_it():
+def test_step_is_blocked_by_an_earlier_failure():
     row = Row(CASE, "scanned", {}, {"convert": Finding(PASSED), "train": Finding(FAILED)})
     assert row.blocked("export") == "train"
     assert row.blocked("logits") == ""
     assert Row(CASE, "scanned", {}, {"convert": Finding(FAILED)}).blocked("resume") == "convert"
 
 
-def test_families_are_named_or_begun():
+def test_family_selection_accepts_prefixes():
     assert cases.named([]) == list(cases.configurations())
     assert cases.named(["qwen3"]) == ["qwen3"]
     assert {"llama3.1", "llama4-scout"} <= set(cases.named(["llama"]))
@@ -120,7 +120,7 @@ def test_families_are_named_or_begun():
         cases.named(["llma"])
 
 
-def test_models_that_see_are_shown_images_or_it_is_said_why_not():
+def test_vision_models_get_images_or_a_reason():
     for case in cases.configurations():
         config = cases.configuration(case)
         sees = any(config.get(item) for item in ("vision_config", "thinker_config"))
@@ -209,7 +209,7 @@ def test_positions_of_a_picture_are_its_rows_and_columns():
         assert item[28:31].tolist() == [16, 17, 18]
 
 
-def test_a_sound_goes_on_where_the_image_ends():
+def test_sound_positions_continue_after_the_image():
     prompt = images.prompt(cases.configuration("qwen3-omni"))
     (heard,) = np.nonzero(np.array(prompt.tokens) == prompt.sound.placeholder)
     assert len(heard) == 26 and prompt.sound.features.shape == (1, 16, 200)
@@ -219,7 +219,7 @@ def test_a_sound_goes_on_where_the_image_ends():
     assert (positions == prompt.torch["position_ids"][:, 0].T).all()
 
 
-def test_patches_of_an_image_have_their_location_beside_them():
+def test_image_patches_carry_their_positions():
     """Gemma 4: column before row."""
     prompt = images.prompt(cases.configuration("gemma4-vision"))
     patches, locations = prompt.torch["pixel_values"][0], prompt.torch["image_position_ids"][0]
@@ -229,12 +229,12 @@ def test_patches_of_an_image_have_their_location_beside_them():
         assert (patches[number] == there.ravel()).all()
 
 
-def test_scanned_models_of_text_alone_are_shown_no_images():
+def test_scanned_text_models_get_no_images():
     assert "images" not in cases.steps_of("qwen3-vl", cases.SCANNED)
     assert "images" not in cases.steps_of("llama3.1", cases.UNSCANNED)
 
 
-def test_text_alone_is_told_by_its_checkpoint(tmp_path):
+def test_text_only_is_inferred_from_the_checkpoint(tmp_path):
     """A configuration promises towers, with which MaxText scans no layers."""
     model = cases.configurations()["qwen3-vl"].parent
     item = tmp_path / "text"
@@ -247,7 +247,7 @@ def test_text_alone_is_told_by_its_checkpoint(tmp_path):
         settings.of(model, True, tmp_path)
 
 
-def test_rows_of_the_table_are_of_models_that_there_are():
+def test_table_rows_refer_to_known_models():
     rows = results.read()
     assert {family for family, _ in rows} <= set(cases.configurations())
     assert {layers for _, layers in rows} <= set(cases.LAYERS)

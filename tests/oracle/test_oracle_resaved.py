@@ -95,7 +95,7 @@ def test_weights_are_loaded_by_all_ways_of_maxtext(location, loaded, way):
 
 
 @pytest.mark.parametrize("way", [*WAYS, "resharded"])
-def test_training_goes_on_with_the_same_bits(location, gone_on, way):
+def test_training_resumes_with_the_same_bits(location, gone_on, way):
     before = location.maxtext("stored", item=location.checkpoint("runs", STEPS - 1) / "items")
     assert location.maxtext("stored", item=location.checkpoint(way, STEPS - 1) / "items") == before
     assert location.train(way, MORE_STEPS) == gone_on

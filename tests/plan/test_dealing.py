@@ -27,14 +27,14 @@ def least_most(sizes, count):
 
 
 @given(SIZES, st.integers(1, 60))
-def test_parts_tile_what_is_dealt_out_and_the_largest_is_as_small_as_can_be(sizes, count):
+def test_parts_cover_all_tasks_and_are_balanced(sizes, count):
     cuts = dealt(sizes, count)
     assert len(cuts) == count + 1 and cuts == sorted(cuts)
     assert (cuts[0], cuts[-1]) == (0, len(sizes))
     assert max(sum(sizes[a:b]) for a, b in pairwise(cuts)) == least_most(sizes, count)
 
 
-def test_tasks_of_a_large_model_are_dealt_out_evenly():
+def test_tasks_of_a_large_model_are_split_evenly():
     # As 671 billion parameters are planned: nearly all tasks have two matrices of experts.
     sizes = [*[2 * 58_720_256] * 23_000, *[3 * 16_777_216] * 600, *[4096] * 36]
     for count in (2, 64, 256, 1024):
@@ -77,7 +77,7 @@ STEP = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
         ({**SLURM, "JOB_COMPLETION_INDEX": "7"}, 8, Part(7, 8)),
     ],
 )
-def test_the_engine_says_which_part(environment, count, part):
+def test_part_is_detected_from_the_environment(environment, count, part):
     assert detect_part(count, environment) == part
 
 
@@ -106,7 +106,7 @@ def test_undetectable_part_is_refused(environment, count, says):
         detect_part(count, environment)
 
 
-def test_the_numbers_of_a_job_array_are_said():
+def test_error_names_the_job_array_indices():
     for environment, numbers in (
         (array(5, 0, 8, 4, count=3), "3 tasks, 0 to 8 by steps of 4, of which this is 5"),
         (array(11, 3, 11, count=2), "2 tasks, 3 to 11, of which this is 11"),

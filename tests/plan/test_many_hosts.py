@@ -70,7 +70,7 @@ KINDS = {"Job": ("batch/v1", JOB), "JobSet": ("jobset.x-k8s.io/v1alpha2", SET)}
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))
-def test_manifests_are_valid_and_their_commands_too(text):
+def test_documented_manifests_and_commands_are_valid(text):
     manifest = yaml.safe_load(text)
     version, spec = KINDS[manifest["kind"]]
     schema = fields(
@@ -100,7 +100,7 @@ def check_command(words):
     assert result.exit_code == 2 and "cannot read /nowhere/llama.plan" in result.output, result.output
 
 
-def test_the_command_of_xpk_starts_as_many_parts_as_machines():
+def test_documented_xpk_command_starts_one_part_per_machine():
     (text,) = [block for block in blocks("shell") if "xpk" in block]
     words = shlex.split(text.replace("\\\n", " "))
     assert words[:3] == ["xpk", "workload", "create"]
@@ -133,7 +133,7 @@ def shell(tmp_path):
     return run
 
 
-def test_the_slurm_script_runs(tmp_path, shell):
+def test_documented_slurm_script_runs(tmp_path, shell):
     (script,) = blocks("bash")
     script = script.replace("--parts 16", "--parts 3")
     source, there = tmp_path / "llama", tmp_path / "llama-maxtext"
@@ -152,7 +152,7 @@ def test_the_slurm_script_runs(tmp_path, shell):
     assert shell(script).returncode == 1
 
 
-def test_the_loop_of_a_shell_runs(tmp_path, shell):
+def test_documented_shell_loop_runs(tmp_path, shell):
     (script,) = [block for block in blocks("shell") if "seq" in block]
     plan = tmp_path / "llama.plan"
     there = tmp_path / "out"

@@ -70,7 +70,7 @@ def whole(tmp_path_factory):
 
 
 class TestProcesses:
-    def test_four_make_what_one_makes(self, tmp_path, whole):
+    def test_four_parts_write_what_one_process_writes(self, tmp_path, whole):
         plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, tmp_path / "out", *PIECES)
         assert [code for code, _ in processes(plan, 4)] == [0] * 4
         assert not (tmp_path / "out").exists()
@@ -78,7 +78,7 @@ class TestProcesses:
         assert content(tmp_path / "out") == content(whole)
         assert sorted(item.name for item in tmp_path.iterdir()) == ["out", "plan", "plan.published"]
 
-    def test_three_go_on_where_one_of_four_was_killed(self, tmp_path, whole):
+    def test_three_parts_resume_after_one_of_four_was_killed(self, tmp_path, whole):
         plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, tmp_path / "out", *PIECES)
         ends = processes(plan, 4, dying=0)
         assert [code for code, _ in ends] == [-9, 0, 0, 0]
@@ -94,7 +94,7 @@ class TestProcesses:
         assert "13 of 13 tasks were done before" in run("run", plan, "--publish")
         assert content(tmp_path / "out") == content(whole)
 
-    def test_in_a_bucket_too(self, gcs, whole):
+    def test_parts_in_a_bucket_write_what_one_process_writes(self, gcs, whole):
         there = f"gs://{gcs.bucket}/many/out"
         plan = planned(f"gs://{gcs.bucket}/plan", "convert", "hf-to-maxtext", SHARDED, there, *PIECES)
         ends = processes(plan, 4, dying=2)
@@ -108,7 +108,7 @@ class TestProcesses:
         assert result == content(whole)
 
 
-def test_any_cloud_will_do(cloud, tmp_path, whole):
+def test_parts_work_on_every_cloud(cloud, tmp_path, whole):
     there = f"{cloud.scheme}://{cloud.bucket}/some/out"
     plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, there, *PIECES)
     for number in (1, 0):
@@ -152,7 +152,7 @@ def mapped(path, array):
 
 class TestCommands:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_every_command_that_writes_can_be_dealt_out(self, kind, tmp_path):
+    def test_every_writing_command_can_be_split(self, kind, tmp_path):
         words = [tmp_path / item if item == "OUT" else item for item in KINDS[kind]]
         plan = planned(tmp_path / "plan", *words)
         for number in (2, 0, 1):
@@ -207,7 +207,7 @@ def destination(request, tmp_path):
     return f"gs://{bucket}/parts/out"
 
 
-def test_a_plan_is_no_part_of_what_it_makes(tmp_path):
+def test_plan_file_inside_the_output_is_refused(tmp_path):
     for location in ("out/plan", "out", "out.partial/plan"):
         result = ckpt("plan", "cast", HF, tmp_path / "out", "--dtype", "float16", "-o", tmp_path / location)
         assert result.exit_code == 2 and "outside of the checkpoint" in result.output, result.output
@@ -236,7 +236,7 @@ class TestTogether:
         purpose = JobInfo(read_plan(parse(plan)).header.plan)
         return staging_of(parse(destination)).joined(purpose, 0, Share("x/y", first, stop))
 
-    def test_nobody_else_comes_in_but_other_parts(self, plan, destination, tmp_path):
+    def test_working_parts_exclude_other_commands(self, plan, destination, tmp_path):
         alone = ("convert", "hf-to-maxtext", SHARDED, destination, *PIECES, "--no-progress")
         run("run", plan, "--part", "0/4")
         with self.joined(plan, destination, 0, 2):
@@ -253,7 +253,7 @@ class TestTogether:
         assert "nothing of this plan" in refused(other, "--publish")
         run("run", plan, "--publish")
 
-    def test_the_same_tasks_are_not_done_twice_at_once(self, plan, destination, monkeypatch):
+    def test_same_part_is_not_run_twice_at_once(self, plan, destination, monkeypatch):
         from ckpttools.stores.objects import lock, shared_staging
 
         monkeypatch.setattr(lock, "RENEWED_SECONDS", 0.05)
@@ -265,12 +265,12 @@ class TestTogether:
         run("run", plan, "--part", "0/1")
         assert "13 tasks" in run("run", plan, "--part", "0/1")
 
-    def test_a_single_run_goes_on_from_parts_and_parts_from_a_single_run(self, plan, destination):
+    def test_single_run_resumes_from_parts(self, plan, destination):
         run("run", plan, "--part", "1/2")
         output = run("convert", "hf-to-maxtext", SHARDED, destination, *PIECES)
         assert re.search(r"\d+ of 13 tasks were done before", output), output
 
-    def test_another_plan_is_not_mixed_in(self, plan, destination, tmp_path):
+    def test_parts_of_another_plan_are_refused(self, plan, destination, tmp_path):
         words = ("convert", "hf-to-maxtext", SHARDED, destination, "--no-scan")
         other = planned(tmp_path / "other", *words)
         run("run", plan, "--part", "0/2")
@@ -283,7 +283,7 @@ class TestTogether:
         assert "exists" in refused(plan, "--part", "1/2")
         run("run", taking, "--part", "1/2")
 
-    def test_the_last_one_publishes(self, plan, destination):
+    def test_last_part_publishes(self, plan, destination):
         output = run("run", plan, "--part", "0/2", "--publish")
         assert "not published" in output and not parse(destination).is_file()
         assert "13 arrays" in run("run", plan, "--part", "1/2", "--publish")
@@ -307,7 +307,7 @@ class TestBeginning:
     def begun(self, destination, overwrite=False, plan="b"):
         return staging_of(parse(destination), overwrite).joined(JobInfo(plan), 0, Share("1/2", 1, 2))
 
-    def test_a_part_waits_as_long_as_another_prepares(self, destination, monkeypatch):
+    def test_part_waits_while_another_prepares(self, destination, monkeypatch):
         """A large partial directory of another conversion takes its time to be deleted."""
         from ckpttools.stores.local import shared_staging as local
         from ckpttools.stores.objects import shared_staging as objects
@@ -337,7 +337,7 @@ class TestBeginning:
             slow.set()
             assert (preparing.result(30), waiting.result(30)) == ("", "")
 
-    def test_the_journal_is_there_before_the_lock_is_given_back(self, gcs, monkeypatch):
+    def test_journal_exists_before_the_lock_is_released(self, gcs, monkeypatch):
         from ckpttools.stores.objects.journal import ObjectJournal
 
         destination = f"gs://{gcs.bucket}/moment/out"
@@ -361,7 +361,7 @@ class TestBeginning:
             go_on.set()
             assert (preparing.result(30), waiting.result(30)) == ("", "")
 
-    def test_a_share_that_was_taken_for_gone_does_not_revive(self, gcs, monkeypatch):
+    def test_expired_part_cannot_record_work(self, gcs, monkeypatch):
         from ckpttools.core.errors import StorageError
         from ckpttools.stores.objects import lock
 
@@ -392,7 +392,7 @@ class TestAfterPublishing:
         words = ("convert", "hf-to-maxtext", SHARDED, destination, *PIECES, *request.param)
         return planned(tmp_path / "plan", *words)
 
-    def test_parts_and_publishing_have_nothing_to_do(self, plan, destination):
+    def test_parts_after_publishing_have_nothing_to_do(self, plan, destination):
         run("run", plan, "--part", "0/1", "--publish")
         before = files_of(parse(destination))
         for words in (("--part", "0/2"), ("--part", "1/2", "--publish"), ("--parts", "1", "--part", "0/1")):
@@ -405,7 +405,7 @@ class TestAfterPublishing:
         assert not parse(f"{destination}.partial").exists()
         assert files_of(parse(destination)) == before
 
-    def test_a_part_that_waited_while_another_published_begins_nothing(self, plan, destination):
+    def test_part_that_waited_for_publishing_does_nothing(self, plan, destination):
         from ckpttools.api import run_part as parts
         from ckpttools.plan.parts import Part
         from ckpttools.plan.plan_encoding import read_plan
@@ -463,7 +463,7 @@ class TestAfterPublishing:
         assert "parts run again will be refused" in output and "13 arrays" in output
         assert "exists" in refused(plan, "--part", "0/1")
 
-    def test_a_plan_that_was_moved_without_its_note_begins_nothing(self, plan, destination, tmp_path):
+    def test_moved_plan_does_nothing_after_publishing(self, plan, destination, tmp_path):
         run("run", plan, "--part", "0/1", "--publish")
         before = files_of(parse(destination))
         moved = tmp_path / "elsewhere" / "plan"
@@ -481,7 +481,7 @@ class TestAfterPublishing:
         shutil.move(tmp_path / "plan.published", moved.parent)
         assert "nothing to do" in run("run", moved, "--part", "0/2")
 
-    def test_a_plan_replaces_what_was_there_when_it_was_made_and_nothing_else(self, destination, tmp_path):
+    def test_plan_replaces_only_the_output_it_was_made_for(self, destination, tmp_path):
         words = ("convert", "hf-to-maxtext", SHARDED, destination, *PIECES)
         run(*words)
         plan = planned(tmp_path / "plan", *words, "--overwrite")
@@ -535,7 +535,7 @@ class TestSources:
     def plan(self, model, tmp_path):
         return planned(tmp_path / "plan", "convert", "hf-to-maxtext", model, tmp_path / "disk" / "out")
 
-    def test_a_source_that_was_changed_stops_parts_and_publishing(self, plan, model, tmp_path):
+    def test_changed_source_stops_parts_and_publishing(self, plan, model, tmp_path):
         run("run", plan, "--part", "0/2")
         shard = max(model.glob("*.safetensors"))
         data, time = bytearray(shard.read_bytes()), shard.stat().st_mtime_ns
@@ -553,7 +553,7 @@ class TestSources:
         os.utime(shard, ns=(time, time))
         run("run", plan, "--publish")
 
-    def test_another_model_of_the_same_size_and_time_is_noticed(self, plan, model):
+    def test_changed_source_of_equal_size_and_time_is_detected(self, plan, model):
         """As of archives, in which all files have one time; a link or other permissions are no change."""
         run("run", plan, "--part", "0/2")
         for shard in model.glob("*.safetensors"):
@@ -567,7 +567,7 @@ class TestSources:
         for words in (("--part", "0/1"), ("--publish",)):
             assert "other bytes" in refused(plan, *words, code=3)
 
-    def test_a_plan_is_not_replaced_by_another(self, plan, model, tmp_path):
+    def test_existing_plan_is_not_replaced(self, plan, model, tmp_path):
         words = ("convert", "hf-to-maxtext", model)
         planned(plan, *words, tmp_path / "disk" / "out")
         before = plan.read_bytes()
@@ -575,7 +575,7 @@ class TestSources:
         assert other.exit_code == 2 and "is another plan" in other.output, other.output
         assert plan.read_bytes() == before
 
-    def test_locations_may_be_elsewhere(self, plan, model, tmp_path, whole):
+    def test_root_option_relocates_paths(self, plan, model, tmp_path, whole):
         moved = tmp_path / "elsewhere"
         shutil.move(model.parent, moved)
         for item in moved.rglob("*.safetensors"):
@@ -588,7 +588,7 @@ class TestSources:
         run("convert", "hf-to-maxtext", moved / "model", moved / "alone")
         assert content(moved / "out") == content(moved / "alone")
 
-    def test_paths_are_those_of_where_the_plan_was_made(self, model, tmp_path, monkeypatch):
+    def test_relative_paths_refer_to_the_planning_directory(self, model, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path / "disk")
         planned(tmp_path / "plan", "cast", "model", "out", "--dtype", "float16")
         monkeypatch.chdir("/")
@@ -598,7 +598,7 @@ class TestSources:
         assert list((tmp_path / "disk" / "out").glob("*.safetensors"))
         assert Path.cwd() == Path("/")
 
-    def test_the_directory_in_which_a_plan_was_made_need_not_be_there(self, model, tmp_path, monkeypatch):
+    def test_planning_directory_may_be_missing(self, model, tmp_path, monkeypatch):
         (tmp_path / "work").mkdir()
         monkeypatch.chdir(tmp_path / "work")
         words = (
@@ -616,12 +616,12 @@ class TestSources:
         assert list((tmp_path / "out").glob("*.safetensors"))
         assert not (tmp_path / "work").exists()
 
-    def test_another_kind_of_store_takes_another_plan(self, plan, gcs, tmp_path):
+    def test_root_option_refuses_another_store(self, plan, gcs, tmp_path):
         root = ("--root", f"{tmp_path / 'disk' / 'out'}=gs://{gcs.bucket}/out")
         for words in (("--part", "0/1"), ("--publish",), ("--status",)):
             assert "the plan was made for file://" in refused(plan, *words, *root)
 
-    def test_another_model_of_the_same_size_is_not_taken_for_it(self, plan, model, tmp_path):
+    def test_relocated_source_of_equal_size_is_refused(self, plan, model, tmp_path):
         moved = tmp_path / "elsewhere"
         shutil.move(model.parent, moved)
         shard = min(moved.rglob("*.safetensors"))
@@ -631,27 +631,27 @@ class TestSources:
         output = refused(plan, "--part", "0/1", *root, code=3)
         assert "is not the file that was planned" in output
 
-    def test_a_damaged_plan_is_refused(self, plan):
+    def test_damaged_plan_is_refused(self, plan):
         data = plan.read_bytes()
         for damaged in (data[:-70], data[:200], data.replace(b"model-00002", b"model-00003"), b"", b"{}\n"):
             plan.write_bytes(damaged)
             assert "plan" in refused(plan, "--part", "0/1", code=3)
 
-    def test_a_plan_names_nothing_but_what_plans_name(self, plan):
+    def test_plan_decodes_only_known_classes(self, plan):
         from ckpttools.plan.value_lines import decode_dataclass
 
         for name in ("os:system", "ckpttools.mapping.values:np", "ckpttools.core.dtypes:DType"):
             with pytest.raises((ValueError, AttributeError)):
                 decode_dataclass([name, {}], ("ckpttools.mapping.",))
 
-    def test_another_version_does_no_part(self, plan, monkeypatch):
+    def test_plan_of_another_version_is_refused(self, plan, monkeypatch):
         from ckpttools.api import plans
 
         monkeypatch.setattr(plans, "__version__", "9.9")
         for words in (("--part", "0/2"), ("--publish",)):
             assert "another version of ckpttools" in refused(plan, *words)
 
-    def test_a_line_that_was_cut_off_does_not_count(self, plan, model, tmp_path):
+    def test_torn_journal_line_is_ignored(self, plan, model, tmp_path):
         run("run", plan, "--part", "0/1")
         (journal,) = (tmp_path / "disk" / "out.partial" / "parts").iterdir()
         lines = journal.read_bytes().split(b"\n")

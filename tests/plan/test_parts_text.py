@@ -45,7 +45,7 @@ def test_each_process_has_a_line_and_stragglers_are_named():
     ]
 
 
-def test_the_next_command_names_the_plan():
+def test_next_command_names_the_plan():
     line = next(status_lines(replace(ALL, state="done"), "my plans/x.plan"))
     assert line.endswith("next: ckpt run 'my plans/x.plan' --publish")
 
@@ -68,7 +68,7 @@ def member(name, began, alive):
     return Member(f"{name}-{began}", Share(name, 0, 1), "process 7", began, began, alive, "")
 
 
-def test_parts_are_of_the_number_that_most_of_those_at_work_have():
+def test_part_count_is_that_of_most_working_parts():
     old = [member(f"{number}/16", number, False) for number in range(16)]
     again = [member("3/16", 20.0, True), member("7/16", 21.0, True)]
     rest = member("0/1", 22.0, True)
@@ -80,7 +80,7 @@ def test_parts_are_of_the_number_that_most_of_those_at_work_have():
     assert lines[2] == "parts    of 3: 2 done, 1 at work, 1 of other divisions at work (0/1)"
 
 
-def test_many_that_are_done_are_only_counted():
+def test_many_finished_parts_are_only_counted():
     done = [replace(PART, part=f"{number}/40", state="done") for number in range(39)]
     lines = list(status_lines(replace(ALL, count=40, parts=(*done, replace(SLOW, part="39/40"))), "x.plan"))
     assert lines[2] == "parts    of 40: 39 done, 1 at work"
@@ -105,7 +105,7 @@ def test_taken_destination_has_no_counts():
     ]
 
 
-def test_a_part_says_what_it_did():
+def test_part_line_describes_the_work_done():
     receipt = PartReceipt("3/8", parse("/data/out"), 120, 20, 7 * GB, GB, 31.25)
     assert part_line(receipt) == (
         "part 3/8 of /data/out: 120 tasks, 7.00 GB in 31.25 s (192 MB/s), 20 of them done before"

@@ -82,7 +82,7 @@ def least(tree, writer, jobs=1):
 
 @settings(max_examples=120)
 @given(case=known_trees(), jobs=st.integers(1, 3), seed=st.integers(0, 1 << 32))
-def test_doing_the_tasks_in_any_order_makes_the_files(small, case, jobs, seed):
+def test_tasks_write_the_same_files_in_any_order(small, case, jobs, seed):
     tree, truths, writer = case
     plan = build(tree, writer, memory=10 * MIB, jobs=jobs)
     assert plan.jobs == jobs
@@ -112,7 +112,7 @@ def check_chunks(file, placement, truth):
 
 
 @given(case=known_trees())
-def test_tasks_tile_every_array_exactly_once(small, case):
+def test_tasks_cover_every_array_exactly_once(small, case):
     tree, _, writer = case
     plan = build(tree, writer, memory=10 * MIB, jobs=1)
     seen = {path: np.zeros(array.shape, int) for path, array in tree.arrays.items()}
@@ -153,7 +153,7 @@ def thrifty(tree):
 
 @settings(max_examples=25)
 @given(tree=large_trees().filter(thrifty), jobs=st.integers(1, 8), data=st.data())
-def test_the_promise_is_kept_whatever_the_model(tree, jobs, data):
+def test_projected_peak_never_exceeds_the_memory(tree, jobs, data):
     writer = OrbaxWriter()
     need = least(tree, writer, jobs)
     memory = need + data.draw(st.sampled_from((0, 0, MIB, 100 * MIB, 4096 * MIB)))
@@ -168,7 +168,7 @@ def test_the_promise_is_kept_whatever_the_model(tree, jobs, data):
 
 @settings(max_examples=60)
 @given(tree=large_trees(), jobs=st.integers(1, 8))
-def test_less_than_the_least_is_refused(tree, jobs):
+def test_less_than_the_minimum_memory_is_refused(tree, jobs):
     writer = OrbaxWriter()
     need = least(tree, writer, jobs)
     with pytest.raises(MemoryBudgetError) as caught:
@@ -178,7 +178,7 @@ def test_less_than_the_least_is_refused(tree, jobs):
     assert caught.value.exit_code == 4
 
 
-def test_a_terabyte_asks_for_no_more_than_it_must():
+def test_huge_array_needs_little_memory():
     """Fewer, larger tasks take less memory than a million small ones."""
     huge = Tree({("w",): Stored((1000, 4096, 128256), BF16, UnreadableFile("f", 1 << 50), 0)})
     assert least(huge, OrbaxWriter()) < 320 * MIB
@@ -195,7 +195,7 @@ def test_awkward_shapes_stay_within_the_budget(small):
         assert plan.projected_peak <= memory
 
 
-def test_more_memory_is_used_for_workers_first_then_for_larger_tasks():
+def test_more_memory_adds_workers_then_larger_tasks():
     tree = Tree({("w",): Stored((16384, 16384), F32, UnreadableFile("f", 1 << 31), 0)})
     plans = [build(tree, OrbaxWriter(), memory=m * MIB, jobs=4) for m in (110, 128, 256, 1024)]
     assert [plan.jobs for plan in plans] == sorted(plan.jobs for plan in plans)
@@ -203,7 +203,7 @@ def test_more_memory_is_used_for_workers_first_then_for_larger_tasks():
     assert plans[-1].buffer_bytes > plans[0].buffer_bytes
 
 
-def test_an_element_that_does_not_fit():
+def test_element_larger_than_the_limit_is_refused():
     array = Constant((2,), DTYPES["complex128"], bytes(16))
     placement = Placement((2,), 16, (2,), DataFile("data"))
     with pytest.raises(MemoryBudgetError, match="one element does not fit") as caught:
@@ -213,7 +213,7 @@ def test_an_element_that_does_not_fit():
 
 
 @given(shapes(limit=400), st.integers(1, 100), st.data())
-def test_cutting_keeps_to_the_limit(shape, limit, data):
+def test_cut_regions_stay_within_the_limit(shape, limit, data):
     array = stored(noise(shape, BF16), BF16)
     placement = Placement(shape, 2, data.draw(chunk_shapes(shape)), DataFile("data"))
     seen = np.zeros(shape, int)
@@ -224,7 +224,7 @@ def test_cutting_keeps_to_the_limit(shape, limit, data):
 
 
 @given(shapes(min_rank=1, limit=3000), st.integers(1, 300), st.sampled_from((None, Zstd(1))), st.data())
-def test_tasks_that_hold_more_than_a_chunk_hold_whole_ones(shape, limit, codec, data):
+def test_tasks_larger_than_a_chunk_contain_complete_chunks(shape, limit, codec, data):
     """A chunk that two tasks share is written in two goes; one that is encoded must not be shared at all."""
     array, chunk = stored(noise(shape, BF16), BF16), data.draw(chunk_shapes(shape))
     placement = Placement(shape, 2, chunk, DataFile("data"), codec)
@@ -234,7 +234,7 @@ def test_tasks_that_hold_more_than_a_chunk_hold_whole_ones(shape, limit, codec, 
             assert is_whole or (codec is None and stop - start <= length)
 
 
-def test_a_matrix_is_cut_along_the_axis_it_is_stored_along():
+def test_matrix_is_cut_along_its_storage_axis():
     array = Stored((4096, 4096), BF16, UnreadableFile("f"), 0)
     placement = Placement((4096, 4096), 2, (512, 4096), DataFile("data"))
     regions = [task.region for task in cut(("w",), array, placement, 8 * MIB)]
@@ -279,7 +279,7 @@ def test_equal_plans_have_one_fingerprint():
     assert fingerprint(op=Multiply(0.25)) == fingerprint(op=Multiply(0.25))
 
 
-def test_a_relative_name_is_that_of_the_directory_the_process_is_in(tmp_path, monkeypatch):
+def test_relative_file_names_are_described_as_absolute(tmp_path, monkeypatch):
     described = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -290,7 +290,7 @@ def test_a_relative_name_is_that_of_the_directory_the_process_is_in(tmp_path, mo
     assert str(tmp_path / "a") in described[0][1]
 
 
-def test_every_difference_changes_the_fingerprint():
+def test_every_change_alters_the_fingerprint():
     result = {name: fingerprint(**change) for name, change in CHANGES.items()}
     result["none"] = fingerprint()
     names: dict[str, str] = {}
@@ -298,25 +298,25 @@ def test_every_difference_changes_the_fingerprint():
         assert names.setdefault(item, name) == name
 
 
-def test_the_scan_axis_of_a_square_stack_changes_the_fingerprint():
+def test_scan_axis_of_a_square_stack_alters_the_fingerprint():
     parts = [Stored((3, 3), BF16, UnreadableFile(f"f{k}"), 0) for k in range(3)]
     plans = [build(Tree({("w",): stack(parts, k)}), Grids({}), memory=1 << 30, jobs=1) for k in range(3)]
     assert len({plan.fingerprint() for plan in plans}) == 3
 
 
-def test_two_orders_of_a_cube_have_two_fingerprints():
+def test_axis_order_of_a_cube_alters_the_fingerprint():
     """As the two layouts of RoPE: one shape, one source, the same first byte."""
     orders = ((0, 2, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1), (0, 1, 2))
     assert len({fingerprint(shape=(4, 4, 4), order=order) for order in orders}) == 6
 
 
-def test_the_value_of_a_constant_changes_the_fingerprint():
+def test_constant_value_alters_the_fingerprint():
     trees = [Tree({("step",): Constant((), DTYPES["int64"], bytes([k] * 8))}) for k in range(2)]
     one, two = (build(tree, Grids({}), memory=1 << 30, jobs=1).fingerprint() for tree in trees)
     assert one != two
 
 
-def test_only_nodes_can_be_described():
+def test_describer_accepts_only_nodes():
     with pytest.raises(TypeError, match="not a node"):
         list(Describer().lines("text"))
 
@@ -335,14 +335,14 @@ def test_tasks_follow_their_sources():
     assert [task.path for task in plan.tasks] == [("b",), ("c",), ("a",)]
 
 
-def test_an_empty_tree_is_a_plan_of_nothing():
+def test_empty_tree_has_an_empty_plan():
     plan = build(Tree({}), Grids({}), memory=1 << 30, jobs=4)
     assert (plan.tasks, plan.bytes_in, plan.bytes_out, plan.buffer_bytes) == ((), 0, 0, 0)
     assert plan.fingerprint()
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5)])
-def test_an_array_without_elements_needs_no_task(shape):
+def test_empty_array_needs_no_task(shape):
     tree = Tree({(name,): Stored(n, BF16, UnreadableFile("f"), 0) for name, n in (("w", shape), ("v", (2,)))})
     writer = Grids({("w",): tuple(max(1, n) for n in shape)})
     plan = build(tree, writer, memory=1 << 30, jobs=1)

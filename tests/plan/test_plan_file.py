@@ -45,13 +45,13 @@ def said_and_made(array):
 
 
 @pytest.mark.parametrize("declared", ['["nothing", [2], "float32"]', '["take"]', "[]", "{}", "7", '"stored"'])
-def test_a_line_that_says_no_array(declared):
+def test_line_without_an_array_is_refused(declared):
     with pytest.raises(FormatError, match="a line of the plan does not describe an array"):
         Nodes([declared.encode()], [].__getitem__).array(0)
 
 
 @given(st.data())
-def test_an_array_made_of_lines_is_the_same(data):
+def test_arrays_round_trip_through_plan_lines(data):
     known = data.draw(lazy_arrays())
     built = said_and_made(known.array)
     assert (built.shape, built.dtype, type(built)) == (
@@ -76,7 +76,7 @@ def test_an_array_made_of_lines_is_the_same(data):
         Convert(DTYPES["float8_e4m3fn"], "an array"),
     ],
 )
-def test_functions_of_elements_are_the_same(op):
+def test_element_functions_round_trip(op):
     source = stored(np.arange(60, dtype="<u2").reshape(6, 10), DTYPES["bfloat16"])
     array = elementwise(source, op)
     built = said_and_made(array)
@@ -87,14 +87,14 @@ def test_functions_of_elements_are_the_same(op):
 
 
 @pytest.mark.parametrize("source", [TRAINED, MAXTEXT, HF], ids=lambda location: location.name)
-def test_arrays_of_a_checkpoint_are_the_same(source):
+def test_checkpoint_arrays_round_trip(source):
     for path, array in ckpttools.open(source).arrays.items():
         built = said_and_made(array)
         one, other = (item.read().view(array.dtype.carrier) for item in (built, array))
         np.testing.assert_array_equal(one, other, str(path))
 
 
-def test_compressed_chunks_and_shards_are_the_same(tmp_path):
+def test_compressed_chunks_and_shards_round_trip(tmp_path):
     ckpttools.convert(MAXTEXT, tmp_path / "out", format="orbax", compression="zstd")
     zarr = pytest.importorskip("zarr")
     group = zarr.open_group(tmp_path / "sharded", mode="w")
@@ -129,7 +129,7 @@ def test_only_plan_classes_are_decoded(name):
 
 @pytest.mark.parametrize("count", [1, 3, 40])
 @pytest.mark.parametrize("scan", [True, False])
-def test_the_tasks_of_all_parts_are_those_of_the_plan(tmp_path, count, scan):
+def test_parts_contain_exactly_the_tasks_of_the_plan(tmp_path, count, scan):
     prepared = ckpttools.hf_to_maxtext.plan(HF, tmp_path / "out", scan=scan)
     file = decoded(encoded(prepared.plan, header_of(prepared)), "here")
     assert file.header.has_tasks and file.header.call["arguments"]["scan"] == scan
@@ -180,7 +180,7 @@ class TestHostilePlans:
         lines[0] = json.dumps([kind, header, sizes], separators=(",", ":")).encode()
         assert "has invalid contents" in self.refused(tmp_path, lines)
 
-    def test_a_file_outside_of_the_destination(self, tmp_path, lines):
+    def test_file_outside_the_destination_is_refused(self, tmp_path, lines):
         changed = [line.replace(b"model.safetensors", b"../../evil.safetensors") for line in lines]
         assert "outside the destination" in self.refused(tmp_path, changed)
         outside = [*lines[:7], *changed[7:]]
