@@ -19,7 +19,7 @@ from ckpttools.api.run_part import part_done
 from ckpttools.core.budget import extra_resident
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError, first_line
-from ckpttools.core.message_terms import retry_term
+from ckpttools.core.message_terms import render, retry_term
 from ckpttools.plan.parts import Part
 from ckpttools.plan.plan_encoding import decoded
 from ckpttools.plan.plan_file import PlanFile
@@ -76,7 +76,7 @@ def convert_together(job: Service, plan: Callable[[], Prepared], callbacks: Call
             _other(job, plan, callbacks)
     except BaseException as error:
         if not isinstance(error, OtherProcessError):
-            job.set_status(_FAILED, first_line(error))
+            job.set_status(_FAILED, render(first_line(error)))
         raise
     return None
 

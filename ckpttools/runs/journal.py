@@ -17,7 +17,7 @@ from dataclasses import asdict, field
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import option, render_all
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import PRUNE_DIRECTORY
@@ -57,7 +57,7 @@ class PruneJournal:
             UsageError: another one was interrupted.
             StorageError, NoSpaceError: it cannot be written.
         """
-        if not removing(run).claim(plan_of(run).key, json.dumps(asdict(self)).encode()):
+        if not removing(run).claim(plan_of(run).key, json.dumps(render_all(asdict(self))).encode()):
             raise interrupted(run)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ckpttools.array.tree import Path, keystr
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.message_terms import render
 from ckpttools.core.text import printable
 from ckpttools.inspection.distribution import Distribution
 from ckpttools.inspection.layer_rows import LayerRow
@@ -56,7 +57,7 @@ def _facts(tree: TreeReport) -> dict[str, Any]:
         "layers": [asdict(group) for group in tree.layers],
         "optimizer": tree.optimizer.name if tree.optimizer else None,
         "custom": {key: json.dumps(value, default=str) for key, value in tree.custom_metadata.items()},
-        "warnings": [printable(warning.text) for warning in tree.warnings],
+        "warnings": [printable(render(warning.text)) for warning in tree.warnings],
     }
 
 

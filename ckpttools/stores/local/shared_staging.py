@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError, first_line
+from ckpttools.core.message_terms import render
 from ckpttools.stores.local.conversion_conflicts import describe_conversion
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.files import errors_of
@@ -40,7 +41,7 @@ class SharedLocalStaging(LocalStaging):
                 own.end(DONE)
             except BaseException as error:
                 with suppress(OSError, StorageError):
-                    own.end(first_line(error))
+                    own.end(render(first_line(error)))
                 raise
             finally:
                 own.close()

@@ -15,6 +15,7 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import first_line
+from ckpttools.core.message_terms import render
 from ckpttools.stores.base import Status
 from ckpttools.stores.concurrency import map_in_threads, write_concurrency
 from ckpttools.stores.objects.client import Bucket
@@ -60,7 +61,7 @@ def hold_claim(bucket: Bucket, partial: str, location: str, plan: str, share: Sh
             yield PartClaim(token, lock)
             lock.outcome = DONE
         except BaseException as error:
-            lock.outcome = first_line(error)
+            lock.outcome = render(first_line(error))
             raise
 
 
