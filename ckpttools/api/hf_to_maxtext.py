@@ -57,7 +57,7 @@ def hf_to_maxtext(
     prefer_rank: int | Sequence[int] = (),
     **common: Unpack[StoredWriting],
 ) -> Prepared:
-    """Convert a Hugging Face checkpoint to one that MaxText trains and decodes.
+    """Convert a Hugging Face checkpoint to a MaxText checkpoint.
 
     Args:
         source: directory with safetensors and `config.json`, one of its safetensors files, or its tree.

@@ -120,7 +120,7 @@ def _refusal_with(tree: Tree, options: ToMaxText) -> CheckpointError | None:
 
 CHECK = ModelCheck(
     "coverage",
-    "arrays that are missing, not expected or of another shape than `config.json` implies",
+    "arrays that are missing, unexpected, or of a different shape than `config.json` implies",
     _check,
     is_own_check=True,
     consumer="MaxText and transformers",

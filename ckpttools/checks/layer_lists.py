@@ -70,5 +70,5 @@ def _check_indexes(
 
 
 CHECK = ModelCheck(
-    "layer-lists", "lists such as `layer_types` with fewer or more entries than layers", _check
+    "layer-lists", "lists such as `layer_types` whose length differs from the number of layers", _check
 )

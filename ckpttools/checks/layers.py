@@ -66,4 +66,4 @@ def _listed(layers: Collection[int]) -> str:
     )
 
 
-CHECK = ModelCheck("layers", f"weights for other layers than {CONFIG} declares", _check, is_for_outputs=True)
+CHECK = ModelCheck("layers", f"weights for layers not declared in {CONFIG}", _check, is_for_outputs=True)

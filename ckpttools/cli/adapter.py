@@ -37,7 +37,7 @@ def adapter() -> None:
 def merge() -> WriteFunction:
     """Write a model with a LoRA adapter merged into its weights.
 
-    BASE is a Hugging Face model or a MaxText checkpoint; DST is the same kind with other weights. ADAPTER is
+    BASE is a Hugging Face model or a MaxText checkpoint; DST is of the same kind. ADAPTER is
     a directory that PEFT saved (LoRA, rsLoRA and DoRA, rank patterns, embeddings, fused experts, full
     modules), or a MaxText adapter checkpoint. Products are summed in float64, added in float32, and rounded
     once. Pass --dtype to merge into a quantized BASE.

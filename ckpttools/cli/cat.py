@@ -64,8 +64,8 @@ def cat(
 ) -> None:
     """Print the values of an array, or of a region of it.
 
-    The index selects a region as in numpy, and only that region is read. Quote it for the shell. Of more than
-    1,000 values, the first and last of each axis are read and printed.
+    The index selects a region as in numpy, and only that region is read. Quote it for the shell. If there are
+    more than 1,000 values, only the first and last of each axis are read and printed.
 
     \b
     Example:

@@ -13,7 +13,7 @@ from ckpttools.cli.output import print_lines
 from ckpttools.core.errors import DestinationExistsError
 
 
-@click.command(short_help="Create, convert and load a small model, and back.")
+@click.command(short_help="Convert a small model to MaxText and back, and load it.")
 @click.argument("directory", required=False, type=click.Path(path_type=Path))
 def demo(directory: Path | None) -> None:
     """Create a small model, convert it, inspect it, load it, and convert it back.

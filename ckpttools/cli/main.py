@@ -135,7 +135,7 @@ _GROUPS = {
     "Reference": {
         "families": lazy_command("families", "families", "List, show and check model families."),
         "formats": lazy_command("families", "formats", "List the supported checkpoint formats."),
-        "demo": lazy_command("demo", "demo", "Create, convert and load a small model, and back."),
+        "demo": lazy_command("demo", "demo", "Convert a small model to MaxText and back, and load it."),
         "completion": lazy_command("completion", "completion", "Print a shell completion script."),
     },
 }

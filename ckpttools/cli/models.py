@@ -20,7 +20,7 @@ from ckpttools.cli.writing import WriteFunction, model_source_and_destination, s
 @output_options
 @writes
 def hf_to_maxtext() -> WriteFunction:
-    """Convert a Hugging Face checkpoint to one that MaxText trains and decodes.
+    """Convert a Hugging Face checkpoint to a MaxText checkpoint.
 
     SRC is a directory with config.json and the weights, as safetensors or as PyTorch and its trainers save
     them, or a model on the Hub. DST gets 0/items in the layout of MaxText's own converter; pass it to MaxText

@@ -49,8 +49,8 @@ def prune(
 ) -> None:
     """Delete the steps of a run that no rule keeps, as Orbax's preservation policies would.
 
-    The last finished step, targets of symbolic links, and directories that are not finished saves with only
-    known files are never deleted. Without --yes nothing is deleted, completed or restored.
+    The last finished step, targets of symbolic links, and directories that are unfinished or contain
+    unknown files are never deleted. Without --yes nothing is deleted, completed or restored.
 
     \b
     Example:

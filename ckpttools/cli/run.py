@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     *RUN_PART,
     switch(
         "publish",
-        "Publish the checkpoint; refused while tasks are missing. With --part or --parts: after the part, "
-        "if it was the last.",
+        "Publish the checkpoint; refused while tasks are missing. With --part or --parts, publish only "
+        "if the part was the last one.",
     ),
     switch("wait", "With --publish: wait until all parts are done."),
     switch("status", "Show the progress of all parts, and change nothing."),
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         "roots",
         any_text,
         (),
-        "Paths of the plan that begin with OLD begin with NEW here.",
+        "Replace the prefix OLD of paths in the plan with NEW.",
         "OLD=NEW",
         many=tuple,
         flag="--root",
@@ -82,7 +82,7 @@ def run(
 
     does_part = part is not None or parts is not None or not (publish or status)
     if (status and (publish or part or parts)) or (wait and not publish):
-        raise UsageError("these options do not go together", hint="`ckpt run --help` says which do")
+        raise UsageError("these options cannot be combined", hint="see `ckpt run --help`")
     file, root = read_plan(plan), Relocation.of(roots)
     if status:
         _show_status(file, root, as_json)

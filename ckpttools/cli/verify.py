@@ -67,7 +67,7 @@ def verify(
     A Hub model alone (hf://org/name) is verified against the Hub's digests; this reads all of its files.
 
     Both may have any format and layout; arrays are named as by ckpt hash. If one is a Hugging Face checkpoint
-    and the other MaxText's, SRC is compared as its conversion to DST would be written; --parameters ignores
+    and the other MaxText's, SRC is converted on the fly in the same way as DST; --parameters ignores
     training state. All differences are counted, with the position of the first one in each array. --step
     applies to DST; SRC may be the directory of a step.
 

@@ -101,43 +101,43 @@ ROPE_SETTINGS = """
     rope_truncate:                      rope.truncate | true, if rope.type is "yarn"
     rope_interleave:                    false, if rope.type is "yarn"
     rope_attention_scaling:             true, if rope.type is "yarn"
-    must rope.type in ["default", "linear", "llama3", "yarn"] -- MaxText has no such rotary embedding
-    must rope.partial_rotary_factor is 1 -- MaxText turns whole heads
+    must rope.type in ["default", "linear", "llama3", "yarn"] -- MaxText supports no other RoPE type
+    must rope.partial_rotary_factor is 1 -- MaxText rotates whole heads
     must rope.usual_attention_factor in [null, true], if rope.type is "yarn"
         -- MaxText multiplies by 0.1 ln(factor) + 1
 """
 UNBIASED = """
-    must config.attention_bias is false -- MaxText's block has no such biases
+    must config.attention_bias is false -- MaxText's block has no attention biases
 """
 EVERY_LAYER = """
-    must layer_types.full_every_1 -- MaxText has every layer attend to everything
+    must layer_types.full_every_1 -- every MaxText layer uses full attention
 """
 NO_WINDOW = (
     """
-    must config.sliding_window is null -- MaxText's block has no window: longer texts come out otherwise
+    must config.sliding_window is null -- MaxText's block has no sliding window: longer texts differ
 """
     + EVERY_LAYER
 )
 NO_SWITCHED_WINDOW = (
     """
-    must config.use_sliding_window is false -- MaxText's block has no window
+    must config.use_sliding_window is false -- MaxText's block has no sliding window
     idle sliding_window, max_window_layers -- nothing has a window
 """
     + EVERY_LAYER
 )
 EXPERTS_EVERYWHERE = """
-    must config.norm_topk_prob is true -- MaxText's weights of the chosen experts always sum up to 1
+    must config.norm_topk_prob is true -- MaxText always normalizes the weights of the chosen experts
     must config.decoder_sparse_step is 1 -- MaxText has experts in every layer
     must config.mlp_only_layers is [] -- MaxText has experts in every layer
     idle intermediate_size -- no layer is without experts
 """
 # The rotary embedding of Llama 3.1, which takes no numbers from a configuration.
 LLAMA3_LIMITS = """
-    must rope.factor is 8, if rope.type is "llama3" -- it is 8 in MaxText's code
-    must rope.low_freq_factor is 1, if rope.type is "llama3" -- it is 1 in MaxText's code
-    must rope.high_freq_factor is 4, if rope.type is "llama3" -- it is 4 in MaxText's code
+    must rope.factor is 8, if rope.type is "llama3" -- MaxText hardcodes 8
+    must rope.low_freq_factor is 1, if rope.type is "llama3" -- MaxText hardcodes 1
+    must rope.high_freq_factor is 4, if rope.type is "llama3" -- MaxText hardcodes 4
     must rope.original_max_position_embeddings is 8192, if rope.type is "llama3"
-        -- it is 8192 in MaxText's code
+        -- MaxText hardcodes 8192
 """
 LLAMA_SETTINGS = DECODER_SETTINGS + HEAD_DIM_SETTING + ROPE_SETTINGS + LLAMA3_LIMITS
 # Routing by the softmax of those that are chosen, which is that of all, renormalized.

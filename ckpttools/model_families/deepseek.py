@@ -155,28 +155,28 @@ FAMILY = Family(
     rope_interleave:                  config.rope_interleave | true
     rope_truncate:                    rope.truncate | true
     rope_attention_scaling:           false
-    must rope.type in ["default", "yarn"] -- MaxText's block has no other rotary embedding
-    must rope.mscale is rope.mscale_all_dim, if rope.type is "yarn" -- MaxText scales scores alone
-    must rope.attention_factor in [null, 1], if rope.type is "yarn" -- MaxText scales scores alone
-    must config.norm_topk_prob is flag.score_correction -- MaxText decides so by the way of scoring
+    must rope.type in ["default", "yarn"] -- MaxText's block supports no other RoPE type
+    must rope.mscale is rope.mscale_all_dim, if rope.type is "yarn" -- MaxText scales only the scores
+    must rope.attention_factor in [null, 1], if rope.type is "yarn" -- MaxText scales only the scores
+    must config.norm_topk_prob is flag.score_correction -- MaxText derives it from the scoring function
     must config.topk_group is 1, if config.n_group in [null, 1] -- MaxText chooses among all experts
     must config.scoring_func is "sigmoid", if flag.score_correction
-        -- MaxText scores by the sigmoid where scores are corrected, as transformers does
+        -- MaxText uses the sigmoid if scores are corrected, as transformers does
     must config.scoring_func is "softmax", if flag.score_correction is false
-        -- MaxText scores by the softmax where scores are not corrected
+        -- MaxText uses the softmax if scores are not corrected
     must config.moe_layer_freq is 1 -- MaxText has experts in every layer after the first dense ones
-    must config.attention_bias is false -- MaxText's block has no such biases
-    must config.mlp_bias is false -- MaxText's block has no such biases
+    must config.attention_bias is false -- MaxText's block has no attention biases
+    must config.mlp_bias is false -- MaxText's block has no MLP biases
     idle head_dim, qk_head_dim -- latent attention has heads of its own sizes
     idle layer_types -- of one model type all layers attend alike
     note if flag.indexer -- trained further, MaxText trains the indexer alone, with a loss of 0, unless
         -- indexer_sparse_training=true is said, too
-    must config.num_key_value_heads is heads -- MaxText's latent attention has keys for every head
-    must flag.indexer, if config.model_type is "deepseek_v32" -- a V3.2 has an indexer
-    must config.model_type is "deepseek_v32", if flag.indexer -- MaxText has an indexer in V3.2 alone
+    must config.num_key_value_heads is heads -- MaxText's latent attention has separate keys for each head
+    must flag.indexer, if config.model_type is "deepseek_v32" -- DeepSeek V3.2 has an indexer
+    must config.model_type is "deepseek_v32", if flag.indexer -- MaxText has an indexer only in V3.2
     must config.model_type is not "deepseek_v2", if flag.score_correction
         -- MaxText corrects scores as V3 does
-    must config.topk_method is "noaux_tc", if config.n_group not in [null, 1] -- MaxText has the groups of V3
+    must config.topk_method is "noaux_tc", if config.n_group not in [null, 1] -- MaxText has only V3's groups
     """
         + DECODER_SETTINGS
     ),

@@ -228,16 +228,16 @@ FAMILY = Family(
     compressed_rope_max_timescale:  config.rope_parameters.compress.rope_theta | config.compress_rope_theta
                                   | 160000
     max_position_embeddings:      config.max_position_embeddings
-    must rope.type is "default" -- MaxText does not stretch the positions of compressed layers
+    must rope.type is "default" -- MaxText does not apply YaRN to compressed layers
     idle rope_scaling.*, rope_parameters.compress.* -- nothing is stretched, as is said of its type
     must config.partial_rotary_factor is 0.125, if config.qk_rope_head_dim is null
-        -- MaxText is given an eighth of each head, as released models have it
+        -- MaxText is configured for an eighth of each head, as in released models
     must config.rope_parameters.main.partial_rotary_factor is 0.125, if config.qk_rope_head_dim is null
-        -- MaxText is given an eighth of each head, as released models have it
-    must config.swiglu_limit is null -- MaxText clips what routed experts make, not what the shared one does
-    must config.hc_eps is 1e-06 -- it is 1e-06 in MaxText's code
+        -- MaxText is configured for an eighth of each head, as in released models
+    must config.swiglu_limit is null -- MaxText clips the routed experts but not the shared one
+    must config.hc_eps is 1e-06 -- MaxText hardcodes 1e-06
     must config.scoring_func in ["sqrtsoftplus", "sigmoid"]
-        -- MaxText's weights of the chosen experts do not sum up to 1
+        -- MaxText does not normalize the weights of the chosen experts
     """.replace("RATIOS", RATIOS.strip())
         + DECODER_SETTINGS
     ),

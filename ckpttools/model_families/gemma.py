@@ -34,7 +34,7 @@ FIRST_SETTINGS = """
     rope_max_timescale:         rope.theta | 10000
     rope_type:                  "default"
     head_dim:                   head_dim | embed // heads
-    must config.attention_bias is false -- MaxText's block has no such biases
+    must config.attention_bias is false -- MaxText's block has no attention biases
     idle hidden_act -- hidden_activation says it
 """
 SETTINGS = (

@@ -28,7 +28,7 @@ FAMILY = Family(
     settings=SettingRules(
         """
     decoder_block: "gemma"
-    must rope.type is "default" -- MaxText's block has no other rotary embedding
+    must rope.type is "default" -- MaxText's block supports no other RoPE type
     """
         + FIRST_SETTINGS
         + DECODER_SETTINGS

@@ -62,9 +62,9 @@ FAMILY = Family(
     decoder_block:           "gemma2"
     base_num_decoder_layers: pair
     attn_logits_soft_cap:    config.attn_logit_softcapping | 0
-    must config.query_pre_attn_scalar is head_dim -- MaxText divides queries by the root of head_dim
-    must layer_types.full_every_2 -- MaxText has each second layer attend to everything, and no other
-    must rope.type is "default" -- MaxText's block has no other rotary embedding
+    must config.query_pre_attn_scalar is head_dim -- MaxText divides queries by the square root of head_dim
+    must layer_types.full_every_2 -- only every second MaxText layer uses full attention
+    must rope.type is "default" -- MaxText's block supports no other RoPE type
     """
         + SETTINGS
         + DECODER_SETTINGS

@@ -137,23 +137,23 @@ FAMILY = Family(
     num_hidden_layers_for_vit:   vision_layer, if flag.vision
     num_attention_heads_for_vit: vision_heads, if flag.vision
     must config.vision_config.layer_norm_eps is config.rms_norm_eps, if flag.vision
-        -- MaxText's tower takes the epsilon of the text model
+        -- MaxText's tower uses the epsilon of the text model
     must config.vision_config.hidden_act is "gelu_pytorch_tanh", if flag.vision
         -- MaxText's tower has no other activation
-    must config.mm_tokens_per_image is 256, if flag.vision -- MaxText's tower makes 256 tokens of an image
+    must config.mm_tokens_per_image is 256, if flag.vision -- MaxText's tower produces 256 tokens per image
     idle vision_config.vision_use_head -- no Gemma asks that head
     must config._sliding_window_pattern is 6
-        -- MaxText has each sixth layer attend to everything, and no other
+        -- only every sixth MaxText layer uses full attention
     local_rope_max_timescale:   rope.local_theta | 10000
     rope_linear_scaling_factor: rope.factor, if rope.type is "linear"
     rope_linear_scaling_factor: 1
     must config.query_pre_attn_scalar is embed // heads, if config.query_pre_attn_scalar is not head_dim
-        -- MaxText divides queries by the root of head_dim, or of that
-    must rope.type in ["default", "linear"] -- MaxText's block has no other rotary embedding
-    must layer_types.full_every_6 -- MaxText has each sixth layer attend to everything, and no other
-    must config.sliding_window_pattern is 6 -- MaxText has each sixth layer attend to everything, and no other
-    must config.use_bidirectional_attention in [null, false] -- MaxText's layers look back alone
-    must config.attn_logit_softcapping in [null, 0] -- MaxText's block has no such cap
+        -- MaxText divides queries by the square root of head_dim or of this value
+    must rope.type in ["default", "linear"] -- MaxText's block supports no other RoPE type
+    must layer_types.full_every_6 -- only every sixth MaxText layer uses full attention
+    must config.sliding_window_pattern is 6 -- only every sixth MaxText layer uses full attention
+    must config.use_bidirectional_attention in [null, false] -- MaxText's layers are causal
+    must config.attn_logit_softcapping in [null, 0] -- MaxText's block does not cap attention logits
     """
         + SETTINGS
         + DECODER_SETTINGS

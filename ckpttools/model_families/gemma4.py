@@ -139,13 +139,13 @@ SETTINGS_4 = (
     global_rope_max_timescale: rope.theta
     global_rope_proportion:    rope.partial_rotary_factor | 0.25
     local_rope_proportion:     1
-    must rope.type in ["default", "proportional"] -- MaxText's block has no other rotary embedding
+    must rope.type in ["default", "proportional"] -- MaxText's block supports no other RoPE type
     must rope.type is "proportional", if rope.partial_rotary_factor is not null
-        -- MaxText turns the parts of heads that this type turns
+        -- MaxText rotates the same part of each head as this type
     idle per_layer_config -- what it says of heads is read, and arrays show the rest
-    must rope.local_type is "default" -- MaxText's block has no other rotary embedding
-    must config.use_bidirectional_attention in [null, false, "vision"] -- MaxText's layers look back alone
-    must config.attn_logit_softcapping in [null, 0] -- MaxText's block has no such cap
+    must rope.local_type is "default" -- MaxText's block supports no other RoPE type
+    must config.use_bidirectional_attention in [null, false, "vision"] -- MaxText's layers are causal
+    must config.attn_logit_softcapping in [null, 0] -- MaxText's block does not cap attention logits
     """
     + SETTINGS
     + DECODER_SETTINGS
@@ -214,19 +214,19 @@ FAMILY = Family(
     num_position_embeddings_for_vit: vision_position, if flag.vision
     rope_theta_for_vit:              config.vision_config.rope_parameters.rope_theta
                                    | config.vision_config.rope_theta | 100, if flag.vision
-    must vision_kv_heads is vision_heads, if flag.vision -- MaxText's tower has keys for every head
+    must vision_kv_heads is vision_heads, if flag.vision -- MaxText's tower has separate keys for each head
     must vision_head_dim is vision_embed // vision_heads, if flag.vision
-        -- heads of MaxText's tower share its width
+        -- the heads of MaxText's tower divide its width evenly
     must config.vision_config.rms_norm_eps is config.rms_norm_eps, if flag.vision
-        -- MaxText's tower takes the epsilon of the text model
+        -- MaxText's tower uses the epsilon of the text model
     must config.vision_config.hidden_activation is "gelu_pytorch_tanh", if flag.vision
         -- MaxText's tower has no other activation
     must config.vision_config.pooling_kernel_size is 3, if flag.vision
-        -- MaxText's tower makes one token of 3 times 3 patches
+        -- MaxText's tower pools 3 x 3 patches into one token
     must config.vision_config.use_clipped_linears is false, if flag.vision -- MaxText's tower clips nothing
-    must config.vision_config.attention_bias is false, if flag.vision -- MaxText's tower has no such biases
+    must config.vision_config.attention_bias is false, if flag.vision -- its attention has no biases
     must config.vision_config.rope_parameters.rope_type in ["axial", "default"], if flag.vision
-        -- MaxText's tower has no other rotary embedding
+        -- MaxText's tower supports no other RoPE type
     idle vision_config.global_head_dim, vision_config.num_global_key_value_heads
         -- the tower has no such layers
     idle vocab_size_per_layer_input -- its layers have no embeddings of their own
@@ -238,10 +238,10 @@ FAMILY = Family(
     base_moe_mlp_dim:          expert_mlp, if flag.experts
     shared_experts:            1, if flag.experts
     norm_topk_prob:            true, if flag.experts
-    must config.hidden_size_per_layer_input is 0 -- MaxText's block has no embeddings of layers
-    must config.num_kv_shared_layers is 0 -- MaxText's layers share no keys and values
-    must config.use_double_wide_mlp is false -- MaxText's layers are equally wide
-    must layer_types.full_every_6 -- MaxText has each sixth layer attend to everything, and no other
+    must config.hidden_size_per_layer_input is 0 -- MaxText's block has no per-layer embeddings
+    must config.num_kv_shared_layers is 0 -- MaxText's layers do not share keys and values
+    must config.use_double_wide_mlp is false -- all of MaxText's layers have the same width
+    must layer_types.full_every_6 -- only every sixth MaxText layer uses full attention
     """
         + SETTINGS_4
     ),

@@ -148,12 +148,12 @@ FAMILY = Family(
     vocab_size_per_layer_input:  layer_vocab
     use_double_wide_mlp:         flag.wide
     must config.enable_moe_block is false -- MaxText's block has no experts
-    must config.attention_k_eq_v is false -- MaxText's block has values of their own
+    must config.attention_k_eq_v is false -- MaxText's block has a separate value projection
     idle vision_soft_tokens_per_image -- MaxText has no tower of this model
     must layer_types.full_every_5, if flag.fives
-        -- MaxText has each fifth layer attend to everything, and no other
+        -- only every fifth MaxText layer uses full attention
     must layer_types.full_every_6, if flag.fives is false
-        -- MaxText has each sixth layer attend to everything, and no other
+        -- only every sixth MaxText layer uses full attention
     """
         + SETTINGS_4
     ),

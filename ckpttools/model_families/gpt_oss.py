@@ -50,11 +50,11 @@ FAMILY = Family(
     mlp_activations_limit:              config.swiglu_limit | 7
     sliding_window_size:                config.sliding_window
     inhomogeneous_layer_cycle_interval: position
-    must layer_types.full_every_2 -- MaxText has each second layer attend to everything, and no other
-    must config.attention_bias is true -- MaxText's block has these biases
+    must layer_types.full_every_2 -- only every second MaxText layer uses full attention
+    must config.attention_bias is true -- MaxText's block has attention biases
     idle initial_context_length -- the rotary embedding has it as original_max_position_embeddings
     idle experts_per_token -- num_experts_per_tok says it
-    must config.swiglu_alpha is 1.702 -- it is 1.702 in MaxText's code
+    must config.swiglu_alpha is 1.702 -- MaxText hardcodes 1.702
     """
         + EXPERT_SETTINGS
         + LLAMA_SETTINGS

@@ -29,7 +29,7 @@ FAMILY = Family(
     settings=SettingRules(
         """
     decoder_block: "llama2"
-    must config.mlp_bias is false -- MaxText's block has no such biases
+    must config.mlp_bias is false -- MaxText's block has no MLP biases
     """
         + LLAMA_SETTINGS
         + UNBIASED

@@ -177,11 +177,11 @@ FAMILY = Family(
     must config.vision_config.multi_modal_projector_bias is false, if flag.vision
         -- MaxText's projector has no bias
     must config.vision_config.vision_feature_select_strategy is "default", if flag.vision
-        -- MaxText's tower leaves out what stands for the whole image
+        -- MaxText's tower drops the class token
     must config.vision_config.rope_parameters.rope_type is "default", if flag.vision
-        -- MaxText's tower has no other rotary embedding
-    must config.rms_norm_eps is 1e-05, if flag.vision -- MaxText's tower takes it, and was trained with 1e-05
-    must config.attention_bias is false -- MaxText's block has no such biases
+        -- MaxText's tower supports no other RoPE type
+    must config.rms_norm_eps is 1e-05, if flag.vision -- MaxText's tower uses it, and was trained with 1e-05
+    must config.attention_bias is false -- MaxText's block has no attention biases
     idle vision_config.norm_eps -- transformers takes 1e-05
     idle moe_layers -- interleave_moe_layer_step says it
     idle for_llm_compressor -- a mark of who wrote the files
@@ -202,10 +202,10 @@ FAMILY = Family(
     rope_use_scale:                     true, if rope.type is "llama3"
     rope_use_scale:                     false
     must layer_types.full_every_4, if config.no_rope_layer_interval in [null, 4]
-        -- MaxText has each fourth layer attend to everything, and no other
-    must config.attn_scale is 0.1 -- it is 0.1 in MaxText's code
-    must config.floor_scale is 8192 -- it is 8192 in MaxText's code
-    must rope.type in ["default", "llama3"] -- MaxText's block has no other rotary embedding
+        -- only every fourth MaxText layer uses full attention
+    must config.attn_scale is 0.1 -- MaxText hardcodes 0.1
+    must config.floor_scale is 8192 -- MaxText hardcodes 8192
+    must rope.type in ["default", "llama3"] -- MaxText's block supports no other RoPE type
     """
         + LLAMA3_LIMITS
         + HEAD_DIM_SETTING

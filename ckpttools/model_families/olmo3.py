@@ -50,7 +50,7 @@ FAMILY = Family(
     normalize_embedding_logits:         false
     # MaxText has one rotary embedding for all layers; three of four have the default one.
     rope_type: "default", if config.model_type is "olmo3" and rope.local_type is "default"
-    must layer_types.full_every_4 -- MaxText has each fourth layer attend to everything, and no other
+    must layer_types.full_every_4 -- only every fourth MaxText layer uses full attention
     """
         + LLAMA_SETTINGS
         + UNBIASED

@@ -75,11 +75,11 @@ SETTINGS = (
     rope_type:                          "default"
     rope_max_timescale:                 rope.theta | 10000
     partial_rotary_factor:              rope.partial_rotary_factor | 0.25
-    must layer_types.full_every_4 -- MaxText has each fourth layer attend to everything, and no other
+    must layer_types.full_every_4 -- only every fourth MaxText layer uses full attention
     must config.full_attention_interval is 4
-        -- MaxText has each fourth layer attend to everything, and no other
+        -- only every fourth MaxText layer uses full attention
     must shared_mlp is mlp -- MaxText's shared expert is as wide as the others
-    must rope.type is "default" -- MaxText's block has no other rotary embedding
+    must rope.type is "default" -- MaxText's block supports no other RoPE type
     """
     + EXPERTS_EVERYWHERE
     + UNBIASED

@@ -185,9 +185,9 @@ FAMILY = Family(
     n_window_infer_for_audio:         config.audio_config.n_window_infer | 400, if flag.audio
     conv_chunksize_for_audio:         config.audio_config.conv_chunksize | 500, if flag.audio
     must config.audio_config.activation_function is "gelu_pytorch_tanh", if flag.audio
-        -- MaxText's tower takes GELU by tanh
+        -- MaxText's tower uses the tanh approximation of GELU
     must config.audio_config.output_dim is embed, if flag.audio
-        -- what MaxText's tower gives is as wide as the text model
+        -- the output of MaxText's tower is as wide as the text model
     idle audio_config.scale_embedding -- neither MaxText nor transformers scales
     idle talker_config, code2wav_config -- MaxText has no place for what speaks
     idle tie_word_embeddings -- the text model says it

@@ -101,13 +101,13 @@ SETTINGS = """
     deepstack_visual_indexes_for_vit: config.vision_config.deepstack_visual_indexes | [], if flag.vision
     rope_theta_for_vit:               config.vision_config.rope_parameters.rope_theta | 10000, if flag.vision
     must config.vision_config.out_hidden_size is embed, if flag.vision
-        -- what MaxText's tower gives is as wide as the text model
+        -- the output of MaxText's tower is as wide as the text model
     must config.vision_config.hidden_act is "gelu_pytorch_tanh", if flag.vision
         -- MaxText's tower has no other activation
     must config.vision_config.rope_parameters.rope_type in ["axial", "default"], if flag.vision
-        -- MaxText's tower has no other rotary embedding
-    must config.rms_norm_eps is 1e-06, if flag.vision -- MaxText's tower takes it, and was trained with 1e-06
-    must rope.mrope_interleaved is true, if flag.vision -- MaxText interleaves the sections of positions
+        -- MaxText's tower supports no other RoPE type
+    must config.rms_norm_eps is 1e-06, if flag.vision -- MaxText's tower uses it, and was trained with 1e-06
+    must rope.mrope_interleaved is true, if flag.vision -- MaxText interleaves the MRoPE sections
     idle rope_parameters.mrope_*, rope_scaling.mrope_* -- of text the three positions of a token are one
 """
 DERIVED = {

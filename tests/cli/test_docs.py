@@ -299,7 +299,7 @@ def test_documented_format_supports_all_commands(tmp_path):
     assert live == {"0.npy": 56, "1.npy": 48, "tree.json": 0}
     assert "1 checkpoint of npy" in healthy["output"]
     assert refused["code"] == 3
-    assert "npy has no bfloat16" in refused["output"]
+    assert "npy does not support bfloat16" in refused["output"]
     assert "--dtype float32" in refused["output"]
     assert wrong["code"] == 2
     assert "--pages / --no-pages" in help["output"]

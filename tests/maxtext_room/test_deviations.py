@@ -51,8 +51,8 @@ LLAMA4 |= {"rope_theta": 500000.0}
 SCOUT = {"rope_type": "llama3", "original_max_position_embeddings": 8192, "factor": 16.0}
 SCOUT |= {"low_freq_factor": 1.0, "high_freq_factor": 1.0}
 OF_LLAMA31 = {**SCOUT, "factor": 8.0, "high_freq_factor": 4.0}
-SHORT, WITHOUT = "YaRN scales the scores", "YaRN scales the rotary part"
-OLMO, ROOT, HEAD = "YaRN is for", "times the root", "the output head is"
+SHORT, WITHOUT = "YaRN scales the attention scores", "YaRN scales the rotary part"
+OLMO, ROOT, HEAD = "layers with full attention use YaRN", "multiplied by", "the output head is"
 
 
 def reported(path, config):
@@ -102,7 +102,7 @@ def test_deviations_apply_to_the_models_that_have_them(tmp_path, config, expecte
 )
 def test_released_sizes_of_gemma3_are_reported_with_their_deviation(tmp_path, width, percent):
     result = reported(tmp_path, {**GEMMA3, "hidden_size": width})
-    assert f"off by {percent:+.2f} %" in result[-1].effect
+    assert f"off by {percent:+.2f}%" in result[-1].effect
     assert 'tied="materialize"' in result[-1].remedy
 
 

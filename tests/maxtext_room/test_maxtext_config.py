@@ -383,7 +383,7 @@ class TestDeviations:
             key=lambda deviation: any(kind in deviation.what for kind in kinds),
         )
         assert set(others) == set(usual)
-        assert "attend to everything" in result.reason
+        assert "full attention" in result.reason
 
     def test_a_model_that_looks_ahead(self, tmp_path):
         config = json.loads((GOLDEN / "gemma3" / "hf" / "config.json").read_text())
@@ -589,7 +589,7 @@ class TestClosedList:
         del config["norm_topk_prob"]
         (result,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
         assert declared.what == "norm_topk_prob is false"
-        assert result.what == "nothing says norm_topk_prob, which means false to transformers"
+        assert result.what == "norm_topk_prob is not set, so transformers uses false"
 
     def test_null_is_not_silence(self, tmp_path):
         """Gemma 2 without a cap says so; where it says nothing, transformers caps."""

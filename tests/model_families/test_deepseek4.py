@@ -209,7 +209,7 @@ class TestTable:
             Whole("int32", "int64").bound({}).apply(source, np.empty(2, np.int32), DTYPES["float32"])
 
 
-CLIPPED = ["nothing says swiglu_limit, which means 10 to transformers"]
+CLIPPED = ["swiglu_limit is not set, so transformers uses 10"]
 
 
 def in_todays_words(config):

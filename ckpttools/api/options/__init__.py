@@ -94,7 +94,7 @@ MANIFEST = Option(
 PUBLIC = switch("public", "Make the new Hub repository public.")
 ALLOW_OUTSIDE_LINKS = switch(
     "allow_outside_links",
-    "With {public}, also publish files outside of {source} that symbolic links in {source} point to.",
+    "With {public}, also publish files outside {source} that symbolic links in {source} point to.",
 )
 MODEL_CARD = switch("model_card", "Also write a stub README.md to {destination} on the Hub.")
 COMMAND = Option(
@@ -163,7 +163,7 @@ MAXTEXT = Option(
 )
 
 # Which arrays.
-FILTER = Option("filter", any_text, "*", "Only arrays whose whole name matches, such as '*/mlp/*'.", "GLOB")
+FILTER = Option("filter", any_text, "*", "Only arrays whose full name matches, such as '*/mlp/*'.", "GLOB")
 PARAMETERS = switch("parameters", "Ignore optimizer state, step and random states.")
 PADDING_ROWS = Option(
     "padding_rows",

@@ -22,7 +22,7 @@ from ckpttools.core.message_terms import action
 from ckpttools.core.options import Option, any_text, switch
 from ckpttools.stores.registry import parse
 
-_FILTER_READ = with_help(FILTER, f"{FILTER.help[:-1]}; no other is read.")
+_FILTER_READ = with_help(FILTER, f"{FILTER.help[:-1]}; other arrays are not read.")
 
 TREE = (
     with_help(FILTER, f"{FILTER.help[:-1]}; counts and bytes are of those."),

@@ -47,4 +47,4 @@ def _finding(path: Location, what: str, bits: str) -> Finding:
     return Finding(ERROR, str(path), what, _UNREAD, do, command=do)
 
 
-CHECK = Check("access", "files and directories that may not be read, links to nothing", _look)
+CHECK = Check("access", "files and directories that cannot be read, broken links", _look)

@@ -95,4 +95,4 @@ def _unlisted(beside: Sequence[Location], finished: Sequence[Step]) -> Iterator[
             yield Finding(INFO, str(location), what, why, "open it by its path, or give it a number")
 
 
-CHECK = Check("items", "trees that must be named, or whose names differ between steps", _look)
+CHECK = Check("items", "steps with several trees, and trees whose names differ between steps", _look)

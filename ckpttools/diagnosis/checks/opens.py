@@ -31,4 +31,4 @@ def _opened(location: Location, read: ReadOptions) -> Iterator[Finding]:
         yield Finding(result.level, str(location), where + result.what, result.why, result.do)
 
 
-CHECK = Check("opens", "any other reason why it cannot be opened", _look)
+CHECK = Check("opens", "any other reason why a checkpoint cannot be opened", _look)

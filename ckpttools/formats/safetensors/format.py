@@ -76,7 +76,7 @@ class SafetensorsFormat:
     name: str = "safetensors"
     options: tuple[Option, ...] = (MAX_SHARD, SEPARATOR)
     help: str = HELP
-    looks_for: str = "Git LFS pointers, truncated or damaged safetensors, header and size"
+    looks_for: str = "Git LFS pointers; files with a wrong size or a damaged header"
 
     def why_not(self, path: Location) -> str | None:
         return NAMES.why_not(path)

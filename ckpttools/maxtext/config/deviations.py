@@ -134,93 +134,93 @@ _KNOWN = (
         (),
         TIED_HEAD,
         TIED_HEAD,
-        "MaxText rounds it to bfloat16 for logits, whatever dtype says",
+        "MaxText rounds it to bfloat16 for the logits, whatever its dtype setting",
         _is_tied,
-        effect="embeddings that are stored in bfloat16 are not rounded any further",
-        remedy="{materialize} stores a head of its own, which is not rounded",
+        effect="none for embeddings stored in bfloat16",
+        remedy="{materialize} stores a separate head, which is not rounded",
     ),
     KnownDeviation(
         "gemma3-tied-head",
         ("gemma3",),
-        "the output head is the embedding, and bfloat16 does not have the root of hidden_size (all released "
+        "the output head is the embedding, and bfloat16 cannot represent sqrt(hidden_size) (all released "
         "sizes)",
-        "the embedding is stored times the root of hidden_size, rounded to bfloat16",
-        "MaxText divides the logits of a tied head by the exact root",
+        "the embedding is stored multiplied by sqrt(hidden_size), rounded to bfloat16",
+        "MaxText divides the logits of a tied head by the exact square root",
         lambda facts: _is_tied(facts) and _has_rounded_root(facts),
-        effect="logits are off by {percent}; transformers rounds the root in bfloat16 only, and for its "
-        "inputs alone",
-        remedy="{materialize} stores a head of its own: logits are then within 1e-5 of transformers with the "
-        "rounded root; no scale of a shared table is exact for both",
+        effect="logits are off by {percent}; transformers rounds the root only in bfloat16, and only for its "
+        "inputs",
+        remedy="{materialize} stores a separate head: logits are then within 1e-5 of transformers with the "
+        "rounded square root; no scale of a shared table is exact for both",
     ),
     KnownDeviation(
         "gemma-embedding-scale",
         _GEMMAS,
-        "bfloat16 does not have the root of hidden_size",
-        "the embedding is stored times the exact root of hidden_size",
-        "transformers in bfloat16 multiplies its inputs by the rounded root, and in float32 by the exact one",
+        "bfloat16 cannot represent sqrt(hidden_size)",
+        "the embedding is stored multiplied by the exact sqrt(hidden_size)",
+        "transformers multiplies its inputs by the rounded value in bfloat16, and the exact one in float32",
         _has_rounded_root,
         effect="in bfloat16 the embedded inputs differ by {percent}",
     ),
     KnownDeviation(
         "olmo3-yarn",
         ("olmo3",),
-        "layers with full attention have YaRN (OLMo 3 7B and 32B)",
-        "YaRN is for the layers with full attention alone",
-        "MaxText has one rotary embedding for all layers",
+        "layers with full attention use YaRN (OLMo 3 7B and 32B)",
+        "only the layers with full attention use YaRN",
+        "MaxText uses one rotary embedding for all layers",
         _has_yarn_in_some_layers,
-        effect="with rope_type=default, which is right for three layers of four, logits are 0.3 apart of 3.6 "
-        "after 32 tokens, 0.5 of 4.5 after 1,024; with rope_type=yarn, which MaxText's olmo3-7b has, 1.8 and "
+        effect="with rope_type=default, right for three of four layers, logits differ by 0.3 (of 3.6) "
+        "after 32 tokens, 0.5 (of 4.5) after 1,024; with rope_type=yarn, as in MaxText's olmo3-7b, 1.8 and "
         "2.6",
         remedy=f"set rope_type=default, which {action('maxtext_config')} prints; no choice of weights helps, "
-        "because frequencies differ",
+        "because the frequencies differ",
     ),
     KnownDeviation(
         "llama4-rope-factors",
         ("llama4",),
-        "a Llama 4 Scout, whose factor is 16, and whose high_freq_factor is 1",
+        "Llama 4 Scout, whose factor is 16 and whose high_freq_factor is 1",
         "the factors of the rotary embedding of type llama3",
-        "MaxText has those of Llama 3.1 in its code: factor 8, high_freq_factor 4",
+        "MaxText hardcodes those of Llama 3.1: factor 8, high_freq_factor 4",
         field="rope.factor",
-        effect="logits are 0.04 apart of 5.2 after 32 tokens, 2.0 after 512; with rope_use_scale=false, "
-        "which does not scale frequencies, 0.01 and 2.1",
+        effect="logits differ by 0.04 (of 5.2) after 32 tokens, by 2.0 after 512; with rope_use_scale=false, "
+        "which does not scale frequencies, by 0.01 and 2.1",
     ),
     KnownDeviation(
         "llama3-rope-factor",
         (),
-        "a Llama 3.2 (1B, 3B), whose factor is 32",
+        "Llama 3.2 (1B, 3B), whose factor is 32",
         "the factor of the rotary embedding of type llama3",
-        "it is 8 in MaxText's code",
+        "MaxText hardcodes 8",
         field="rope.factor",
-        effect="for a factor of 32, logits are 4e-3 apart of 4 after 32 tokens, 0.13 after 512",
+        effect="for a factor of 32, logits differ by 4e-3 (of 4) after 32 tokens, by 0.13 after 512",
     ),
     KnownDeviation(
         "expert-weights",
         (),
-        "norm_topk_prob is false or not stated (Qwen3-MoE states true)",
+        "norm_topk_prob is false or not set (Qwen3-MoE sets true)",
         "the weights of the chosen experts",
-        "MaxText's always sum up to 1",
+        "MaxText always normalizes them to sum to 1",
         field="config.norm_topk_prob",
-        effect="logits are 0.85 apart of 3.8",
+        effect="logits differ by 0.85 (of 3.8)",
     ),
     KnownDeviation(
         "sliding-window",
         (),
         "sliding_window is a number (Mistral 7B v0.1)",
         "layers with a window",
-        "MaxText's block has no window",
+        "MaxText's block has no sliding window",
         field="config.sliding_window",
-        effect="no difference for texts that are shorter than the window; for texts of twice its length, "
-        "logits are 3.7 apart of 3.7",
-        remedy="train and decode with texts shorter than the window",
+        effect="none for sequences shorter than the window; for sequences of twice its length, "
+        "logits differ by 3.7 (of 3.7)",
+        remedy="train and decode with sequences shorter than the window",
     ),
     KnownDeviation(
         "deepseek4-yarn",
         ("deepseek4",),
-        "compressed layers have YaRN (all released sizes)",
+        "compressed layers use YaRN (all released sizes)",
         "the rotary embedding of compressed layers",
-        "MaxText does not stretch their positions",
+        "MaxText does not apply YaRN to them",
         field="rope.type",
-        effect="logits are 3.3 apart",
+        effect="logits differ by 3.3",
     ),
     KnownDeviation(
         "deepseek4-shared-expert",
@@ -229,25 +229,25 @@ _KNOWN = (
         "the SwiGLU of the shared expert",
         "MaxText clips only the chosen experts",
         field="config.swiglu_limit",
-        effect="logits are 4.8 apart with a limit of 1; released models have 10",
+        effect="logits differ by 4.8 with a limit of 1; released models have 10",
     ),
     KnownDeviation(
         "deepseek4-repeated-experts",
         ("deepseek4",),
-        "a table of experts names an expert twice for one token",
-        "tables of experts (tid2eid)",
-        "transformers adds the output of an expert as often as it is named, MaxText once",
-        effect="logits are 6 apart with the tables that transformers initializes",
+        "an expert table lists an expert twice for one token",
+        "expert tables (tid2eid)",
+        "transformers adds the output of an expert as often as it is listed, MaxText only once",
+        effect="logits differ by 6 with the tables that transformers initializes",
     ),
     KnownDeviation(
         "deepseek-short-yarn",
         _LATENT,
         "YaRN has mscale_all_dim, and max_position_embeddings does not exceed "
         "original_max_position_embeddings (no released size)",
-        "YaRN scales the scores of attention (mscale_all_dim)",
+        "YaRN scales the attention scores (mscale_all_dim)",
         "MaxText scales them only if max_position_embeddings exceeds original_max_position_embeddings",
         _has_short_yarn,
-        effect="logits are 2.2 apart of 3.8",
+        effect="logits differ by 2.2 (of 3.8)",
         remedy="set max_position_embeddings to a value that exceeds original_max_position_embeddings: logits "
         "are then within 1e-5",
     ),
@@ -256,35 +256,35 @@ _KNOWN = (
         _LATENT,
         "YaRN has no mscale_all_dim (no released size)",
         "YaRN scales the rotary part of queries and keys, because mscale_all_dim is absent or 0",
-        "MaxText scales all of the scores of attention instead",
+        "MaxText scales the full attention scores instead",
         _has_yarn_without_mscale,
-        effect="logits are 2.3 apart of 3.9",
+        effect="logits differ by 2.3 (of 3.9)",
         remedy="set mscale=0 and rope_attention_scaling=true: logits are then within 1e-5",
     ),
     KnownDeviation(
         "indexer-ties",
         ("deepseek",),
-        "an indexer chooses tokens (DeepSeek V3.2), and texts are longer than index_topk",
+        "an indexer chooses tokens (DeepSeek V3.2), and sequences are longer than index_topk",
         "tokens with equal scores",
-        "of tokens that all index heads reject, MaxText and torch choose different ones",
+        "MaxText and torch choose different tokens among those that all index heads reject",
         _flag("indexer"),
-        effect="logits are 7 apart with 2 index heads, 6e-6 with 16; released models have 64",
+        effect="logits differ by 7 with 2 index heads, by 6e-6 with 16; released models have 64",
     ),
     KnownDeviation(
         "patch-merger",
         _MULTIMODAL,
         "the model has its vision tower",
         VISION_TOWER,
-        "MaxText rounds the positions of patches to bfloat16, and merges patches with GELU by tanh",
+        "MaxText rounds patch positions to bfloat16, and merges patches with the tanh approximation of GELU",
         _flag("vision"),
-        effect="logits of images are 3e-3 apart",
+        effect="logits of images differ by 3e-3",
     ),
     KnownDeviation(
         "audio-chunks",
         ("qwen3-omni",),
         "the model has its audio tower",
         "the audio tower",
-        "MaxText's hears each chunk of sound (2 * n_window frames) by itself, transformers' looks across "
+        "MaxText encodes each audio chunk (2 * n_window frames) by itself; transformers attends across "
         "chunks, over n_window_infer frames",
         _flag("audio"),
     ),
@@ -293,9 +293,9 @@ _KNOWN = (
         ("gemma3", "gemma4"),
         "the window is shorter than an image",
         "images in layers with a window",
-        "all parts of an image attend to each other in MaxText, in transformers those within the window",
+        "in MaxText all patches of an image attend to each other, in transformers only those in the window",
         _has_images_wider_than_windows,
-        effect="logits of images are 1.1 apart with a window of 16",
+        effect="logits of images differ by 1.1 with a window of 16",
     ),
 )
 
@@ -324,7 +324,7 @@ def deviations(family: Family, facts: ModelFacts, maxtext: str = NEWEST) -> Iter
 
 def _format_text(text: str, facts: ModelFacts) -> str:
     width = facts.lengths.get("embed", 1)
-    percent = f"{100 * (rounded_root(width) / math.sqrt(width) - 1):+.2f} %"
+    percent = f"{100 * (rounded_root(width) / math.sqrt(width) - 1):+.2f}%"
     return text.format(percent=percent, materialize=option("tied", "materialize"))
 
 
@@ -336,7 +336,7 @@ def _limit_deviation(limit: Limit, reading: Reading, known: list[KnownDeviation]
     if left.name.startswith(CYCLE):
         what = sample_names(facts.layers_off_cycle(int(left.name.removeprefix(CYCLE))).values())
     elif left.kind == "field" and facts.location_of(left.name) is None:
-        what = f"nothing says {called}, which means {json.dumps(left.of(facts))} to transformers"
+        what = f"{called} is not set, so transformers uses {json.dumps(left.of(facts))}"
     else:
         stated = nested_value(facts.config, called)
         value = left.of(facts) if stated is None else stated
