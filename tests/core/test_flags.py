@@ -93,7 +93,7 @@ def test_flag_that_changes_no_name_is_undetermined():
     refuse_open({"tied": flags["tied"]}, "here")
 
 
-def test_ambiguous_key_is_ignored_next_to_a_decisive_one():
+def test_common_key_does_not_decide_a_flag():
     rows = (
         row("attention: embed <-> attention: embed, when fused"),
         row("attention: embed <-> attention: embed, unless fused"),

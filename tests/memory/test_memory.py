@@ -43,7 +43,7 @@ def convert(source, destination, memory, scan="scan"):
         ("unscan", 512 * MIB, 16384),
     ],
 )
-def test_measured_peak_is_at_most_the_projected_peak(tmp_path, scan, memory, mlp):
+def test_measured_peak_is_below_the_projection(tmp_path, scan, memory, mlp):
     sizes = LlamaSizes(layers=2, hidden=2048, mlp=mlp, heads=16, kv_heads=4, head_dim=128, vocab=8192)
     write_llama(tmp_path / "hf", sizes, sparse=True)
     result = convert(tmp_path / "hf", tmp_path / "out", memory, scan)

@@ -65,7 +65,7 @@ def test_commands_work_with_fewer_open_files_than_shards(tmp_path):
     assert len(list((tmp_path / "again").glob("*.safetensors"))) == SHARDS
 
 
-def test_hash_reads_2000_shards_with_1024_descriptors(tmp_path):
+def test_many_shards_work_at_a_hard_limit_of_1024(tmp_path):
     done = limited("hash", shards(tmp_path / "model", 2000), "--json", limit=1024)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["arrays"]) == 2000
@@ -107,7 +107,7 @@ def test_threads_share_few_descriptors(tmp_path, few_files):
     assert wrong == []
 
 
-def test_descriptor_limit_is_raised_before_files_are_closed(tmp_path):
+def test_limit_is_raised_before_files_are_closed(tmp_path):
     code = """
 import os, resource, sys
 from ckpttools.stores.local.file import LocalFile

@@ -23,7 +23,7 @@ def ended(code, *lines):
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 70])
-def test_exit_keeps_code_and_printed_text(code):
+def test_exit_code_and_output_are_kept(code):
     done = ended(code, 'print("out", end="")', 'print("err", end="", file=sys.stderr)')
     assert (done.returncode, done.stdout, done.stderr) == (code, "out", "err")
 
@@ -57,24 +57,24 @@ def test_exit_waits_for_threads():
     assert (done.returncode, done.stdout) == (3, "late")
 
 
-def test_exit_does_not_destroy_objects():
+def test_exit_skips_object_teardown():
     lines = ["class Kept:", '    def __del__(self): print("taken apart")', "kept = Kept()"]
     assert ended(0, *lines).stdout == ""
 
 
-def test_exit_lets_profilers_print():
+def test_profiler_writes_its_results():
     words = [sys.executable, "-m", "cProfile", "-m", "ckpttools", "--version"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("ckpt ")
     assert "function calls" in done.stdout
 
 
-def test_exit_is_visible_to_debuggers():
+def test_debugger_sees_the_exit():
     done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=60)
     assert "seen to the end 0" in done.stdout
 
 
-def test_exit_message_is_printed_with_code_1():
+def test_exit_message_is_shown_as_an_error():
     done = subprocess.run([sys.executable, "-c", SAYS], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (1, "no more\n")
 
@@ -103,7 +103,7 @@ except SystemExit as end:
 """
 
 
-def test_exit_raises_system_exit_under_a_debugger(monkeypatch):
+def test_exit_in_process_is_visible_to_debuggers(monkeypatch):
     monkeypatch.setattr(sys, "gettrace", lambda: print)
     with pytest.raises(SystemExit) as end:
         exit_process(3)

@@ -70,7 +70,7 @@ def interrupt_after(count):
     return observe
 
 
-def test_events_cover_the_complete_run(model, tmp_path, small_tasks):
+def test_events_record_the_complete_run(model, tmp_path, small_tasks):
     events = []
     conversion = plan_to_maxtext(model)
     receipt = conversion.run(tmp_path / "out", observe=events.append)
@@ -158,7 +158,7 @@ def test_torn_last_journal_line_is_ignored(model, tmp_path, small_tasks, monkeyp
     assert receipt.tasks_resumed == len(sound)
 
 
-def test_existing_foreign_destination_is_kept(model, tmp_path):
+def test_existing_destination_is_not_changed(model, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "precious").write_text("x")
@@ -169,7 +169,7 @@ def test_existing_foreign_destination_is_kept(model, tmp_path):
         assert [location.name for location in out.iterdir()] == ["precious"]
 
 
-def test_checkpoint_is_replaced_only_with_overwrite(model, tmp_path):
+def test_existing_checkpoint_is_replaced_only_on_request(model, tmp_path):
     out = tmp_path / "out"
     plan_to_maxtext(model, ToMaxText(scan=False)).run(out)
     before = data_digest(out)
@@ -183,13 +183,13 @@ def test_checkpoint_is_replaced_only_with_overwrite(model, tmp_path):
     assert sorted(location.name for location in out.iterdir()) == ["0"]
 
 
-def test_empty_directory_is_accepted_as_destination(model, tmp_path):
+def test_empty_directory_may_be_the_destination(model, tmp_path):
     (tmp_path / "out").mkdir()
     plan_to_maxtext(model).run(tmp_path / "out")
     assert (tmp_path / "out" / "0" / "items" / "manifest.ocdbt").exists()
 
 
-def test_interrupted_other_conversion_is_kept(model, tmp_path, small_tasks):
+def test_unfinished_run_of_another_conversion_is_kept(model, tmp_path, small_tasks):
     with pytest.raises(InterruptionError):
         plan_to_maxtext(model).run(tmp_path / "out", observe=interrupt_after(5))
     other = plan_to_maxtext(model, ToMaxText(scan=False))
@@ -199,7 +199,7 @@ def test_interrupted_other_conversion_is_kept(model, tmp_path, small_tasks):
     assert (tmp_path / "out" / "0" / "items" / "_METADATA").exists()
 
 
-def test_changed_source_does_not_resume(tmp_path, small_tasks):
+def test_changed_source_is_another_conversion(tmp_path, small_tasks):
     write_llama(tmp_path / "hf", SIZES)
     with pytest.raises(InterruptionError):
         plan_to_maxtext(tmp_path / "hf").run(tmp_path / "out", observe=interrupt_after(5))
@@ -236,7 +236,7 @@ def test_data_read_from_changed_source_is_discarded(tmp_path, small_tasks, monke
     assert data_digest(tmp_path / "out") == data_digest(tmp_path / "whole")
 
 
-def test_two_processes_do_not_write_the_same_checkpoint(model, tmp_path, small_tasks):
+def test_concurrent_writes_of_one_checkpoint_are_refused(model, tmp_path, small_tasks):
     inner = []
 
     def observe(event):
@@ -261,7 +261,7 @@ def test_full_disk_is_refused_before_writing(tmp_path, monkeypatch):
     assert [location.name for location in tmp_path.iterdir()] == ["hf"]
 
 
-def test_run_resumes_after_disk_fills_up(model, tmp_path, small_tasks, monkeypatch):
+def test_disk_filling_up_is_reported_and_resumable(model, tmp_path, small_tasks, monkeypatch):
     write = os.pwrite
     calls = []
 
@@ -281,7 +281,7 @@ def test_run_resumes_after_disk_fills_up(model, tmp_path, small_tasks, monkeypat
     assert data_digest(tmp_path / "out") == data_digest(tmp_path / "whole")
 
 
-def test_uncreatable_destination_is_a_storage_error(model, tmp_path):
+def test_unwritable_location_is_a_storage_error(model, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="cannot create"):
         plan_to_maxtext(model).run(tmp_path / "file" / "out")
@@ -293,7 +293,7 @@ def test_read_only_file_system_is_a_storage_error(model):
         plan_to_maxtext(model).run("/proc/self/ckpttools-out")
 
 
-def test_truncated_source_is_named(tmp_path, small_tasks):
+def test_shrinking_source_is_named(tmp_path, small_tasks):
     path = write_llama(tmp_path / "hf", SIZES)
     conversion = plan_to_maxtext(tmp_path / "hf")
     os.truncate(path, path.stat().st_size - 100)
@@ -337,7 +337,7 @@ def test_appended_data_is_never_overwritten(tmp_path):
     files.close()
 
 
-def test_chunk_replaces_its_complete_file(tmp_path):
+def test_chunk_file_holds_exactly_its_chunk(tmp_path):
     """Also where a run that was interrupted left a longer one."""
     files = LocalDataFiles(tmp_path, {}, {})
     for data in (b"longer", b"short"):

@@ -142,7 +142,7 @@ def huge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class TestWhileImporting:
     @pytest.mark.parametrize("number", SIGNALS)
-    def test_signal_during_import_exits_with_its_code(self, number: signal.Signals):
+    def test_signal_gives_a_message_and_its_exit_code(self, number: signal.Signals):
         command = [sys.executable, "-c", AT_AN_IMPORT, str(int(number)), "--version"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         *codes, last = [int(line) for line in done.stdout.splitlines() if line.lstrip("-").isdigit()]
@@ -189,7 +189,7 @@ class TestLooking:
         process.send_signal(signal.SIGTERM)
         assert ends(process, 3) == (143, "", MESSAGE + "\n")
 
-    def test_closed_pipe_ends_output(self, tmp_path: Path):
+    def test_closed_pipe_gets_no_complete_document(self, tmp_path: Path):
         tensors = {f"layer_{number}_of_many": np.zeros(1, np.uint8) for number in range(3000)}
         save_file(tensors, tmp_path / "model.safetensors")
         process = start("inspect", "tree", tmp_path, "--json", pipesize=4096)
@@ -229,7 +229,7 @@ class TestHandlers:
         process.kill()
         process.communicate()
 
-    def test_second_signal_exits_at_once(self):
+    def test_second_signal_exits_immediately(self):
         command = [sys.executable, "-c", SLOW_TO_END]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stdout is not None
@@ -251,6 +251,6 @@ class TestHandlers:
             time.sleep(10)
         assert ([signal.getsignal(number) for number in SIGNALS], sys.unraisablehook) == before
 
-    def test_stopped_is_not_an_exception_subclass(self):
+    def test_interrupt_is_not_a_catchable_error(self):
         assert not issubclass(Stopped, Exception)
         assert [exit_code_of(Stopped(number), traceback=False) for number in SIGNALS] == [130, 143, 129]

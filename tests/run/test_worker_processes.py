@@ -144,14 +144,14 @@ def test_threads_are_used_where_processes_do_not_fit(models: Models, tmp_path: P
     assert (done.returncode, forked(done)) == (0, [])
 
 
-def test_threads_are_used_if_fork_fails(models: Models, receipt: object, tmp_path: Path):
+def test_refused_fork_falls_back_to_threads(models: Models, receipt: object, tmp_path: Path):
     happens = "pass\ndef refused():\n    raise BlockingIOError(11, 'no more')\nos.fork = refused"
     done = run("average", *models[:2], tmp_path / "out", "--jobs", 2, happens=happens)
     assert (done.returncode, forked(done)) == (0, [])
     check_mean(models, tmp_path / "out")
 
 
-def test_killed_worker_loses_no_work(models: Models, receipt: object, tmp_path: Path):
+def test_killed_worker_loses_nothing(models: Models, receipt: object, tmp_path: Path):
     words = ("average", *models[:2], tmp_path / "out", "--jobs", 2)
     done = run(*words, happens="os.kill(worker._process.pid, signal.SIGKILL)")
     assert done.returncode == 5
@@ -193,7 +193,7 @@ def test_worker_errors_are_reported_like_local_ones(models: Models, tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
-def test_plan_part_uses_worker_processes(models: Models, receipt: object, tmp_path: Path):
+def test_plan_part_uses_processes(models: Models, receipt: object, tmp_path: Path):
     plan = tmp_path / "mean.plan"
     assert run("plan", "-o", plan, "average", *models[:2], tmp_path / "out").returncode == 0
     for number in range(2):
@@ -203,7 +203,7 @@ def test_plan_part_uses_worker_processes(models: Models, receipt: object, tmp_pa
     check_mean(models, tmp_path / "out")
 
 
-def test_daemon_process_uses_threads(models: Models, receipt: object, tmp_path: Path):
+def test_pool_worker_uses_threads(models: Models, receipt: object, tmp_path: Path):
     """`multiprocessing` lets none of its daemons have processes."""
     happens = "pass\nimport multiprocessing\nmultiprocessing.current_process()._config['daemon'] = True"
     done = run("average", *models[:2], tmp_path / "out", "--jobs", 2, happens=happens)
@@ -211,7 +211,7 @@ def test_daemon_process_uses_threads(models: Models, receipt: object, tmp_path: 
     check_mean(models, tmp_path / "out")
 
 
-def test_interrupted_join_waits_for_the_thread():
+def test_thread_is_joined_until_it_ends():
     """Interrupted several times; CPython before 3.13 takes it for ended the first time."""
     ended: list[bool] = []
 
@@ -235,7 +235,7 @@ def test_interrupted_join_waits_for_the_thread():
     assert ended
 
 
-def test_interrupted_thread_start_is_joined():
+def test_thread_with_interrupted_start_is_joined():
     ended: list[bool] = []
 
     def work() -> None:
