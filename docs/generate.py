@@ -15,6 +15,7 @@ from oracle_table import oracle_page
 from proofs import proofs
 from reference import reference_page
 
+from ckpttools.checks.registry import OWN_CHECKS
 from ckpttools.checks.registry import checks as model_checks
 from ckpttools.cli.main import main
 from ckpttools.cli.output import with_flags
@@ -129,7 +130,7 @@ def check_cells(check: Check) -> tuple[str, ...]:
     own = {item.name: item for item in model_checks()}.get(check.name)
     consumer = own.consumer if own else CONSUMERS.get(check.name, "Orbax")
     writing = "all commands that write a model, before writing"
-    if own and own.is_own_check:
+    if check.name.replace("-", "_") in OWN_CHECKS:
         writing = "conversions, in the converter itself"
     commands = f"`doctor`{f'; {writing}' if own else ''}"
     # A copy has the bytes of its source, so other defects of a model are not the copy's.

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from ckpttools.adapters.config import WITH_PEFT
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import dora_update, low_rank, relayout, swap_last_axes
+from ckpttools.array.lowrank import dora_update, low_rank
+from ckpttools.array.nodes import relayout, swap_last_axes
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.message_terms import action, option

@@ -12,7 +12,7 @@ from ckpttools.adapters.factors import Adapter, FactorPair, finite, require_fini
 from ckpttools.adapters.fitting import HEAD, TABLE, fit_adapter
 from ckpttools.adapters.peft import skip_remarks
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import add_arrays
+from ckpttools.array.lowrank import add_arrays
 from ckpttools.array.tree import Leaf, Path, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ShapeError, UsageError

@@ -10,7 +10,6 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.user_code import allow_only
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
@@ -87,6 +86,8 @@ class Call:
                 raise UsageError(
                     f"the plan does not run code of {option(name)}", got=code[name], hint="leave it out"
                 )
+            from ckpttools.core.user_code import allow_only
+
             with allow_only(set(code.values())):
                 built = plan(**{**_moved(self.arguments, there), **code}, jobs=jobs)
         if not isinstance(built, Prepared):
@@ -141,7 +142,7 @@ def absolute(location: Location) -> Location:
 
 def _is_placed(name: str, value: object) -> bool:
     """Return whether the text of an argument is a location; a family may also be a name."""
-    from ckpttools.model_families.file import names_a_file
+    from ckpttools.model_families.registry import names_a_file
 
     is_file = name == "family" and isinstance(value, str) and names_a_file(value)
     return name in _LOCATIONS or is_file

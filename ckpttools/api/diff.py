@@ -17,7 +17,6 @@ from ckpttools.api.sources import (
     opened,
     scanning,
 )
-from ckpttools.api.verify import same_numbers
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
 from ckpttools.compare.align import AlignOptions, align
@@ -269,6 +268,8 @@ def _equal_in_numbers(
     differing = [item for item in result if not item.is_equal]
     if not differing or any(item.outcome != "differs" for item in differing):
         return ()
+    from ckpttools.api.verify import same_numbers
+
     arrays = [chosen.a[item.name] for item in differing]
     return same_numbers(a, b, arrays, memory=scan.memory, jobs=scan.jobs)
 

@@ -26,7 +26,6 @@ from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.model_files import record_bytes, sidecars_of
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.source_checks import refuse_maxtext
-from ckpttools.maxtext.stored_head import refuse_lost_head, with_head_compared
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.quantized.config import Like
@@ -115,6 +114,8 @@ def plan_to_maxtext(
     try:
         built = to_maxtext(tree, options)
     except CoverageError as error:
+        from ckpttools.maxtext.stored_head import with_head_compared
+
         raise with_head_compared(error, tree, options, resources.memory) from error
     location = SIDECARS
     if isinstance(writer, SupportsSidecars):
@@ -127,5 +128,8 @@ def plan_to_maxtext(
     prepared = resources.plan(state, beside, built.notes + check_source(tree, ("layer-lists",)))
     # Whether a dropped head equals the embedding is visible only in its values. Planning comes first, because
     # it refuses models that do not fit in memory.
-    refuse_lost_head(built.lost_head, tree, memory=resources.memory, reserved=prepared.plan.held_bytes)
+    if built.lost_head is not None:
+        from ckpttools.maxtext.stored_head import refuse_lost_head
+
+        refuse_lost_head(built.lost_head, tree, memory=resources.memory, reserved=prepared.plan.held_bytes)
     return prepared

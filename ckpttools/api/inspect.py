@@ -59,7 +59,7 @@ def inspect(
             shardings=shardings,
             unfinished=beside.unfinished,
             damaged=beside.damaged,
-            families=families().values(),
+            with_families=True,
             # The pattern may mean what is missing.
             or_none=comparison is not None,
             sidecars=sidecar_names(tree),
@@ -95,8 +95,7 @@ def compared(
     from ckpttools.formats.registry import open_tree
     from ckpttools.inspection.adapters import against_base
     from ckpttools.inspection.against import against_family, against_tree
-    from ckpttools.model_families.file import SUFFIXES
-    from ckpttools.model_families.registry import families, family_called, family_of
+    from ckpttools.model_families.registry import SUFFIXES, family_called, family_of
 
     if isinstance(what, Tree):
         return against_tree(*_alike(tree, what), pattern)

@@ -156,7 +156,8 @@ def _as_maxtext(
         leaves_out=True,
     )
     built = to_maxtext(tree, expected)
-    refuse_lost_head(built.lost_head, tree, memory=memory)
+    if built.lost_head is not None:
+        refuse_lost_head(built.lost_head, tree, memory=memory)
     return Tree(built.parameters, built.state.metadata), built.notes
 
 
@@ -175,7 +176,8 @@ def _as_hugging_face(tree: Tree, declared: Converting, memory: int) -> tuple[Tre
         with _of_the_same_model(tree, files, declared.family):
             built = to_huggingface(tree, way, files)
     refuse_learned_rows(built.extra, tree.metadata.location, declared.padding_rows, memory=memory, reserved=0)
-    refuse_lost_head(built.lost_head, tree, memory=memory)
+    if built.lost_head is not None:
+        refuse_lost_head(built.lost_head, tree, memory=memory)
     config: Mapping[str, Any] | None = None if built.config is None else built.config.config
     return built.tree.with_metadata(config=config), built.notes
 

@@ -25,7 +25,6 @@ from ckpttools.maxtext.conversion_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.model_files import ModelFiles, config_bytes, stale_file_notes, stale_files
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.source_checks import refuse_hugging_face
-from ckpttools.maxtext.stored_head import refuse_lost_head
 from ckpttools.maxtext.to_hf import HuggingFaceModel, require_towers, to_huggingface
 from ckpttools.maxtext.vocabulary import refuse_learned_rows
 from ckpttools.stores.registry import LocationLike
@@ -131,7 +130,10 @@ def plan_to_huggingface(
     # padding. Only once the plan is made, which refuses what does not fit into the memory.
     held, location = prepared.plan.held_bytes, tree.metadata.location
     refuse_learned_rows(model.extra, location, options.padding_rows, memory=resources.memory, reserved=held)
-    refuse_lost_head(model.lost_head, tree, memory=resources.memory, reserved=held)
+    if model.lost_head is not None:
+        from ckpttools.maxtext.stored_head import refuse_lost_head
+
+        refuse_lost_head(model.lost_head, tree, memory=resources.memory, reserved=held)
     return prepared
 
 

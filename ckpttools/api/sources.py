@@ -16,8 +16,8 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.detect import is_checkpoint
+from ckpttools.formats.foreign import has_weights
 from ckpttools.formats.registry import open_tree, require_ranks, require_step
-from ckpttools.formats.several import has_weights
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.fetching import fetch

@@ -11,7 +11,6 @@ from ckpttools.maxtext.hub_names import as_hub_model, has_llama_names, patterns_
 from ckpttools.maxtext.model_options import config_copy_command
 from ckpttools.maxtext.recognition import find_unowned_arrays, guess_families
 from ckpttools.maxtext.view import view_of
-from ckpttools.model_families.registry import families
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
@@ -22,7 +21,7 @@ _FEW = 4
 def names_of_hub(*trees: Tree) -> str | None:
     """Return the command that gives Hub names to the first checkpoint with a trainer's names, or None."""
     for tree in trees:
-        is_known = view_of(tree).is_maxtext or guess_families(tree, families().values())
+        is_known = view_of(tree).is_maxtext or guess_families(tree)
         built = (
             []
             if is_known or not tree.metadata.location
@@ -83,7 +82,7 @@ def commands(tree: Tree, location: Location) -> Iterator[str]:
             call("select", path, "DST", prefix=prefix, format="safetensors") for prefix in result.prefixes
         )
         return
-    if not is_llama and not guess_families(weights, families().values()):
+    if not is_llama and not guess_families(weights):
         return
     dropped = beside or None
     to_hub = call("convert", path, "DST", format="safetensors", names="hub", drop=dropped)

@@ -112,6 +112,11 @@ class LazyArray(ABC):
     def sources(self) -> Iterator[ByteSource]:
         """Yield the files that a full read accesses; a file may occur several times."""
 
+    @property
+    def has_factors(self) -> bool:
+        """Return whether the array is a product of two small factors, which `permuted` permutes."""
+        return False
+
     def permuted(self, permutation: Permutation) -> LazyArray | None:
         """Return the permuted array, built from permuted sources.
 

@@ -78,6 +78,10 @@ class LowRank(Composite):
 
     scale: float
 
+    @property
+    def has_factors(self) -> bool:
+        return True
+
     def permuted(self, permutation: Permutation) -> LazyArray | None:
         """Permute the factors instead, unless atoms of rows and of columns alternate.
 

@@ -16,19 +16,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ckpttools.array import read_blocks
-from ckpttools.array.blockwise import BlockCodes as BlockCodes
-from ckpttools.array.blockwise import BlockScales as BlockScales
-from ckpttools.array.blockwise import block_codes as block_codes
 from ckpttools.array.dequantized import Dequantized as Dequantized
 from ckpttools.array.lazy import ByteSource, Composite, Derived, LazyArray, ReadCost, Regionwise, Unstored
-from ckpttools.array.lowrank import DoraUpdate as DoraUpdate
-from ckpttools.array.lowrank import LowRank as LowRank
-from ckpttools.array.lowrank import Plus as Plus
-from ckpttools.array.lowrank import add_arrays as add_arrays
-from ckpttools.array.lowrank import dora_update as dora_update
-from ckpttools.array.lowrank import low_rank as low_rank
-from ckpttools.array.mean import Mean as Mean
-from ckpttools.array.mean import mean as mean
 from ckpttools.array.read_blocks import subview
 from ckpttools.array.relayout import Relayout as Relayout
 from ckpttools.array.relayout import relayout as relayout
@@ -176,7 +165,7 @@ class Elementwise(Regionwise):
 
     def permuted(self, permutation: Permutation) -> LazyArray | None:
         # Only the factors of a product are permuted below the function.
-        source = self.source.permuted(permutation) if isinstance(self.source, LowRank) else None
+        source = self.source.permuted(permutation) if self.source.has_factors else None
         return None if source is None else replace(self, shape=source.shape, source=source)
 
     @property

@@ -177,14 +177,10 @@ class ModelCheck:
         summary: what it reports, in one line.
         run: yields the findings. It reads headers and small files. Only a check that conversions do not run
             may read arrays, piece by piece.
-        is_own_check: whether conversions make this check themselves, so that they do not run it again.
-        is_for_outputs: whether commands run it only on the models that they write, not on their sources.
         consumer: the software that refuses or misreads a model with the defect, for docs/reliability.md.
     """
 
     name: str
     summary: str
     run: Callable[[ModelDirectory], Iterator[ModelFinding]]
-    is_own_check: bool = False
-    is_for_outputs: bool = False
     consumer: str = "transformers"

@@ -122,6 +122,5 @@ CHECK = ModelCheck(
     "coverage",
     "arrays that are missing, unexpected, or of a different shape than `config.json` implies",
     _check,
-    is_own_check=True,
     consumer="MaxText and transformers",
 )

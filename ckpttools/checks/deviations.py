@@ -45,6 +45,5 @@ CHECK = ModelCheck(
     "deviations",
     "known differences between MaxText and transformers",
     _check,
-    is_own_check=True,
     consumer="MaxText",
 )

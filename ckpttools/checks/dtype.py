@@ -64,4 +64,4 @@ def _main_dtype(model: ModelDirectory) -> str | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
-CHECK = ModelCheck("dtype", f"weights whose dtype differs from {CONFIG}", _check, is_for_outputs=True)
+CHECK = ModelCheck("dtype", f"weights whose dtype differs from {CONFIG}", _check)

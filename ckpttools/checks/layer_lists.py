@@ -8,8 +8,7 @@ from typing import Any
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.config.model_facts import BY_LAYER
-from ckpttools.maxtext.model_config import STRICT_LISTS, config_parts
-from ckpttools.maxtext.mtp import prediction_layers
+from ckpttools.maxtext.model_config import STRICT_LISTS, config_parts, prediction_layers
 
 _COUNT = "num_hidden_layers"
 # Lists of layer indexes.

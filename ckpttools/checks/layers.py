@@ -9,7 +9,7 @@ from ckpttools.checks.base import DECODERS, ModelCheck, ModelDirectory, ModelFin
 from ckpttools.core.message_terms import call
 from ckpttools.core.text import format_ranges
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.maxtext.mtp import prediction_layers
+from ckpttools.maxtext.model_config import prediction_layers
 
 _COUNT = "num_hidden_layers"
 _LAYER = re.compile(rf"(?:{'|'.join(map(re.escape, DECODERS))})layers\.(\d+)\.")
@@ -66,4 +66,4 @@ def _listed(layers: Collection[int]) -> str:
     )
 
 
-CHECK = ModelCheck("layers", f"weights for layers not declared in {CONFIG}", _check, is_for_outputs=True)
+CHECK = ModelCheck("layers", f"weights for layers not declared in {CONFIG}", _check)

@@ -12,7 +12,6 @@ from ckpttools.core.message_terms import action
 from ckpttools.core.text import plural_with_verb
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.quantized.config import FIELD, scheme
-from ckpttools.quantized.schemes.registry import read_methods
 from ckpttools.quantized.unsupported_errors import remedy
 from ckpttools.quantized.view import QuantizedView
 from ckpttools.quantized.weights import QuantizedWeight
@@ -30,7 +29,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     read = view.by_headers
     facts = [*_findings(model, list(result.values()), is_read=not read.is_whole)]
     faults = list[ModelFinding]()
-    if declared.get("quant_method") in read_methods() and not any(item.is_bare for item in result.values()):
+    if view.has_supported_method and not any(item.is_bare for item in result.values()):
         if not read.is_whole and read.faults:
             faults.append(_unreadable(model, read.faults, declared))
         elif model.is_examined:
@@ -136,7 +135,7 @@ def _sound(
 ) -> ModelFinding:
     why = "their values are products with scales: conversions to MaxText multiply them"
     hint = remedy(declared, is_read=False)
-    if is_read and declared.get("quant_method") in read_methods():
+    if is_read and model.quantized.has_supported_method:
         hint = f"{action('cast', model.location, 'DST', dtype='bfloat16')} writes a model of plain weights"
         if _can_stay_quantized(result, declared):
             keep = action("hf_to_maxtext", model.location, "DST", quantized="keep")
@@ -178,5 +177,4 @@ CHECK = ModelCheck(
     "quantization",
     f"quantized weights without sound scales, or that do not match {CONFIG}",
     _check,
-    is_for_outputs=True,
 )

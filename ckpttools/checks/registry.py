@@ -11,18 +11,28 @@ from ckpttools import checks as package
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 
 _NOT_CHECKS = ("base", "registry")
+OWN_CHECKS = ("coverage", "deviations", "tied_head", "vocabulary")
+"""Modules of checks that conversions make themselves, so that commands do not run them again."""
+_OUTPUT_CHECKS = ("dtype", "layers", "quantization")
+"""Modules of checks that commands run only on Hugging Face models that they write, not on their sources."""
+
+
+def checks() -> tuple[ModelCheck, ...]:
+    """Return all checks, by name."""
+    return _checks_except(())
 
 
 @cache
-def checks() -> tuple[ModelCheck, ...]:
-    """Return all checks, by name."""
+def _checks_except(left: tuple[str, ...]) -> tuple[ModelCheck, ...]:
+    """Return the checks by name, except those of some modules, which are not imported."""
     names = (module.name for module in pkgutil.iter_modules(package.__path__))
-    modules = (import_module(f"{package.__name__}.{name}") for name in names if name not in _NOT_CHECKS)
+    chosen = (name for name in names if name not in (*_NOT_CHECKS, *left))
+    modules = (import_module(f"{package.__name__}.{name}") for name in chosen)
     return tuple(sorted((module.CHECK for module in modules), key=lambda check: check.name))
 
 
 def findings(model: ModelDirectory) -> Iterator[ModelFinding]:
     """Yield the findings of the checks that commands run on the models that they read and write."""
-    for check in checks():
-        if not check.is_own_check and (model.is_output or not check.is_for_outputs):
-            yield from check.run(model)
+    is_written = model.is_output and model.tree is not None
+    for check in _checks_except(OWN_CHECKS if is_written else OWN_CHECKS + _OUTPUT_CHECKS):
+        yield from check.run(model)

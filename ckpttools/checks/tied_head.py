@@ -135,6 +135,5 @@ CHECK = ModelCheck(
     "tied-head",
     f"an output head that is stored although `{_FIELD}` is true, and how far it is from the embedding",
     _check,
-    is_own_check=True,
     consumer="transformers and MaxText",
 )

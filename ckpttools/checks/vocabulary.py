@@ -32,5 +32,4 @@ CHECK = ModelCheck(
     "vocabulary",
     f"an embedding with fewer rows than {TOKENIZER} has tokens",
     _check,
-    is_own_check=True,
 )

@@ -15,7 +15,6 @@ from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option,
 from ckpttools.cli.output import exit_with_differences, labeled_lines, print_json, print_lines, styled, width
 from ckpttools.cli.progress import progress_events
 from ckpttools.cli.units import format_disk
-from ckpttools.compare.renames import indices
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.text import fold_lines, format_type, plural, printable
 from ckpttools.stores.location import Location
@@ -261,6 +260,8 @@ def _share_text(part: int, whole: int) -> str:
 def _position_text(group: Sequence[ArrayDiff]) -> str:
     first = next(item for item in group if item.deviation and item.deviation.first is not None)
     assert first.deviation is not None and first.deviation.first is not None
+    from ckpttools.compare.renames import indices
+
     numbers = ", ".join(f"{word} {number}" for word, number in indices(first.name))
     which = f" in {numbers}" if len(group) > 1 and numbers else ""
     index = ", ".join(map(str, first.deviation.first))

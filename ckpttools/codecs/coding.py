@@ -6,18 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttools.codecs.base import Codec, CodecSpec, Unknown
 from ckpttools.codecs.bytes import LITTLE_ENDIAN, BytesCodec
 from ckpttools.codecs.registry import CodecStep, codec_steps
 from ckpttools.codecs.sharding import ShardIndex, ShardingCodec
 from ckpttools.codecs.streams import ByteRange, RangeStream, Stream
-from ckpttools.codecs.tensorstore import COPIES, WholeChunkDecoder, whole_chunk_decoder
 from ckpttools.codecs.transpose import Transpose
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Shape
+
+if TYPE_CHECKING:
+    from ckpttools.codecs.tensorstore import WholeChunkDecoder
 
 # What a compressor may add to incompressible data; a compressor below it may have added the same.
 _SLACK, _SHARE = 1 << 10, 64
@@ -67,7 +69,7 @@ class Coding:
     def memory(self) -> int:
         """Maximum memory of an open stream in bytes."""
         if self.fallback is not None:
-            return COPIES * self.nbytes
+            return self.fallback.memory(self.nbytes)
         return sum(codec.decoding_bytes(self.nbytes) for codec in self.codecs)
 
     def decoded(self, stored: ByteRange, extent: Shape) -> Stream:
@@ -146,9 +148,11 @@ def _parse_piece(
     built = bytes_codecs(rest[1:])
     if order is not None and built is not None and rest and isinstance(rest[0], BytesCodec):
         return Coding(shape, dtype, order, rest[0], built)
-    return Coding(
-        shape, dtype, tuple(range(len(shape))), fallback=whole_chunk_decoder(codecs, shape, document)
-    )
+    # Few checkpoints have codecs that only tensorstore decodes.
+    from ckpttools.codecs.tensorstore import whole_chunk_decoder
+
+    decoder = whole_chunk_decoder(codecs, shape, document)
+    return Coding(shape, dtype, tuple(range(len(shape))), fallback=decoder)
 
 
 def split_order(steps: Sequence[CodecStep], rank: int) -> tuple[Shape | None, Sequence[CodecStep]]:

@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from typing import Any
 
+import ckpttools.codecs as package
 from ckpttools.codecs.base import Codec, CodecSpec, Unknown, WritableCodec, configuration_of
-from ckpttools.codecs.blosc import Blosc
 from ckpttools.codecs.bytes import BytesCodec
-from ckpttools.codecs.bzip2 import Bz2
-from ckpttools.codecs.crc32c import Crc32c
-from ckpttools.codecs.gzip import Gzip, Zlib
 from ckpttools.codecs.sharding import ShardingCodec
 from ckpttools.codecs.transpose import Transpose
-from ckpttools.codecs.zstd import Zstd
 from ckpttools.core.errors import UsageError
 from ckpttools.core.plugins import load_group
 
-_BUILT_IN: tuple[type[Codec], ...] = (Zstd, Gzip, Zlib, Bz2, Blosc, Crc32c)
+# Name in zarr -> module and class of this package, imported when a checkpoint or user names it.
+_BUILT_IN = {
+    "zstd": ("zstd", "Zstd"),
+    "gzip": ("gzip", "Gzip"),
+    "zlib": ("gzip", "Zlib"),
+    "bz2": ("bzip2", "Bz2"),
+    "blosc": ("blosc", "Blosc"),
+    "crc32c": ("crc32c", "Crc32c"),
+}
 
 _MOST_DIGITS = 9
 
@@ -34,9 +39,18 @@ def _plug_ins() -> tuple[type[Codec], ...]:
 
 def _find(attribute: str, name: str) -> type[Codec] | None:
     """Return the codec with this name as its `zarr3` or `zarr2` attribute."""
-    result = next((item for item in _BUILT_IN if getattr(item, attribute) == name), None)
+    own = name.removeprefix("numcodecs.")
+    result = _load(own) if own in _BUILT_IN else None
+    if result is not None and getattr(result, attribute) == name:
+        return result
     # Search plug-ins last, since that takes 30 ms and most checkpoints do not need them.
-    return result or next((item for item in _plug_ins() if getattr(item, attribute) == name), None)
+    return next((item for item in _plug_ins() if getattr(item, attribute) == name), None)
+
+
+def _load(name: str) -> type[Codec]:
+    module, kind = _BUILT_IN[name]
+    result: type[Codec] = getattr(import_module(f"{package.__name__}.{module}"), kind)
+    return result
 
 
 def codec_steps(codecs: Iterable[CodecSpec]) -> tuple[CodecStep, ...]:
@@ -97,7 +111,7 @@ def parse_compression(declared: object) -> WritableCodec | None:
 
 
 def _expected() -> str:
-    kinds = [item for item in (*_BUILT_IN, *_plug_ins()) if issubclass(item, WritableCodec)]
+    kinds = [item for item in (*map(_load, _BUILT_IN), *_plug_ins()) if issubclass(item, WritableCodec)]
     named = (
         f"{kind().kind} or {kind().kind}:LEVEL with a level from {kind.levels[0]} to {kind.levels[-1]}"
         for kind in kinds

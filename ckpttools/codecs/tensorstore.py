@@ -28,6 +28,10 @@ class WholeChunkDecoder:
     key: str
     text: str
 
+    def memory(self, nbytes: int) -> int:
+        """Return the memory for decoding a chunk of this size, in bytes."""
+        return COPIES * nbytes
+
     def decoded(self, stored: ByteRange, extent: Shape) -> Stream:
         """Return the chunk's elements; zeros outside `extent`, the part that is inside the array."""
         values = {"zarr.json": self.text.encode(), self.key: RangeStream(stored).rest()}

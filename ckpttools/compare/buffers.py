@@ -12,8 +12,6 @@ import numpy as np
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.text import array_count
 from ckpttools.digest.pairing import Pairing, Remark, Side
-from ckpttools.maxtext.config.model_facts import ModelFacts
-from ckpttools.model_families.hf_defaults import default_values
 from ckpttools.roles.buffers import is_buffer
 
 # Larger buffers are not computed: a causal mask of 8,192 positions has 64 MiB.
@@ -110,6 +108,9 @@ def _is_table(values: np.ndarray, config: Mapping[str, Any]) -> bool:
 
 def _frequencies(config: Mapping[str, Any], count: int) -> Iterator[np.ndarray]:
     """Yield the rotary frequencies that a model may have, one set for each kind of layer; none if unknown."""
+    from ckpttools.maxtext.config.model_facts import ModelFacts
+    from ckpttools.model_families.hf_defaults import default_values
+
     facts = ModelFacts(config, silent=default_values(config))
     for prefix in ("", "local_"):
         theta, kind = (facts.field(f"rope.{prefix}{name}") for name in ("theta", "type"))

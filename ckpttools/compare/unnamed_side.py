@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name
-from ckpttools.compare.widened import as_wide_as
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.message_terms import option
@@ -125,3 +124,29 @@ def with_joints_of(arrays: Arrays, names: Arrays) -> dict[str, LazyArray]:
     if len(built) != len(arrays):
         return dict(arrays)
     return {new: arrays[old] for new, old in built.items()}
+
+
+def as_wide_as(
+    there: Mapping[str, LazyArray],
+    built: Mapping[str, LazyArray],
+    exactly: Callable[[], Mapping[str, LazyArray]],
+) -> Mapping[str, LazyArray]:
+    """Return the arrays of a conversion, without rounding those that are stored with 32 bits instead of 16.
+
+    All of them are where the conversion was to cast them, which rounds first.
+
+    Args:
+        there: the stored arrays.
+        built: arrays of a conversion that may round, by the same names.
+        exactly: arrays of a conversion without rounding.
+    """
+    short = [name for name, array in built.items() if _has_bits(array, 16)]
+    wide = {name for name in short if name in there and _has_bits(there[name], 32)}
+    if not wide or all(name in wide for name in short if name in there):
+        return built
+    exact = exactly()
+    return {name: exact[name] if name in wide else array for name, array in built.items()}
+
+
+def _has_bits(array: LazyArray, bits: int) -> bool:
+    return array.dtype.is_float and array.dtype.bits == bits

@@ -23,7 +23,7 @@ from ckpttools.core.text import plural, sort_naturally
 from ckpttools.formats.adapters import ADAPTER, is_adapter_alone
 from ckpttools.formats.base import Format, ReadOptions, SupportsLocation
 from ckpttools.formats.interrupted import absent
-from ckpttools.formats.known_formats import built_in_formats, formats_in_turn
+from ckpttools.formats.known_formats import built_in_formats, format_named, formats_in_turn
 from ckpttools.formats.orbax.finished import unfinished_reason
 from ckpttools.formats.orbax.hosts import hosts_at
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
@@ -42,6 +42,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_KINDS, SUFFIX, Unfinished, read_unfinished
 from ckpttools.stores.registry import LocationLike, parse
 
+_ORBAX = "orbax"
 SET_ASIDE = ".unfinished"
 """Suffix of a directory that the fix `set-aside` of `ckpt doctor` has renamed."""
 # Files that torch.save wrote. A directory of such files may hold anything, so they are opened by their paths.
@@ -328,13 +329,13 @@ def detect(where: LocationLike, *, is_content: bool = False) -> Detected:
         return Detected(location, unfinished=unfinished, is_directory=is_directory)
     if not is_directory:
         return _by_format(Detected(location, is_directory=False), formats_in_turn())
-    return _detect_directory(location, formats_in_turn())
+    return _detect_directory(location, formats_in_turn(_ORBAX))
 
 
 def identified(place: OrbaxItem | Step) -> Detected:
     """Wrap an item or a step that Orbax's own search has found."""
     location = place.directory if isinstance(place, OrbaxItem) else place.path
-    return Detected(location, next(built_in_formats()), place)
+    return Detected(location, format_named(_ORBAX), place)
 
 
 def is_checkpoint(location: Location) -> bool:
@@ -343,7 +344,7 @@ def is_checkpoint(location: Location) -> bool:
     if status is None:
         return False
     if status.kind is FileKind.DIRECTORY:
-        return _detect_directory(location, built_in_formats()).format is not None
+        return _detect_directory(location, built_in_formats(_ORBAX)).format is not None
     return _by_format(Detected(location, is_directory=False), built_in_formats()).format is not None
 
 
@@ -377,7 +378,7 @@ def find_in_step(step: Location) -> Mapping[str, Detected]:
     Raises:
         StorageError: a directory cannot be listed.
     """
-    itself = _detect_directory(step, built_in_formats())
+    itself = _detect_directory(step, built_in_formats(_ORBAX))
     if itself.format is not None:
         return {"": itself}
     return {item.name_below(step): item for item in _search(step, _MAX_LEVELS_IN_STEP, _SearchLimit())}
@@ -405,7 +406,12 @@ def find_trainer_steps(run: Location) -> Sequence[Location]:
 
 
 def _detect_directory(location: Location, formats: Iterator[Format]) -> Detected:
-    """Identify a directory in which no conversion grows."""
+    """Identify a directory in which no conversion grows.
+
+    Args:
+        location: the directory.
+        formats: the formats except Orbax, which is recognized without importing its format.
+    """
     if not location.entries():
         return Detected(location, is_empty=True)
     orbax: OrbaxItem | Step | OrbaxRun = OrbaxRun(location)
@@ -421,7 +427,7 @@ def _detect_directory(location: Location, formats: Iterator[Format]) -> Detected
     if is_orbax and isinstance(orbax, Step) and _has_other_checkpoints(orbax):
         return Detected(location, orbax=OrbaxRun(location), reasons={"orbax": "several checkpoints below"})
     if is_orbax or hosts:
-        return Detected(location, next(formats), orbax, hosts)
+        return Detected(location, format_named(_ORBAX), orbax, hosts)
     return _by_format(Detected(location, orbax=orbax, reasons=reasons), formats)
 
 
@@ -429,9 +435,6 @@ def _by_format(detected: Detected, formats: Iterator[Format]) -> Detected:
     """Add the first format that recognizes a location, or why none does."""
     reasons = dict(detected.reasons)
     for format in formats:
-        # The answer for Orbax is known for directories, and its reason is only for messages.
-        if detected.is_directory and format.name == "orbax":
-            continue
         reason = format.why_not(detected.location)
         if reason is None:
             return Detected(detected.location, format, detected.orbax, is_directory=detected.is_directory)
@@ -500,7 +503,7 @@ def _identify(location: Location) -> Detected | None:
             return Detected(location, unfinished=left)
         if location.name == PRUNE_DIRECTORY:
             return None
-        result = _detect_directory(location, built_in_formats())
+        result = _detect_directory(location, built_in_formats(_ORBAX))
         is_one = result.format is not None or bool(result.trainer_steps)
     except CheckpointError:
         return None

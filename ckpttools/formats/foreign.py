@@ -9,6 +9,7 @@ from shlex import quote
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.core.message_terms import action, call
+from ckpttools.core.notes import Notes
 from ckpttools.core.text import matches_any, plural, sample_names
 from ckpttools.formats.adapters import ADAPTER, adapter_in, merging
 from ckpttools.formats.json_file import read_json
@@ -185,3 +186,43 @@ def _pipeline(folder: Location) -> FormatError:
         expected="one checkpoint",
         hint=f"name one of its parts{looked}; only language models can be converted to MaxText",
     )
+
+
+# File names of each format that trainers and the Hub put next to each other.
+_NAMES = {
+    "orbax": ("_METADATA",),
+    "safetensors": ("*.safetensors",),
+    "torch": ("pytorch_model*.bin", "consolidated*.pth"),
+    "torch-distributed": (".metadata",),
+    "torch-ranks": ("model_world_size_*_rank_*.pt",),
+    "deepspeed-zero": ("*zero_pp_rank_*_optim_states.pt",),
+    "deepspeed-universal": ("latest_universal",),
+    "flax-msgpack": ("flax_model*.msgpack",),
+}
+# Adapters, optimizers and parts of distributed checkpoints are next to the model they belong to.
+_NOT_WEIGHTS = ("adapter_model.safetensors", "*.distcp", "*.npy", "*.npz", "*.pkl", "*.pickle", "*.joblib")
+
+
+def other_kinds(path: Location, format: str) -> Notes:
+    """Return remarks on other kinds of weights in a directory that a format opened."""
+    if not path.is_dir():
+        return Notes()
+    entries = [entry for entry in path.entries() if not matches_any(entry.name, _NOT_WEIGHTS)]
+    names = [entry.name for entry in entries]
+    # Directories can have any of these names, because zarr uses array keys as directory names.
+    files = [entry.name for entry in entries if not entry.is_dir]
+    others = [
+        kind
+        for kind, patterns in _NAMES.items()
+        if kind != format and any(matches_any(name, patterns) for name in files)
+    ]
+    others += [f"{name} ({what})" for what, name in foreign_kinds(names)]
+    if not others:
+        return Notes()
+    result = ", ".join(others)
+    return Notes(remarks=(f"several kinds of weights are here: {format} is read, not {result}",))
+
+
+def has_weights(path: Location) -> bool:
+    """Return whether a directory contains weights of any supported kind."""
+    return any(matches_any(entry.name, patterns) for patterns in _NAMES.values() for entry in path.entries())

@@ -10,45 +10,51 @@ import ckpttools.formats as package
 from ckpttools.core.plugins import load_group
 from ckpttools.formats.base import Format, Writable
 
-# Modules of this package with a `FORMAT`, in the order in which they are tried.
-_BUILT_IN = (
-    *("orbax.format", "safetensors.format", "zarr.read"),
-    *("torch.format", "torch.dcp", "torch.ranks", "torch.zero", "torch.universal"),
-    *("flax.format", "zarr.untyped_arrays"),
-)
+# Name of a format -> module of this package with its `FORMAT`, in the order in which they are tried.
+_BUILT_IN = {
+    "orbax": "orbax.format",
+    "safetensors": "safetensors.format",
+    "zarr3": "zarr.read",
+    "torch": "torch.format",
+    "torch-distributed": "torch.dcp",
+    "torch-ranks": "torch.ranks",
+    "deepspeed-zero": "torch.zero",
+    "deepspeed-universal": "torch.universal",
+    "flax-msgpack": "flax.format",
+    "zarr-tree": "zarr.untyped_arrays",
+}
 
 
 @cache
 def formats() -> Mapping[str, Format]:
     """Return all formats by name, built-in ones first."""
-    return {**{item.name: item for item in built_in_formats()}, **load_group("ckpttools.formats")}
+    return {**{name: _load_format(name) for name in _BUILT_IN}, **load_group("ckpttools.formats")}
 
 
-def built_in_formats() -> Iterator[Format]:
-    """Iterate over the formats of this package.
+def built_in_formats(left_out: str = "") -> Iterator[Format]:
+    """Iterate over the formats of this package, except one.
 
-    Each is imported when its turn comes: 26 modules are only for PyTorch.
+    Each is imported when its turn comes: 36 modules are only for Orbax, 26 for PyTorch.
     """
-    return map(_load_format, _BUILT_IN)
+    return (_load_format(name) for name in _BUILT_IN if name != left_out)
 
 
 @cache
 def _load_format(name: str) -> Format:
-    result: Format = import_module(f"{package.__name__}.{name}").FORMAT
+    result: Format = import_module(f"{package.__name__}.{_BUILT_IN[name]}").FORMAT
     return result
 
 
-def formats_in_turn() -> Iterator[Format]:
-    """Iterate over all formats in the order in which they are tried."""
-    yield from built_in_formats()
+def formats_in_turn(left_out: str = "") -> Iterator[Format]:
+    """Iterate over all formats, except one of this package, in the order in which they are tried."""
+    yield from built_in_formats(left_out)
     # Looking for plug-ins takes 30 ms, which most checkpoints do not need.
-    built_in = {item.name for item in built_in_formats()}
-    yield from (item for name, item in formats().items() if name not in built_in)
+    yield from (item for name, item in formats().items() if name not in _BUILT_IN)
 
 
 def format_named(name: str) -> Format | None:
     """Return the format of a name; None if there is none."""
-    return next((item for item in built_in_formats() if item.name == name), None) or formats().get(name)
+    return _load_format(name) if name in _BUILT_IN else formats().get(name)
 
 
 def writable() -> Mapping[str, Writable]:

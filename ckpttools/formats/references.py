@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked
@@ -19,9 +20,6 @@ from ckpttools.array.storage import FINE
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.message_terms import action, option
-from ckpttools.formats.block_chunks import Chunks, chunks_of
-from ckpttools.formats.block_finder import Finder
-from ckpttools.formats.blocks import Stretch
 from ckpttools.formats.orbax.ocdbt import MAX_INLINE_VALUE
 from ckpttools.formats.placement import Placement, Referenced
 from ckpttools.formats.zarr.chunking import LARGEST
@@ -30,6 +28,10 @@ from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.registry import parse
+
+if TYPE_CHECKING:
+    from ckpttools.formats.block_chunks import Chunks
+    from ckpttools.formats.blocks import Stretch
 
 # Loading through a `transpose` codec is slower than plain C order. tensorstore reads a complete array of
 # 4096 x 8 x 8192 bfloat16 at 0.40 instead of 1.4 GB/s. Orbax restores an array of 2048 x 4 x 8192 onto 8
@@ -143,7 +145,11 @@ class _ReferenceSearch:
         self._mode, self._directory, self._least = references.mode, directory, references.least
         where = references.destination
         self._trials = None if where is None else _trials(where)
-        self._finder = Finder()
+        # Most commands reference nothing.
+        from ckpttools.formats.block_chunks import chunks_of
+        from ckpttools.formats.block_finder import Finder
+
+        self._finder, self._chunks_of = Finder(), chunks_of
         self._names: dict[str, str] = {}
         self._refusals: dict[str, str | None] = {}
         self._refused: Counter[str] = Counter()
@@ -156,7 +162,7 @@ class _ReferenceSearch:
     def look_at(self, path: Path, leaf: LazyArray) -> None:
         """Reference an array if possible and expected."""
         blocks = self._finder.blocks(leaf)
-        chunks = None if blocks is None else chunks_of(blocks, LARGEST)
+        chunks = None if blocks is None else self._chunks_of(blocks, LARGEST)
         if chunks is None or not self._is_expected(leaf, chunks):
             return
         locations = list(chunks.locations())

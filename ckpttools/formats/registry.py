@@ -40,10 +40,9 @@ from ckpttools.formats.detect import (
     find_in_step,
     is_checkpoint,
 )
-from ckpttools.formats.foreign import foreign_error, is_pipeline
+from ckpttools.formats.foreign import foreign_error, is_pipeline, other_kinds
 from ckpttools.formats.interrupted import begun_in, empty_error, interrupted_error, next_step
 from ckpttools.formats.known_formats import format_named, formats, writable
-from ckpttools.formats.several import other_kinds
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike

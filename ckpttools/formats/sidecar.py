@@ -18,7 +18,6 @@ from ckpttools.core.errors import FormatError, SourceChangedError
 from ckpttools.core.message_terms import call, retry_term
 from ckpttools.formats.base import SIDECARS, Extents, Layout, Writer, WritesSteps
 from ckpttools.formats.placement import DataFile, Placement
-from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.stores.base import File, check_unchanged
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
@@ -138,7 +137,7 @@ class WithSidecars:
         layout = self.writer.layout(own, limit)
         if not carried:
             return layout
-        extra = _WRITER.layout(carried, limit)
+        extra = _carried_writer().layout(carried, limit)
         files = {self._location(name): size for name, size in extra.files.items()}
         heads = {self._location(name): head for name, head in extra.heads.items()}
         placements = {
@@ -234,7 +233,13 @@ def _digest(chunks: Iterable[bytes]) -> str:
 
 
 _PREFIX: Path = (SIDECARS, CARRIED)
-_WRITER = SafetensorsWriter(max_shard_bytes=None, stem=CARRIED)
+
+
+def _carried_writer() -> Writer:
+    """Return the writer of carried arrays, which few models have."""
+    from ckpttools.formats.safetensors.write import SafetensorsWriter
+
+    return SafetensorsWriter(max_shard_bytes=None, stem=CARRIED)
 
 
 def read_file(file: File) -> bytes:

@@ -28,7 +28,6 @@ from ckpttools.maxtext.scan_axis import scan_axis_remarks
 from ckpttools.maxtext.variables import matching_versions
 from ckpttools.maxtext.versions import VERSIONS
 from ckpttools.maxtext.view import Optimizer, view_of
-from ckpttools.model_families.family import Family
 from ckpttools.quantized.view import DequantizedTree, Quantization, quantized_view
 from ckpttools.quantized.weights import is_scale
 from ckpttools.roles.of_tree import Role
@@ -162,7 +161,7 @@ def inspect_tree(
     shardings: Mapping[Path, Sharding] = MappingProxyType({}),
     unfinished: Mapping[str, str] = MappingProxyType({}),
     damaged: Mapping[str, str] = MappingProxyType({}),
-    families: Iterable[Family] = (),
+    with_families: bool = False,
     or_none: bool = False,
     sidecars: Sequence[str] = (),
 ) -> TreeReport:
@@ -174,7 +173,7 @@ def inspect_tree(
         shardings: how arrays were laid out on devices when they were saved.
         unfinished: later steps of its run whose save did not finish: directory name -> what is missing.
         damaged: later steps that finished and have lost something since.
-        families: candidates for its family.
+        with_families: whether to compare its names with those of the families.
         or_none: whether the pattern may match nothing.
         sidecars: names of what lies beside the arrays.
 
@@ -187,7 +186,7 @@ def inspect_tree(
     scales = _scales(tree, shown, {array.path for array in arrays})
     parameters = [array for array in arrays if array.role == "parameter"]
     view, metadata = view_of(tree), tree.metadata
-    guesses = guess_families(_without_scales(shown.tree), families)
+    guesses = guess_families(_without_scales(shown.tree)) if with_families else ()
     written = matching_versions(view, [guess.name for guess in guesses])
     return TreeReport(
         path=metadata.location,

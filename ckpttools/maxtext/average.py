@@ -8,7 +8,8 @@ from dataclasses import field
 from functools import cached_property
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import elementwise, mean
+from ckpttools.array.mean import mean
+from ckpttools.array.nodes import elementwise
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType

@@ -28,8 +28,7 @@ from ckpttools.maxtext.model_options import family_for, rope_flags
 from ckpttools.maxtext.scan_axis import known_scan_axis, stored_scan_axis, with_scan_axis
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family, Spelling
-from ckpttools.model_families.file import names_a_file
-from ckpttools.model_families.registry import families
+from ckpttools.model_families.registry import families, names_a_file
 from ckpttools.quantized.unsupported_errors import refuse_quantized
 from ckpttools.stores.registry import parse
 

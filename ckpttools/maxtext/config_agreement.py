@@ -17,8 +17,7 @@ from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.layout import VOCAB
 from ckpttools.model_families.family import Family
-from ckpttools.model_families.file import names_a_file
-from ckpttools.model_families.registry import family_named, family_of
+from ckpttools.model_families.registry import family_named, family_of, names_a_file
 
 # Flag -> the description, and the option that sets it.
 _FLAG_CHOICES = {

@@ -6,7 +6,8 @@ Rows of queries and keys are reordered for this, which is exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.dataclass import dataclass
@@ -28,11 +29,13 @@ from ckpttools.maxtext.recognition import (
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
-from ckpttools.model_families.registry import families, family_of
+from ckpttools.model_families.registry import families_of_type, family_of
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, move_leaves
-from ckpttools.transforms.rename import Remap, Rule
 from ckpttools.transforms.strip_wrappers import drop_states, patterns_of_others, strip_wrappers
+
+if TYPE_CHECKING:
+    from ckpttools.transforms.rename import Rule
 
 
 def patterns_outside_model(tree: Tree, drop: Collection[str] = ()) -> list[str]:
@@ -63,11 +66,15 @@ def _pattern(name: str, own: Collection[str]) -> str:
     return next((f"{head}.*" for head in _dotted_prefixes(name) if head not in own), name)
 
 
-_RULES = (
-    *(Rule(*item) for item in REARRANGED),
-    *(Rule(*item) for item in RENAMED),
-    *(Rule(name, hub, optional=True) for name, hub in OPTIONAL),
-)
+@cache
+def _rules() -> tuple[Rule, ...]:
+    """Return the rules from the names of Meta's own code, which few models have."""
+    from ckpttools.transforms.rename import Rule
+
+    renamed = (Rule(*item) for item in (*REARRANGED, *RENAMED))
+    return (*renamed, *(Rule(name, hub, optional=True) for name, hub in OPTIONAL))
+
+
 # A trainer stores a handful of dictionaries next to the model. Each is searched for in all names, twice:
 # 10,000 names take 0.2 s with 32 dictionaries, and 6 s with 1,000, which no trainer has.
 _MAX_SIDE_DICTIONARIES = 32
@@ -88,7 +95,7 @@ def has_llama_names(names: Iterable[str]) -> bool:
 
 def hub_name(name: str) -> str | None:
     """Return the hub's name for a name of Meta's Llama code; None if there is none."""
-    for rule in _RULES:
+    for rule in _rules():
         filled = rule.match((name,))
         if filled and rule.target_template is not None:
             return rule.target_template.format(filled)
@@ -105,7 +112,9 @@ def with_hub_names(tree: Tree) -> Transformed:
     pairs = _pairs(config) if config.get("model_type") in MODEL_TYPES else None
     if pairs is None or not has_llama_names(map(dotted, tree.arrays)):
         return Transformed(tree, Notes())
-    built = Remap(_RULES, {"pair": pairs, "half": 2}, location="the names of Meta's own Llama code")(tree)
+    from ckpttools.transforms.rename import Remap
+
+    built = Remap(_rules(), {"pair": pairs, "half": 2}, location="the names of Meta's own Llama code")(tree)
     remark = (
         "names are those of torchtitan or Meta's own code: they become those of the hub, and rows of queries "
         "and keys get the order of its rotary halves"
@@ -313,7 +322,7 @@ def _families_of(tree: Tree) -> list[Family]:
     config = tree.metadata.config or {}
     if config.get("auto_map"):
         return []
-    return [family for family in families().values() if config.get("model_type") in family.model_types]
+    return [*families_of_type(config.get("model_type"))]
 
 
 def _recognizer(forms: FamilyKeys) -> Callable[[str], bool]:

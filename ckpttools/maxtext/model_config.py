@@ -22,8 +22,6 @@ from ckpttools.core.message_terms import option, repeated_option
 from ckpttools.core.text import array_count
 from ckpttools.formats.sidecar_files import WEIGHTS_FIELD
 from ckpttools.mapping.sizes import nested_value, states_field
-from ckpttools.maxtext.mtp import FIELDS as PREDICTION
-from ckpttools.maxtext.mtp import prediction_layers
 from ckpttools.model_families.family import Family, FlagRule, Spelling, UnsupportedPart
 from ckpttools.model_families.hf_defaults import contradicted_defaults
 from ckpttools.quantized.config import FIELD, declared_quantization, scheme, without_quantization
@@ -31,6 +29,8 @@ from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.unsupported_errors import signs_of_scheme
 from ckpttools.quantized.weights import find_weights
 
+PREDICTION_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Fields with the number of multi-token-prediction (MTP) layers, which follow the last layer."""
 # transformers writes `dtype` from version 5 on, and `torch_dtype` before.
 _DTYPES = ("dtype", "torch_dtype")
 _ROWS = "vocab_size"
@@ -272,7 +272,7 @@ def absent_towers(config: Mapping[str, Any], names: Collection[str]) -> tuple[st
 
 def absent_mtp_field(config: Mapping[str, Any], names: Collection[str]) -> str | None:
     """Return the field that declares MTP layers if none of their arrays is present."""
-    field = next((field for field in PREDICTION if config.get(field)), None)
+    field = next((field for field in PREDICTION_FIELDS if config.get(field)), None)
     layers = config.get("num_hidden_layers")
     if field is None or not isinstance(layers, int):
         return None
@@ -391,3 +391,9 @@ def _set_false(config: dict[str, Any], field: str) -> str:
     target = nested_value(config, within) if within else config
     target[last] = False
     return f"{field} is false, as no array of what it promises is stored"
+
+
+def prediction_layers(config: Mapping[str, Any]) -> int:
+    """Return how many MTP layers a configuration states; 0 if it states no number."""
+    stated = (config.get(name) for name in PREDICTION_FIELDS)
+    return sum(number for number in stated if isinstance(number, int))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import repeat_elements
@@ -22,18 +22,18 @@ from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural
-from ckpttools.mapping.blocks import Block, Fits
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.table import Table
-from ckpttools.maxtext.scale_grids import ScaleGrids, scale_grids
 from ckpttools.quantized.config import FIELD, declared_quantization, scheme
-from ckpttools.quantized.dequantizable import unreadable_error
-from ckpttools.quantized.modules import unquantized_modules
-from ckpttools.quantized.scale_checks import ScaleCheck, scale_check_of
 from ckpttools.quantized.scales import BLOCK_SCALE
-from ckpttools.quantized.schemes.base import Weight
 from ckpttools.quantized.view import quantized_view
 from ckpttools.transforms.cast import cast
+
+if TYPE_CHECKING:
+    from ckpttools.mapping.blocks import Block, Fits
+    from ckpttools.mapping.mapped import ValueNote
+    from ckpttools.quantized.scale_checks import ScaleCheck
+    from ckpttools.quantized.schemes.base import Weight
 
 Quantized = Literal["dequantize", "keep"]
 """What becomes of quantized weights."""
@@ -51,6 +51,29 @@ _WITHOUT_BLOCKS = frozenset(("wq_a", "wq_b", "wkv_a", "wkv_b"))
 # The dtypes in which MaxText multiplies by scales; others are cast to float32, which holds all of their
 # values.
 _SCALES = frozenset(("float32", "bfloat16"))
+
+
+@dataclass(frozen=True)
+class ScaleGrids:
+    """The scales of a table's weights on the other side.
+
+    Attributes:
+        table: the same rows, but without value ops for quantized weights.
+        scales: target key of a weight -> its scales.
+        values: notes about changed scales.
+        problems: a line for each kind of weight whose scales the other side cannot represent.
+        misfits: a line for each kind of weight whose grid `fits` reports as a misfit.
+        cells: target key -> the scales of cells, and the number of cells in a block on the last two axes:
+            all cells of
+            a block must be equal. Only for blocks of several cells.
+    """
+
+    table: Table
+    scales: Mapping[str, LazyArray]
+    values: tuple[ValueNote, ...] = ()
+    problems: tuple[str, ...] = ()
+    misfits: tuple[str, ...] = ()
+    cells: Mapping[str, tuple[LazyArray, Block]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,6 +104,10 @@ def split_quantized(tree: Tree) -> KeptWeights:
         UsageError: none of the weights is quantized.
         FormatError: weights have a scheme that MaxText does not support, or lack scales; lists all of them.
     """
+    # Few models are quantized, and few of these stay so.
+    from ckpttools.quantized.dequantizable import unreadable_error
+    from ckpttools.quantized.scale_checks import scale_check_of
+
     view = quantized_view(tree)
     config, location = tree.metadata.config, tree.metadata.location
     if view.faults:
@@ -186,6 +213,8 @@ def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: KeptWeight
     """
     if not kept.scales:
         return ScaleGrids(table, {})
+    from ckpttools.maxtext.scale_grids import scale_grids
+
     fits = misfit_test(kept.block[0] if kept.block else 1)
     result = scale_grids(table, arrays, kept.scales, kept.block, fits=fits, sounds=kept.sounds)
     return replace(result, problems=(*result.problems, *_padding_problems(table, result.scales)))
@@ -296,6 +325,8 @@ def native_parameters(
         tree = Tree({(name,): item for name, item in arrays.items()}).with_metadata(location=location)
         built = quantized_view(tree).plain(dtype)
         return Native({str(path[0]): item for path, item in built.tree.arrays.items()}, notes=built.notes)
+    from ckpttools.quantized.scale_checks import scale_check_of
+
     scales = {name: arrays[scale] for name, scale in pairs.items()}
     sounds = {
         name: scale_check_of(arrays[scale], arrays[name].dtype, scale, location)
@@ -364,6 +395,8 @@ def unread_grids(
         return ScaleGrids(table, {})
     size = square_block_size(native.block)
     block, fits = (None, 1) if size is None else (native.block, size)
+    from ckpttools.maxtext.scale_grids import scale_grids
+
     return scale_grids(
         table,
         arrays,
@@ -404,6 +437,8 @@ def with_quantization_config(
     declared = declared_quantization(config) or {}
     if declared.get("quant_method") == "fp8" and declared.get("weight_block_size") == size:
         return config, ()
+    from ckpttools.quantized.modules import unquantized_modules
+
     scales = {name + BLOCK_SCALE for name in weights}
     others = {name: item for name, item in arrays.items() if name not in scales}
     built = {

@@ -23,7 +23,7 @@ from ckpttools.mapping.values import Fill
 from ckpttools.maxtext.family_layouts import layouts_of
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family
-from ckpttools.model_families.registry import families
+from ckpttools.model_families.registry import families, families_of_type
 
 NameGroup = tuple[str, tuple[str | None, ...]]
 """What names have in common: their text with "#" for each number, and these; None for one that may be any."""
@@ -231,16 +231,20 @@ class FamilyGuess:
     num_others: int
 
 
-def guess_families(tree: Tree, families: Iterable[Family]) -> tuple[FamilyGuess, ...]:
+def guess_families(tree: Tree, among: Iterable[Family] | None = None) -> tuple[FamilyGuess, ...]:
     """Return the best matching families; none if less than half matches.
 
-    The configuration takes precedence over names.
+    The configuration takes precedence over names: other families are compared only if none that it names
+    matches.
 
     Args:
         tree: any checkpoint. MaxText trees are compared with MaxText names, others with Hugging Face names.
-        families: the candidate families.
+        among: the candidate families; None for all.
     """
-    fits = [fit for fit in family_fits(tree, families) if fit.is_likely]
+    if among is None:
+        named = families_of_type((tree.metadata.config or {}).get("model_type"))
+        return guess_families(tree, named) or guess_families(tree, families().values())
+    fits = [fit for fit in family_fits(tree, among) if fit.is_likely]
     best = min((fit.penalty for fit in fits), default=None)
     result = {fit.keys.family.name: fit for fit in fits if fit.penalty == best}
     side: NameSide = "maxtext" if view_of(tree).is_maxtext else "huggingface"
@@ -249,7 +253,7 @@ def guess_families(tree: Tree, families: Iterable[Family]) -> tuple[FamilyGuess,
 
 def families_with_names_of(tree: Tree) -> list[str]:
     """Return the names of the families whose names match the tree exactly."""
-    result = guess_families(tree, families().values())
+    result = guess_families(tree)
     return [item.name for item in result if item.matched == item.expected and not item.num_others]
 
 
@@ -338,17 +342,12 @@ def backbone_hint(
 
 def is_known(model_type: str) -> bool:
     """Return whether a family has this `model_type`."""
-    return any(model_type in family.model_types for family in families().values())
+    return bool(families_of_type(model_type))
 
 
 def _families_of(config: Mapping[str, object]) -> list[Family]:
     """Return the families of a configuration; none if custom code defines the model."""
-    kind = config.get("model_type")
-    return (
-        []
-        if config.get("auto_map")
-        else [family for family in families().values() if kind in family.model_types]
-    )
+    return [] if config.get("auto_map") else [*families_of_type(config.get("model_type"))]
 
 
 def _is_language_model(config: Mapping[str, object]) -> bool:

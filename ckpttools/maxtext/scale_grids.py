@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise, repeat_elements, take
@@ -28,30 +29,10 @@ from ckpttools.mapping.row import Row
 from ckpttools.mapping.row_conversion import RowConversion, joined, part_of
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Multiply
-from ckpttools.quantized.scale_checks import ScaleCheck
+from ckpttools.maxtext.native_fp8 import ScaleGrids
 
-
-@dataclass(frozen=True)
-class ScaleGrids:
-    """The scales of a table's weights on the other side.
-
-    Attributes:
-        table: the same rows, but without value ops for quantized weights.
-        scales: target key of a weight -> its scales.
-        values: notes about changed scales.
-        problems: a line for each kind of weight whose scales the other side cannot represent.
-        misfits: a line for each kind of weight whose grid `fits` reports as a misfit.
-        cells: target key -> the scales of cells, and the number of cells in a block on the last two axes:
-            all cells of
-            a block must be equal. Only for blocks of several cells.
-    """
-
-    table: Table
-    scales: Mapping[str, LazyArray]
-    values: tuple[ValueNote, ...] = ()
-    problems: tuple[str, ...] = ()
-    misfits: tuple[str, ...] = ()
-    cells: Mapping[str, tuple[LazyArray, Block]] = field(default_factory=dict)
+if TYPE_CHECKING:
+    from ckpttools.quantized.scale_checks import ScaleCheck
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from ckpttools.core.text import sample_names
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.sizes import nested_value
 from ckpttools.maxtext.config.model_facts import BY_LAYER
-from ckpttools.maxtext.mtp import FIELDS as PREDICTION
-from ckpttools.maxtext.mtp import prediction_layers
+from ckpttools.maxtext.model_config import PREDICTION_FIELDS, prediction_layers
 from ckpttools.model_families.family import Family
 
 # Maximum number of layer counts in a message.
@@ -160,7 +159,7 @@ def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[in
             part[name] = [kept.index(item) for item in value if item in kept]
         elif isinstance(value, list) and _is_per_layer(name, value, count, predicting):
             part[name] = [value[item] for item in kept]
-        elif name in PREDICTION and value:
+        elif name in PREDICTION_FIELDS and value:
             part[name] = 0
         elif name in _LAYER_THRESHOLDS and isinstance(value, int):
             part[name] = sum(item < value for item in kept)

@@ -16,7 +16,6 @@ from ckpttools.core.text import plural
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.maxtext.model_options import family_for
 from ckpttools.maxtext.tied_embeddings import Head, right_head
-from ckpttools.plan.pieces import Tiles, fit_pieces
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,6 +70,8 @@ class StoredHead:
         """
         import numpy as np
 
+        from ckpttools.plan.pieces import Tiles, fit_pieces
+
         head, table = self.oriented, self.embedding
         if head is table or _same_bytes(head, table):
             return None
@@ -108,11 +109,11 @@ class HeadDeviation:
         return f"{self.rows:,} of {plural(self.compared, 'row')} differ, by up to {self.largest:.3g}"
 
 
-def refuse_lost_head(lost: StoredHead | None, tree: Tree, *, memory: int, reserved: int = 0) -> None:
+def refuse_lost_head(lost: StoredHead, tree: Tree, *, memory: int, reserved: int = 0) -> None:
     """Refuse to leave out an output head that differs from the embedding.
 
     Args:
-        lost: The head that a conversion leaves out, or None.
+        lost: The head that a conversion leaves out.
         tree: The checkpoint that is converted.
         memory, reserved: See `StoredHead.deviation`.
 
@@ -120,8 +121,8 @@ def refuse_lost_head(lost: StoredHead | None, tree: Tree, *, memory: int, reserv
         ConfigError: The head differs from the embedding.
         CheckpointError: See `StoredHead.deviation`.
     """
-    deviation = None if lost is None else lost.deviation(memory=memory, reserved=reserved)
-    if lost is None or deviation is None:
+    deviation = lost.deviation(memory=memory, reserved=reserved)
+    if deviation is None:
         return
     location, names = tree.metadata.location, lost.names
     without = f"{option('drop', names.head)} leaves it out for good"

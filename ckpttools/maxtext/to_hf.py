@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, by_name, dotted
@@ -45,15 +46,14 @@ from ckpttools.maxtext.model_config import (
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.native_fp8 import (
     Native,
+    ScaleGrids,
     hugging_face_grids,
     native_parameters,
     refused_weights,
     with_quantization_config,
 )
 from ckpttools.maxtext.original_dtypes import main_dtype, restore_dtype
-from ckpttools.maxtext.scale_grids import ScaleGrids
 from ckpttools.maxtext.scan_axis import with_scan_axis
-from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.model_families.family import Spelling
 from ckpttools.model_families.hf_defaults import default_values
@@ -62,6 +62,9 @@ from ckpttools.quantized.unsupported_errors import refuse_few_bits, refuse_quant
 from ckpttools.quantized.view import quantized_view
 from ckpttools.quantized.weights import find_weights
 from ckpttools.transforms.cast import cast, cast_notes
+
+if TYPE_CHECKING:
+    from ckpttools.maxtext.stored_head import StoredHead
 
 
 @dataclass(frozen=True)
@@ -465,6 +468,8 @@ class BoundSource:
         arrays, table = self.unbound.arrays, dotted(EMBEDDING)
         for name in self.head:
             if table in arrays:
+                from ckpttools.maxtext.stored_head import StoredHead
+
                 return StoredHead(tying.Head(table, name), arrays[name], arrays[table], is_transposed=True)
         return None
 

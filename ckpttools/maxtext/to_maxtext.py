@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import expand_branches, first_match, matching, prefixes
@@ -40,6 +40,7 @@ from ckpttools.maxtext.model_options import ModelOptions, family_for, require_co
 from ckpttools.maxtext.native_fp8 import (
     SCALE,
     KeptWeights,
+    ScaleGrids,
     misfits_remark,
     native_grids,
     refused_weights,
@@ -52,9 +53,7 @@ from ckpttools.maxtext.recognition import (
     find_unowned_arrays,
     prefix_hint,
 )
-from ckpttools.maxtext.scale_grids import ScaleGrids
 from ckpttools.maxtext.scan_axis import with_scan_axis
-from ckpttools.maxtext.stored_head import StoredHead, is_alias
 from ckpttools.maxtext.variables import with_variable_axes
 from ckpttools.maxtext.versions import version_called
 from ckpttools.model_families.family import Family, Spelling
@@ -64,8 +63,10 @@ from ckpttools.quantized.unsupported_errors import refuse_few_bits, refuse_quant
 from ckpttools.quantized.view import DequantizedTree, quantized_view
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import cast, cast_notes
-from ckpttools.transforms.select import unmatched
 from ckpttools.transforms.strip_wrappers import drop_states, strip_wrappers
+
+if TYPE_CHECKING:
+    from ckpttools.maxtext.stored_head import StoredHead
 
 _OF_FLAX = f"these are names of Flax, whose matrices have inputs first: rules of {action('remap')} mend both"
 
@@ -123,6 +124,8 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     except UsageError as error:
         if error.raw.got is not None and error.raw.got in options.drop:
             expected = None if hub.tree is tree else "names of the source, or those that they become"
+            from ckpttools.transforms.select import unmatched
+
             raise unmatched(error.raw.got, [*tree, *hub.tree], tree.metadata.location, expected) from error
         raise
     except CoverageError as error:
@@ -401,15 +404,20 @@ def bind_hf_source(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSource:
     spelling = family.spelling_of(arrays)
     head, drop, lost = tying.right_head(family, spelling), options.drop, None
     way = _head_handling(head, arrays, options)
-    if way is None and head and table.flags[tying.FLAG].value and is_alias(head, arrays):
-        way = "drop"
+    may_be_alias = way is None and bool(table.flags[tying.FLAG].value)
+    if head is not None and head.head in arrays and (may_be_alias or way == "drop"):
+        # Few tied models store a head.
+        from ckpttools.maxtext.stored_head import StoredHead, is_alias
+
+        if may_be_alias and is_alias(head, arrays):
+            way = "drop"
+        if way == "drop":
+            if not matches_any(head.head, drop) and head.embedding in arrays:
+                lost = StoredHead(head, arrays[head.head], arrays[head.embedding])
+            drop = (*drop, head.head)
     if way == "materialize" and head and head.head not in arrays and head.embedding in arrays:
         arrays[head.head] = arrays[head.embedding]
         widened = (*widened, head.copy_remark)
-    if way == "drop" and head and head.head in arrays:
-        if not matches_any(head.head, drop) and head.embedding in arrays:
-            lost = StoredHead(head, arrays[head.head], arrays[head.embedding])
-        drop = (*drop, head.head)
     return HuggingFaceSource(kept, arrays, family, table, spelling, drop, widened, lost, way)
 
 

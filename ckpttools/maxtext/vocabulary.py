@@ -16,7 +16,6 @@ from ckpttools.core.errors import ConfigError
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.maxtext.layout import VOCABULARY
-from ckpttools.plan.pieces import Tiles, fit_pieces
 
 WAYS = ("keep", "drop")
 """What a user may want of such rows, whatever they hold."""
@@ -87,6 +86,8 @@ class Surplus:
             MemoryBudgetError: not even a small piece fits into the memory.
             FormatError, StorageError: they cannot be read.
         """
+        from ckpttools.plan.pieces import Tiles, fit_pieces
+
         item = (self.rows,)
         fit = fit_pieces([item], memory=memory, jobs=1, scratch=_COMPARED_ELEMENTS, reserved=reserved)
         limit = fit.piece_bytes // self.rows.dtype.itemsize

@@ -10,15 +10,10 @@ from ckpttools.core.errors import FormatError, MappingError, UsageError, system_
 from ckpttools.core.user_code import check_code
 from ckpttools.mapping.documents import add_location
 from ckpttools.model_families.family import Family
+from ckpttools.model_families.registry import SUFFIXES
 from ckpttools.model_families.toml_read import family_from_toml
 
-SUFFIXES = (".toml", ".py")
 _NAME = "FAMILY"
-
-
-def names_a_file(text: str) -> bool:
-    """Whether a user who writes this means a file, not the name of a family."""
-    return text.endswith(SUFFIXES) or "/" in text
 
 
 def family_from_file(path: Path) -> Family:

@@ -12,33 +12,66 @@ from typing import Any
 import ckpttools.model_families as package
 from ckpttools.core.errors import ConfigError, UnknownNameError, did_you_mean
 from ckpttools.core.message_terms import action, option
-from ckpttools.core.plugins import load_group
+from ckpttools.core.plugins import entry_points_of, load_group
 from ckpttools.model_families.family import Family
-from ckpttools.model_families.file import family_from_file, names_a_file
+
+_GROUP = "ckpttools.families"
+SUFFIXES = (".toml", ".py")
+"""Suffixes of files that describe a family."""
 
 
 @cache
 def families() -> Mapping[str, Family]:
     """All families by name, in alphabetical order; plug-ins before built-in ones of the same name."""
-    return dict(sorted({**_built_in(), **load_group("ckpttools.families", Family)}.items()))
+    return dict(sorted({**_built_in(), **load_group(_GROUP, Family)}.items()))
+
+
+def families_of_type(model_type: object) -> tuple[Family, ...]:
+    """Return the families with a `model_type`, by name.
+
+    All built-in families take 50 ms, so the one whose module is named after the model type comes first:
+    another family of the same type is one that it hands models on to.
+    """
+    family = _namesake(model_type) if isinstance(model_type, str) else None
+    if family is None or entry_points_of(_GROUP):
+        known = families().values()
+    else:
+        known = {family.name: family, **{name: family_named(name) for name in family.others}}.values()
+    return tuple(
+        sorted((item for item in known if model_type in item.model_types), key=lambda item: item.name)
+    )
 
 
 def _namesake(model_type: str) -> Family | None:
     """The built-in family of a model type that its module is named after, such as `gemma3_text`."""
-    names = [module.name for module in iter_modules(package.__path__) if model_type.startswith(module.name)]
+    names = [name for name in _modules() if model_type.startswith(name)]
     for name in sorted(names, key=lambda name: -len(name)):
-        family = getattr(import_module(f"{package.__name__}.{name}"), "FAMILY", None)
-        if isinstance(family, Family) and model_type in family.model_types:
+        family = _module_family(name)
+        if family is not None and model_type in family.model_types:
             return family
     return None
 
 
 @cache
+def _modules() -> tuple[str, ...]:
+    return tuple(module.name for module in iter_modules(package.__path__))
+
+
+def _module_family(name: str) -> Family | None:
+    """Return the `FAMILY` of a module of this package; None without one."""
+    family = getattr(import_module(f"{package.__name__}.{name}"), "FAMILY", None)
+    return family if isinstance(family, Family) else None
+
+
+@cache
 def _built_in() -> Mapping[str, Family]:
     """The families of this package: every module with a `FAMILY`."""
-    modules = (import_module(f"{package.__name__}.{item.name}") for item in iter_modules(package.__path__))
-    result = (getattr(module, "FAMILY", None) for module in modules)
-    return {family.name: family for family in result if isinstance(family, Family)}
+    return {family.name: family for family in map(_module_family, _modules()) if family is not None}
+
+
+def names_a_file(text: str) -> bool:
+    """Return whether a user who writes this means a file, not the name of a family."""
+    return text.endswith(SUFFIXES) or "/" in text
 
 
 def family_called(text: str) -> Family:
@@ -47,6 +80,8 @@ def family_called(text: str) -> Family:
     Raises:
         CheckpointError: as `family_named` and `family_from_file`.
     """
+    from ckpttools.model_families.file import family_from_file
+
     return family_from_file(Path(text)) if names_a_file(text) else family_named(text)
 
 
@@ -56,6 +91,9 @@ def family_named(name: str) -> Family:
     Raises:
         UnknownNameError: there is none; names those that there are.
     """
+    family = _module_family(name.replace("-", "_")) if name.replace("-", "_") in _modules() else None
+    if family is not None and family.name == name:
+        return family
     known = _built_in() if name in _built_in() else families()
     if name in known:
         return known[name]

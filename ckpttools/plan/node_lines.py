@@ -11,21 +11,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass
 from typing import Any, cast, overload
 
+from ckpttools.array.blockwise import BlockCodes, BlockScales
 from ckpttools.array.lazy import ByteSource, LazyArray
+from ckpttools.array.lowrank import DoraUpdate, LowRank, Plus
+from ckpttools.array.mean import Mean
 from ckpttools.array.nodes import (
-    BlockCodes,
-    BlockScales,
     Chunked,
     Concat,
     Constant,
     Decoded,
     Dequantized,
-    DoraUpdate,
     Elementwise,
-    LowRank,
-    Mean,
     Padded,
-    Plus,
     Relayout,
     Repeated,
     SeededNoise,

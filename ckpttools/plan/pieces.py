@@ -11,9 +11,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from math import lcm, prod
 
+from ckpttools.array.blockwise import BlockCodes
 from ckpttools.array.fingerprint import nodes
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import BlockCodes, Chunked, Dequantized, Elementwise, Mean, Stack, Take
+from ckpttools.array.mean import Mean
+from ckpttools.array.nodes import Chunked, Dequantized, Elementwise, Stack, Take
 from ckpttools.array.scratch import round_up_to_page
 from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.dataclass import dataclass

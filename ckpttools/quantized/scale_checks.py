@@ -26,6 +26,7 @@ from ckpttools.core.text import first_names, plural
 from ckpttools.quantized.config import FIELD, Like, scheme
 from ckpttools.quantized.decoding import GET_AGAIN, Decode, decode_of, unscaled_array
 from ckpttools.quantized.schemes.base import Scales, Weight
+from ckpttools.quantized.view import ValueFaults
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,19 +192,6 @@ _SPARSE_FACTOR = 64
 
 
 _Part = tuple[Weight, Region]
-
-
-@dataclass(frozen=True, slots=True)
-class ValueFaults:
-    """Faulty scale values of quantized weights, one line for each weight.
-
-    Attributes:
-        damaged: scales that give values that are not finite.
-        not_positive: scales that are negative, or zero for nonzero codes: numbers change signs or vanish.
-    """
-
-    damaged: tuple[str, ...]
-    not_positive: tuple[str, ...]
 
 
 def refuse_damaged(result: ValueFaults, declared: Mapping[str, Any] | None, location: str) -> Notes:

@@ -26,7 +26,6 @@ from ckpttools.quantized.scales import split_name
 from ckpttools.quantized.weights import QuantizedWeight, Weights, can_be_scaled, find_weights, last_keys
 
 if TYPE_CHECKING:
-    from ckpttools.quantized.scale_checks import ValueFaults
     from ckpttools.quantized.schemes.base import Weight
 
 
@@ -85,6 +84,19 @@ class Quantization:
     modules: int
     weights: int
     without_scales: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueFaults:
+    """Faulty scale values of quantized weights, one line for each weight.
+
+    Attributes:
+        damaged: scales that give values that are not finite.
+        not_positive: scales that are negative, or zero for nonzero codes: numbers change signs or vanish.
+    """
+
+    damaged: tuple[str, ...] = ()
+    not_positive: tuple[str, ...] = ()
 
 
 class QuantizedView:
@@ -191,8 +203,13 @@ class QuantizedView:
     @property
     def is_supported(self) -> bool:
         """Whether quantized weights are described, by a supported method if the configuration names one."""
-        if not self.is_described or not self.declared:
-            return self.is_described
+        return self.is_described and (not self.declared or self.has_supported_method)
+
+    @property
+    def has_supported_method(self) -> bool:
+        """Whether the configuration names a method of a supported scheme."""
+        if not self.declared:
+            return False
         from ckpttools.quantized.schemes.registry import read_methods
 
         return self.declared.get("quant_method") in read_methods()
@@ -328,16 +345,15 @@ class QuantizedView:
         Raises:
             StorageError: they cannot be read.
         """
-        from ckpttools.quantized.scale_checks import ValueFaults, value_faults
-
         key = dtype, like, signs
+        weights = (self.shaped if signs else self.by_headers).readable.values()
+        if not weights:
+            return ValueFaults()
         if key not in self._scale_faults:
-            weights = (self.shaped if signs else self.by_headers).readable.values()
-            self._scale_faults[key] = (
-                value_faults(by_name(self.tree.arrays), weights, dtype, like, signs=signs)
-                if weights
-                else ValueFaults((), ())
-            )
+            from ckpttools.quantized.scale_checks import value_faults
+
+            arrays = by_name(self.tree.arrays)
+            self._scale_faults[key] = value_faults(arrays, weights, dtype, like, signs=signs)
         return self._scale_faults[key]
 
     def check_scales(self, dtype: DType | None = None, like: Like = "float32") -> Notes:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+import gc
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ckpttools.array.tree import Path, keystr
 from ckpttools.core.errors import MemoryBudgetError, with_all_damage
+from ckpttools.core.process_memory import thread_count
 from ckpttools.core.region import Shape
 from ckpttools.core.tally import add_counts
 from ckpttools.formats.base import Extents
-from ckpttools.formats.placement import Range
+from ckpttools.formats.placement import ChunkFiles, Range
 from ckpttools.plan.plan import Plan
+from ckpttools.plan.task import Task
 from ckpttools.run.bindings import new_run_id
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Observer, TaskDone, Watch
@@ -21,13 +24,93 @@ from ckpttools.run.source_copies import NO_SOURCE_COPY, SourceCopy
 from ckpttools.run.task_runner import TaskRunner, ThreadRunner, ignore_output
 from ckpttools.run.threads import JournaledThreads, RecordsTasks, WorkerThread, is_ending, start_threads
 from ckpttools.stores.base import File, check_unchanged
-from ckpttools.stores.publishing import Sink
+from ckpttools.stores.publishing import Sink, SupportsForkedWriters
+
+if TYPE_CHECKING:
+    from ckpttools.run.worker_processes import ProcessRunner
 
 # Number of files that are checked at each sync, in 4 ms. Plans with more files check them only at the end.
 _MOST_LOOKED_AT = 1000
 
+# Minimum output of computed tasks. With processes, means of 46 MiB take 0.10 s instead of 0.09, of 152 MiB
+# 0.21 instead of 0.23, of 304 MiB 0.35 instead of 0.43.
+_LEAST_BYTES = 256 << 20
+# Private memory of a process in addition to its buffers.
+_PROCESS_BYTES = 24 << 20
+# Private memory per task: reference counts are written to the pages of the plan, which copies them. With
+# 100,000 tasks, two processes copied 190 MiB each, four 170.
+_TASK_BYTES = 2 << 10
+
 _Group: TypeAlias = tuple[int, Sequence[int]]
 """Index of a group, and the indexes of its tasks."""
+
+
+class WorkerPool:
+    """The worker processes of one run.
+
+    Attributes:
+        runners: one worker per process; empty if threads do the tasks.
+        nbytes: private memory of all processes after they have ended.
+    """
+
+    def __init__(self) -> None:
+        self.runners: list[ProcessRunner] = []
+        self.nbytes = 0
+
+    def close(self) -> None:
+        """End all processes at the same time: each takes 20 ms."""
+        for doer in self.runners:
+            doer.dismiss()
+        self.nbytes += sum(doer.close() for doer in self.runners)
+
+
+@contextmanager
+def worker_processes(plan: Plan, work: object, tasks: Iterable[Task]) -> Iterator[WorkerPool]:
+    """Start one process per planned worker; none if threads are better.
+
+    Args:
+        plan: the plan.
+        work: the destination; see `ckpttools.stores.publishing.SupportsForkedWriters`.
+        tasks: the tasks for the processes.
+    """
+    result = WorkerPool()
+    try:
+        if isinstance(work, SupportsForkedWriters) and _is_worth_it(plan, tasks) and _may_fork():
+            from ckpttools.run.worker_processes import fork_workers
+
+            # Memory that the garbage collector touches in a fork is copied.
+            gc.freeze()
+            try:
+                fork_workers(result, plan, lambda: work.files_of_fork(plan.layout.files))
+            finally:
+                gc.unfreeze()
+        yield result
+    finally:
+        result.close()
+
+
+def _may_fork() -> bool:
+    """Whether no other thread can hold a lock, and `multiprocessing` permits a fork, which it forbids to
+    workers of its pools.
+    """
+    from multiprocessing import current_process
+
+    return thread_count() == 1 and not current_process().daemon
+
+
+def _is_worth_it(plan: Plan, tasks: Iterable[Task]) -> bool:
+    """Whether much output is computed from local sources, and all locations are known in advance."""
+    arrays = plan.tree.arrays
+    return (
+        plan.jobs > 1
+        and sum(task.bytes_out for task in tasks if arrays[task.path].is_computed) >= _LEAST_BYTES
+        and plan.projected_peak + plan.jobs * (_PROCESS_BYTES + len(plan.tasks) * _TASK_BYTES) <= plan.memory
+        and all(isinstance(source, File) and source.price == 1 for source in plan.sources)
+        and all(
+            placement.codec is None and not isinstance(placement.home, ChunkFiles)
+            for placement in plan.layout.placements.values()
+        )
+    )
 
 
 class TaskFiles(Protocol):

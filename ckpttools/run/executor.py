@@ -19,7 +19,7 @@ from ckpttools.plan.plan import Plan
 from ckpttools.run.bindings import select_sound_records
 from ckpttools.run.entries import FinishedTask, select_kept_tasks, unfinished_error, unfinished_tasks
 from ckpttools.run.events import Comparing, Observer, Publishing, Receipt, Started, Watch
-from ckpttools.run.execution import Execution
+from ckpttools.run.execution import Execution, worker_processes
 from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.run.overlap_check import check_apart, check_unread
 from ckpttools.run.source_copies import (
@@ -33,7 +33,6 @@ from ckpttools.run.source_copies import (
     source_state_record,
 )
 from ckpttools.run.task_runner import TaskRunner, ignore_output
-from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.abilities import SupportsLinks
 from ckpttools.stores.base import File, check_unchanged
 from ckpttools.stores.location import Location

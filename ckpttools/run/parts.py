@@ -15,7 +15,7 @@ from ckpttools.plan.plan import Plan
 from ckpttools.run.bindings import drop_voided_records, new_run_id, select_sound_records, void_run
 from ckpttools.run.entries import FinishedTask, select_kept_tasks, unfinished_tasks
 from ckpttools.run.events import Observer, Started
-from ckpttools.run.execution import Execution
+from ckpttools.run.execution import Execution, worker_processes
 from ckpttools.run.source_copies import (
     NO_SOURCE_COPY,
     SourceCopy,
@@ -24,7 +24,6 @@ from ckpttools.run.source_copies import (
     select_comparable,
 )
 from ckpttools.run.task_runner import TaskRunner
-from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.base import check_unchanged
 from ckpttools.stores.costs import Traffic
 from ckpttools.stores.location import Location

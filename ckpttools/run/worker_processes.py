@@ -13,36 +13,25 @@ records, events and errors.
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from ckpttools.core.errors import OtherProcessError
 from ckpttools.core.message_terms import retry_term
 from ckpttools.core.process_exit import end_process
-from ckpttools.core.process_memory import private_bytes, thread_count
-from ckpttools.formats.placement import ChunkFiles
+from ckpttools.core.process_memory import private_bytes
 from ckpttools.plan.plan import Plan
-from ckpttools.plan.task import Task
 from ckpttools.run.entries import FinishedTask
+from ckpttools.run.execution import WorkerPool
 from ckpttools.run.task_runner import ThreadRunner
-from ckpttools.stores.base import File
-from ckpttools.stores.publishing import Sink, SupportsForkedWriters
+from ckpttools.stores.publishing import Sink
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-# Minimum output of computed tasks. With processes, means of 46 MiB take 0.10 s instead of 0.09, of 152 MiB
-# 0.21 instead of 0.23, of 304 MiB 0.35 instead of 0.43.
-_LEAST_BYTES = 256 << 20
-# Private memory of a process in addition to its buffers.
-_PROCESS_BYTES = 24 << 20
-# Private memory per task: reference counts are written to the pages of the plan, which copies them. With
-# 100,000 tasks, two processes copied 190 MiB each, four 170.
-_TASK_BYTES = 2 << 10
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 # Parameters of mallopt(3): maximum free memory at the end of the heap, and the threshold for separate
@@ -50,58 +39,8 @@ _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 32 << 20
 
 
-class WorkerPool:
-    """The worker processes of one run.
-
-    Attributes:
-        runners: one worker per process; empty if threads do the tasks.
-        nbytes: private memory of all processes after they have ended.
-    """
-
-    def __init__(self) -> None:
-        self.runners: list[ProcessRunner] = []
-        self.nbytes = 0
-
-    def close(self) -> None:
-        """End all processes at the same time: each takes 20 ms."""
-        for doer in self.runners:
-            doer.dismiss()
-        self.nbytes += sum(doer.close() for doer in self.runners)
-
-
-@contextmanager
-def worker_processes(plan: Plan, work: object, tasks: Iterable[Task]) -> Iterator[WorkerPool]:
-    """Start one process per planned worker; none if threads are better.
-
-    Args:
-        plan: the plan.
-        work: the destination; see `ckpttools.stores.publishing.SupportsForkedWriters`.
-        tasks: the tasks for the processes.
-    """
-    result = WorkerPool()
-    try:
-        if isinstance(work, SupportsForkedWriters) and _is_worth_it(plan, tasks) and _may_fork():
-            # Memory that the garbage collector touches in a fork is copied.
-            gc.freeze()
-            try:
-                _fork(result, plan, lambda: work.files_of_fork(plan.layout.files))
-            finally:
-                gc.unfreeze()
-        yield result
-    finally:
-        result.close()
-
-
-def _may_fork() -> bool:
-    """Whether no other thread can hold a lock, and `multiprocessing` permits a fork, which it forbids to
-    workers of its pools.
-    """
-    from multiprocessing import current_process
-
-    return thread_count() == 1 and not current_process().daemon
-
-
-def _fork(result: WorkerPool, plan: Plan, sink: Callable[[], Sink]) -> None:
+def fork_workers(result: WorkerPool, plan: Plan, sink: Callable[[], Sink]) -> None:
+    """Fork one process per worker of the plan, and add them to the pool."""
     # Before its handlers are installed, the fork would run those of this process, and an exception between
     # two lines would leak the process.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -114,21 +53,6 @@ def _fork(result: WorkerPool, plan: Plan, sink: Callable[[], Sink]) -> None:
         result.runners = []
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _is_worth_it(plan: Plan, tasks: Iterable[Task]) -> bool:
-    """Whether much output is computed from local sources, and all locations are known in advance."""
-    arrays = plan.tree.arrays
-    return (
-        plan.jobs > 1
-        and sum(task.bytes_out for task in tasks if arrays[task.path].is_computed) >= _LEAST_BYTES
-        and plan.projected_peak + plan.jobs * (_PROCESS_BYTES + len(plan.tasks) * _TASK_BYTES) <= plan.memory
-        and all(isinstance(source, File) and source.price == 1 for source in plan.sources)
-        and all(
-            placement.codec is None and not isinstance(placement.home, ChunkFiles)
-            for placement in plan.layout.placements.values()
-        )
-    )
 
 
 _Response: TypeAlias = tuple[Mapping[str, float], tuple[str, ...], str]

@@ -19,7 +19,17 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Chunked, Constant, Stored, concat, elementwise, mean, relayout, stack, take
+from ckpttools.array.mean import mean
+from ckpttools.array.nodes import (
+    Chunked,
+    Constant,
+    Stored,
+    concat,
+    elementwise,
+    relayout,
+    stack,
+    take,
+)
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.region import Region, Shape, grid_cell, grid_indices

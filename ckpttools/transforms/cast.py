@@ -22,8 +22,6 @@ from ckpttools.quantized.config import FIELD, Like
 from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.view import DequantizedTree, quantized_view
 from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.conversion import Convert, is_lossless
-from ckpttools.transforms.select import require_matches
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,12 @@ class CastMap:
         """
         plain = self._dequantize(tree)
         tree = plain.tree
-        require_matches(self.dtypes, tree.arrays, tree.metadata.location)
-        named = {path for path in tree.arrays if first_match(path, self.dtypes)} if self.dtypes else set()
+        named: Collection[Path] = ()
+        if self.dtypes:
+            from ckpttools.transforms.select import require_matches
+
+            require_matches(self.dtypes, tree.arrays, tree.metadata.location)
+            named = {path for path in tree.arrays if first_match(path, self.dtypes)}
         expected, declared = self._spare_quantized(tree, dict(self._expected(tree)), named)
         self._check(tree, expected)
         leaves = {
@@ -200,11 +202,19 @@ def cast(array: LazyArray, dtype: DType) -> LazyArray:
     return _convert_array(array, dtype) if array.dtype.is_float and array.dtype != dtype else array
 
 
+def _is_lossless(dtype: DType, to: DType) -> bool:
+    # Few casts are of integers.
+    from ckpttools.transforms.conversion import is_lossless
+
+    return is_lossless(dtype, to)
+
+
 def _convert_array(array: LazyArray, dtype: DType, path: Path = ()) -> LazyArray:
-    if array.dtype.kind == "bool":
-        return elementwise(array, Convert(dtype, keystr(path)))
-    exact = array.dtype.is_float and Cast(dtype).exactness(array.dtype).exact
-    return elementwise(array, Cast(dtype, array.dtype) if exact else Convert(dtype))
+    if array.dtype.is_float and Cast(dtype).exactness(array.dtype).exact:
+        return elementwise(array, Cast(dtype, array.dtype))
+    from ckpttools.transforms.conversion import Convert
+
+    return elementwise(array, Convert(dtype, keystr(path)) if array.dtype.kind == "bool" else Convert(dtype))
 
 
 def cast_notes(arrays: Mapping[str, LazyArray], dtype: DType) -> list[Note]:
@@ -229,12 +239,12 @@ def _reason(dtype: DType, to: DType) -> str:
 
 
 def _is_exact(dtype: DType, to: DType) -> bool:
-    return Cast(to).exactness(dtype).exact if dtype.is_float else is_lossless(dtype, to)
+    return Cast(to).exactness(dtype).exact if dtype.is_float else _is_lossless(dtype, to)
 
 
 def _keeps_numbers(dtype: DType, to: DType) -> bool:
     """Return whether a cast is between signed floating-point dtypes with zero, or is lossless."""
-    return (dtype.is_float and to.is_of_weights) or is_lossless(dtype, to)
+    return (dtype.is_float and to.is_of_weights) or _is_lossless(dtype, to)
 
 
 def _loss_and_remedy(casts: Collection[tuple[DType, DType]]) -> tuple[str, str]:

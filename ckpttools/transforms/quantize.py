@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from ckpttools.array.blockwise import block_codes
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import block_codes, relayout
+from ckpttools.array.nodes import relayout
 from ckpttools.array.patterns import first_match, matches
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dataclass import dataclass

@@ -111,7 +111,6 @@ MAY = {
         "stores",
         "codecs",
         "formats",
-        "maxtext.mtp",
         "checks",
         "adapters.peft",
         "adapters.from_jax",

@@ -31,8 +31,8 @@ from ckpttools.mapping.values import Multiply, Scale, Shift
 from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.model_families.family import Family, FlagRule, Spelling
-from ckpttools.model_families.file import family_from_file, names_a_file
-from ckpttools.model_families.registry import families, family_called
+from ckpttools.model_families.file import family_from_file
+from ckpttools.model_families.registry import families, family_called, names_a_file
 from ckpttools.model_families.toml_read import family_from_toml
 from ckpttools.model_families.toml_write import family_to_toml
 from ckpttools.testing.strategies import statements

@@ -8,9 +8,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ckpttools.array import read_blocks
-from ckpttools.array.blockwise import drop_error_counts, error_sums, quantization_errors, total_error
+from ckpttools.array.blockwise import (
+    BlockCodes,
+    BlockScales,
+    block_codes,
+    drop_error_counts,
+    error_sums,
+    quantization_errors,
+    total_error,
+)
 from ckpttools.array.fingerprint import Describer
-from ckpttools.array.nodes import BlockCodes, BlockScales, block_codes, relayout
+from ckpttools.array.nodes import relayout
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, ShapeError

@@ -22,7 +22,7 @@ from ckpttools.testing.models import LlamaSizes, write_llama
 DRIVER = """
 import os, signal, sys
 import ckpttools.cli
-from ckpttools.run import worker_processes
+from ckpttools.run import execution, worker_processes
 
 class Watched(worker_processes.ProcessRunner):
     asked = 0
@@ -38,7 +38,7 @@ class Watched(worker_processes.ProcessRunner):
 def before_third(worker):
     {happens}
 
-worker_processes._LEAST_BYTES = 1
+execution._LEAST_BYTES = 1
 worker_processes.ProcessRunner = Watched
 from ckpttools.__main__ import main
 main()

@@ -17,8 +17,7 @@ from ckpttools.core.region import Shape, grid_cell, grid_indices
 from ckpttools.formats.orbax.entries import Entries, FileFault, Files
 from ckpttools.formats.orbax.hosts import where_chunks_may_be
 from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
-from ckpttools.formats.zarr import zarr2, zarr3
-from ckpttools.formats.zarr.array import ZarrArray
+from ckpttools.formats.zarr.array import ZARR2_DOCUMENT, ZARR3_DOCUMENT, ZarrArray
 from ckpttools.formats.zarr.chunks import parse_array
 from ckpttools.formats.zarr.inner_chunks import EncodedChunk, chunk_array, scratch_of
 from ckpttools.stores.location import Location
@@ -59,7 +58,7 @@ class Arrays:
         return Grid(self, path, prefix, self._document(prefix)).lazy()
 
     def _document(self, prefix: str) -> ZarrArray:
-        files = (zarr3.DOCUMENT, zarr2.DOCUMENT)
+        files = (ZARR3_DOCUMENT, ZARR2_DOCUMENT)
         for file in reversed(files) if self.use_zarr3 is False else files:
             entry = self.entries.get(prefix + file)
             if entry is not None:
@@ -76,7 +75,7 @@ class Arrays:
         return {}
 
     def _no_document(self, prefix: str) -> FormatError:
-        file = zarr2.DOCUMENT if self.use_zarr3 is False else zarr3.DOCUMENT
+        file = ZARR2_DOCUMENT if self.use_zarr3 is False else ZARR3_DOCUMENT
         hint = "the tree metadata names this array: the index is of another checkpoint"
         if isinstance(self.entries, Files):
             hint = "the directory was deleted or not copied: fetch it again"

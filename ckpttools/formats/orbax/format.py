@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttools.array.storage import Sharding, Storage
 from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, keystr
@@ -20,18 +20,17 @@ from ckpttools.formats.orbax import runs as orbax_runs
 from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
-from ckpttools.formats.orbax.joined import Joined, joined_save, refuse_parts
 from ckpttools.formats.orbax.metadata import SavedLeaf, key_impls
-from ckpttools.formats.orbax.naming import ITEM, Neighbors
 from ckpttools.formats.orbax.options import HELP, OPTIONS, STORAGE
-from ckpttools.formats.orbax.saves import Save
-from ckpttools.formats.orbax.several_items import one_item, open_items, several_items_error
 from ckpttools.formats.orbax.steps import FLAX_PREFIX, OrbaxItem, OrbaxRun, Step, is_item, orbax_at
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.base import count_occurrences
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
+
+if TYPE_CHECKING:
+    from ckpttools.formats.orbax.saves import Save
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,18 @@ class Orbax:
             options: how to open it.
         """
         if hosts:
+            from ckpttools.formats.orbax.joined import joined_save
+
             return joined_tree(joined_save(path, hosts, options), path)
         if isinstance(place, OrbaxRun) and (state := _flax_state(place, options.step)) is not None:
             from ckpttools.formats.flax.format import FORMAT as FLAX
 
             return FLAX.open(state, options)
         items = orbax_runs.find_items(place, options.step)
+        if len(items) == 1:
+            return _opened_item(items[0], options)
+        from ckpttools.formats.orbax.several_items import open_items
+
         return open_items(items, partial(_opened_item, options=options), all_items=options.all_items)
 
     def shardings(self, tree: Tree) -> Mapping[Path, Sharding]:
@@ -79,6 +84,8 @@ class Orbax:
 
         if not tree.metadata.items:
             return stored_shardings(tree)
+        from ckpttools.formats.orbax.several_items import one_item
+
         return {
             (name, *path): sharding
             for name in tree.metadata.items
@@ -93,8 +100,12 @@ class Orbax:
 
         location = parse(tree.metadata.location)
         if tree.metadata.items:
+            from ckpttools.formats.orbax.several_items import several_items_error
+
             raise several_items_error(location, tree.metadata.items)
         if not is_item(location):
+            from ckpttools.formats.orbax.joined import refuse_parts
+
             raise refuse_parts(location)
         return zarr_storage(tree, options.max_index_bytes)
 
@@ -158,6 +169,8 @@ def _item(target: Target, level: str, declared: str | None) -> str:
 
     Emit `UnlistedStepWarning` if a manager would not find it.
     """
+    from ckpttools.formats.orbax.naming import ITEM, Neighbors
+
     as_read = target.tree.metadata.item if target.keeps_names else None
     if target.destination is None or level == "run":
         return declared or as_read or ITEM
@@ -237,6 +250,8 @@ def joined_tree(save: Save, location: Location) -> Tree:
         save: the save, complete or not.
         location: location that the tree reports.
     """
+    from ckpttools.formats.orbax.joined import Joined
+
     first = save.shares[0]
     _require_room(first.item / orbax_metadata.TREE_FILE)
     item = OrbaxItem(first.item, first.step)

@@ -29,20 +29,18 @@ def open_items(items: Sequence[OrbaxItem], opened: Callable[[OrbaxItem], Tree], 
     """Open an item, or several items of one step, without reading any array.
 
     Args:
-        items: all items of the step, or the named one.
+        items: all items of the step, two at least.
         opened: opens one item.
         all_items: whether to open all items as one tree, each below its name.
 
     Returns:
-        The only item; the only item with a model, with a `ChosenItemWarning`; or several items as one tree,
+        The only item with a model, with a `ChosenItemWarning`; or several items as one tree,
         if `all_items` is set, or if they are a model and the state of its optimizer.
 
     Raises:
         FormatError: it is unclear which item holds the model, or one of them is damaged.
     """
     step = items[0].step
-    if len(items) == 1:
-        return opened(items[0])
     if all_items:
         return _as_one_tree(step, items, opened)
     unknown = [item for item in items if item.directory.name not in _NO_PARAMETERS]

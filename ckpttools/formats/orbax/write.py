@@ -10,30 +10,33 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from ckpttools.array.storage import Sharding
-from ckpttools.array.tree import Path, Tree, dotted
+from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.codecs.base import WritableCodec
-from ckpttools.codecs.zstd import LARGEST_ENCODED
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import UsageError
-from ckpttools.core.message_terms import option
+from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.core.message_terms import call, option
 from ckpttools.core.region import Shape, ceil_div, grid_indices
 from ckpttools.formats.base import SIDECARS, Extents, Layout
-from ckpttools.formats.checks import check_dtypes, check_paths, is_file_name
+from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, check_paths, is_file_name
 from ckpttools.formats.orbax import metadata as orbax_metadata
-from ckpttools.formats.orbax.name_checks import check_directories, check_names, check_sizes
+from ckpttools.formats.orbax.index import PROCESSES
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent
 from ckpttools.formats.orbax.ocdbt_encode import encode
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement, Range, Referenced
 from ckpttools.formats.references import NO_REFERENCES, ReferenceMode, References, find
-from ckpttools.formats.zarr import zarr2, zarr3
+from ckpttools.formats.zarr import zarr3
 from ckpttools.formats.zarr.array import ChunkKeys
 from ckpttools.formats.zarr.chunking import chunk_shape
 from ckpttools.formats.zarr.given_chunks import GivenChunks
 from ckpttools.formats.zarr.zarr3 import DOCUMENT, written_codecs
 from ckpttools.stores.location import Location
+
+# Maximum number of options in the command of a hint.
+_MAX_DROPS = 8
 
 DATA_DIRECTORY = "d"
 DATA_FILE = f"{DATA_DIRECTORY}/data"
@@ -118,7 +121,11 @@ class OrbaxWriter:
         base = self._base(tree)
         result = find(tree, self.references, f"{base}{DATA_DIRECTORY}")
         files = _FileAllocator(f"{base}{DATA_FILE}", self.target_data_file_bytes)
-        largest = min(limit, LARGEST_ENCODED) if self.compression else None
+        largest = None
+        if self.compression:
+            from ckpttools.codecs.zstd import LARGEST_ENCODED
+
+            largest = min(limit, LARGEST_ENCODED)
         placements = dict(result.placements)
         for path, array in tree.arrays.items():
             if path in placements:
@@ -166,7 +173,11 @@ class OrbaxWriter:
 
     @property
     def _chunk_keys(self) -> ChunkKeys:
-        return zarr3.KEYS if self.zarr3 else zarr2.KEYS
+        if self.zarr3:
+            return zarr3.KEYS
+        from ckpttools.formats.zarr import zarr2
+
+        return zarr2.KEYS
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
         """See `Writer.finish`: index or documents, Orbax's metadata at both levels, then the commit marks."""
@@ -207,6 +218,8 @@ class OrbaxWriter:
                 text = zarr3.encode(array.shape, array.dtype, placement.chunk, codecs)
                 yield _key(path, DOCUMENT), text
             else:
+                from ckpttools.formats.zarr import zarr2
+
                 compressor = codec.zarr2_spec if codec else None
                 text = zarr2.encode(array.shape, array.dtype, placement.chunk, compressor)
                 yield _key(path, zarr2.DOCUMENT), text
@@ -241,14 +254,14 @@ class OrbaxWriter:
 
     def _check(self, tree: Tree) -> None:
         check_paths(tree, dotted, "Orbax")
-        check_names(tree)
-        check_sizes(tree)
+        _check_names(tree)
+        _check_sizes(tree)
         if self.zarr3:
             check_dtypes(tree, lambda dtype: dtype.zarr3, "zarr v3")
         else:
             check_dtypes(tree, lambda dtype: dtype.zarr2, "zarr v2")
         if not self.ocdbt:
-            check_directories(tree)
+            _check_directories(tree)
 
 
 def _locations(path: Path, placement: Placement, extents: Extents) -> Iterator[tuple[Shape, Range | bytes]]:
@@ -318,3 +331,65 @@ def _key(path: Path, below: str) -> str:
     """Return the key of an array. Orbax gives an array that is the whole tree no name."""
     name = dotted(path)
     return f"{name}/{below}" if name else below
+
+
+def _check_sizes(tree: Tree) -> None:
+    """Reject arrays without elements, which Orbax cannot store."""
+    paths = [path for path, array in tree.arrays.items() if not array.size]
+    if paths:
+        empty = [f"{keystr(path)}: {list(tree.arrays[path].shape)}" for path in paths]
+        source, drops = tree.metadata.location or "SRC", [*map(keystr, paths[:_MAX_DROPS])]
+        more = " and so on" if len(paths) > _MAX_DROPS else ""
+        raise FormatError(
+            "Orbax cannot store arrays without elements:" + listing(empty),
+            location=tree.metadata.location or None,
+            hint=f"leave them out: {call('select', source, 'DST', format='orbax', drop=drops)}{more}; or "
+            "keep "
+            f"them in plain zarr v3: {call('convert', source, 'DST', format='zarr3')}",
+        )
+
+
+def _check_names(tree: Tree) -> None:
+    """Reject names that collide or are ambiguous in Orbax, which joins keys with dots.
+
+    tensorstore drops a trailing slash (`a/` is `a`), and does not allow a name for the root of all arrays.
+    """
+    unclear = [json.dumps(path) for path in tree.arrays if path and "" in keystr(path).split("/")]
+    if unclear:
+        source = tree.metadata.location or "SRC"
+        raise FormatError(
+            "these names have empty parts and collide with others in Orbax:" + listing(unclear),
+            location=tree.metadata.location or None,
+            expected="non-empty keys without '//' that neither start nor end with '/'",
+            hint=f"rename them: {call('remap', source, 'DST', format='orbax', map='RULES.toml')}; "
+            'the file has [[rules]] with from = "" and to = "unnamed", and so on',
+        )
+    names: dict[str, Path] = {}
+    for path in tree:
+        other = names.setdefault(dotted(path), path)
+        if other != path:
+            raise FormatError(
+                "two paths have the same name in Orbax, which joins keys with dots",
+                location=keystr(path),
+                got=f"{keystr(other)} is also {dotted(path)!r}",
+                hint="rename one of them",
+            )
+
+
+def _check_directories(tree: Tree) -> None:
+    """Reject names that cannot be directories: without OCDBT each array is a directory next to Orbax's
+    files."""
+    names = [dotted(path) for path in tree.arrays if path]
+    wrong = [name for name in names if not is_file_name(name) or _is_taken(name)]
+    if wrong:
+        raise FormatError(
+            "without OCDBT these arrays would need invalid directory names:" + listing(wrong),
+            location=tree.metadata.location or None,
+            expected=f"names without '/' and '\\', of at most {LONGEST_NAME} bytes, that are not in use",
+            hint=f"write with {option('ocdbt', True)}, or rename them",
+        )
+
+
+def _is_taken(name: str) -> bool:
+    """Return whether a file or directory of Orbax or ckpttools has this name in an item."""
+    return name in orbax_metadata.OWN_FILES or name == SIDECARS or fnmatchcase(name, PROCESSES)

@@ -20,6 +20,8 @@ from ckpttools.core.region import Shape, grid_index, grid_indices, grid_shape
 from ckpttools.formats.placement import chunk_key
 from ckpttools.formats.zarr.chain import Chain
 
+ZARR2_DOCUMENT, ZARR3_DOCUMENT = ".zarray", "zarr.json"
+"""File names of the metadata of an array."""
 _FEW_CHUNKS = 16
 
 

@@ -13,18 +13,24 @@ from ckpttools.core.region import Shape
 from ckpttools.formats.json_file import parse_json
 from ckpttools.formats.orbax.entries import Entries
 from ckpttools.formats.orbax.ocdbt import Entry
-from ckpttools.formats.zarr import zarr2, zarr3
-from ckpttools.formats.zarr.array import ZarrArray
+from ckpttools.formats.zarr.array import ZARR2_DOCUMENT, ZARR3_DOCUMENT, ZarrArray
 from ckpttools.stores.location import Location
 
-PARSERS: Mapping[str, Callable[[Mapping[str, Any], str], ZarrArray]] = {
-    zarr3.DOCUMENT: zarr3.parse_array,
-    zarr2.DOCUMENT: zarr2.parse_array,
-}
-DOCUMENTS = tuple(PARSERS)
+DOCUMENTS = (ZARR3_DOCUMENT, ZARR2_DOCUMENT)
 """File names of array metadata; if there are several, the first counts."""
 # Directories that `has_array` lists before it gives up.
 _MAX_SEARCHED = 100
+
+
+def _parser(document: str) -> Callable[[Mapping[str, Any], str], ZarrArray]:
+    """Return the parser of metadata; a checkpoint mostly has one version of zarr."""
+    if document == ZARR2_DOCUMENT:
+        from ckpttools.formats.zarr import zarr2
+
+        return zarr2.parse_array
+    from ckpttools.formats.zarr import zarr3
+
+    return zarr3.parse_array
 
 
 def has_array(path: Location) -> bool:
@@ -96,7 +102,7 @@ def chunk_tables(database: Entries) -> ChunkTables:
     documents: dict[str, list[str]] = defaultdict(list)
     for key in database.all:
         name, _, last = key.rpartition("/")
-        if last in PARSERS:
+        if last in DOCUMENTS:
             documents[name].append(last)
     below = _by_array(database.all, documents)
     tables: dict[str, ChunkTable] = {}
@@ -114,7 +120,7 @@ def chunk_tables(database: Entries) -> ChunkTables:
 
 
 def _preferred(documents: Sequence[str]) -> str:
-    return next(name for name in PARSERS if name in documents)
+    return next(name for name in DOCUMENTS if name in documents)
 
 
 def _by_array(entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, list[str]]:
@@ -122,7 +128,7 @@ def _by_array(entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, l
     known = set(names)
     result: dict[str, list[str]] = defaultdict(list)
     for key in entries:
-        if key.rpartition("/")[2] in PARSERS:
+        if key.rpartition("/")[2] in DOCUMENTS:
             continue
         head = key
         while head:
@@ -170,7 +176,7 @@ def parse_array(document: str, text: bytes, location: str) -> ZarrArray:
     """Parse a metadata document.
 
     Args:
-        document: its file name, one of `PARSERS`.
+        document: its file name, one of `DOCUMENTS`.
         text: its content.
         location: location for messages.
 
@@ -182,10 +188,10 @@ def parse_array(document: str, text: bytes, location: str) -> ZarrArray:
 
 def _array(document: str, fields: Mapping[str, Any], location: str) -> ZarrArray:
     try:
-        return PARSERS[document](fields, location)
+        return _parser(document)(fields, location)
     # Malformed documents, for example with codecs that are not a list of objects.
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        version = "v2" if document == zarr2.DOCUMENT else "v3"
+        version = "v2" if document == ZARR2_DOCUMENT else "v3"
         raise FormatError(
             f"not the metadata of a zarr {version} array",
             location=location,

@@ -10,9 +10,8 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
 from ckpttools.formats.orbax.entries import Entries, Files
+from ckpttools.formats.zarr.array import ZARR2_DOCUMENT, ZARR3_DOCUMENT
 from ckpttools.formats.zarr.chunks import ChunkTable, chunk_tables, key_below
-from ckpttools.formats.zarr.zarr2 import DOCUMENT as ZARR2_DOCUMENT
-from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3_DOCUMENT
 from ckpttools.stores.base import DirEntry
 from ckpttools.stores.location import Location
 

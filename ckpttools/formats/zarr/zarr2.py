@@ -14,10 +14,17 @@ from ckpttools.codecs.transpose import Transpose
 from ckpttools.core.dtypes import DType, from_zarr2
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
-from ckpttools.formats.zarr.array import ChunkKeys, ZarrArray, checked_grid, checked_keys, fill_element
+from ckpttools.formats.zarr.array import (
+    ZARR2_DOCUMENT,
+    ChunkKeys,
+    ZarrArray,
+    checked_grid,
+    checked_keys,
+    fill_element,
+)
 from ckpttools.formats.zarr.chain import Chain
 
-DOCUMENT = ".zarray"
+DOCUMENT = ZARR2_DOCUMENT
 KEYS = ChunkKeys("", ".")
 
 

@@ -13,10 +13,17 @@ from ckpttools.codecs.registry import codec_steps
 from ckpttools.core.dtypes import DType, from_zarr3
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
-from ckpttools.formats.zarr.array import ChunkKeys, ZarrArray, checked_grid, checked_keys, fill_element
+from ckpttools.formats.zarr.array import (
+    ZARR3_DOCUMENT,
+    ChunkKeys,
+    ZarrArray,
+    checked_grid,
+    checked_keys,
+    fill_element,
+)
 from ckpttools.formats.zarr.chain import parse_chain
 
-DOCUMENT = "zarr.json"
+DOCUMENT = ZARR3_DOCUMENT
 KEYS = ChunkKeys("c", "/")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dataclass import dataclass
@@ -13,7 +13,6 @@ from ckpttools.core.errors import CoverageError
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.text import plural
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.mapping.blocks import Block
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.sizes import lengths_of
@@ -42,6 +41,9 @@ from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import default_values
 from ckpttools.quantized.view import quantized_view
 from ckpttools.stores.registry import parse
+
+if TYPE_CHECKING:
+    from ckpttools.mapping.blocks import Block
 
 PARAM_SCAN_AXIS, LOAD_PARAMETERS = "param_scan_axis", "load_parameters_path"
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError, first_line
 from ckpttools.core.message_terms import render
-from ckpttools.stores.local.conversion_conflicts import describe_conversion
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.files import errors_of
 from ckpttools.stores.local.journal import Journal
@@ -97,6 +96,8 @@ class SharedLocalStaging(LocalStaging):
             if result is None or result.plan is None:
                 return Standing(False)
             if result.plan != plan:
+                from ckpttools.stores.local.conversion_conflicts import describe_conversion
+
                 return Standing(False, other=describe_conversion(result.purpose) if result.purpose else "")
             is_published = self.is_complete(result, plan)
             return Standing(True, is_published, "", result.records, members(self.directory, plan))

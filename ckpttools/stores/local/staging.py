@@ -13,7 +13,6 @@ from shlex import quote
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.core.message_terms import option, retry_term
-from ckpttools.stores.local.conversion_conflicts import conflict_error
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.directory import (
     StagingDirectory,
@@ -310,6 +309,8 @@ class LocalStaging(StagingDirectory):
             self.refuse_unmarked()
         is_anothers = journal.plan != purpose.plan and os.path.lexists(self.content)
         if is_anothers and not self.overwrite:
+            from ckpttools.stores.local.conversion_conflicts import conflict_error
+
             raise conflict_error(self.directory, journal.purpose, purpose)
 
     def _is_changed(self, journal: Journal) -> bool:

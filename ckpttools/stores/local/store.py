@@ -15,7 +15,7 @@ from ckpttools.stores.abilities import CopyIdentity, LinkTrials
 from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, Status, Store
 from ckpttools.stores.local.file import LocalFile, read_whole, storage_error
 from ckpttools.stores.local.mounts import LOCAL_CTIME_TYPES, boot_id, file_system_type
-from ckpttools.stores.publishing import JobInfo, Unfinished
+from ckpttools.stores.publishing import PLAN_MARK, SUFFIX, JobInfo, Unfinished
 
 if TYPE_CHECKING:
     from ckpttools.stores.local.shared_staging import SharedLocalStaging
@@ -230,11 +230,12 @@ class LocalStore(Store):
         return SharedLocalStaging(Path(key), overwrite, check_replaced)
 
     def unfinished(self, key: str) -> Unfinished | None:
+        if not key.endswith(SUFFIX):
+            return None
         from ckpttools.stores.local.journal import read_job_info
         from ckpttools.stores.local.staging_names import JOURNAL, REPLACED
-        from ckpttools.stores.publishing import SUFFIX
 
-        journal = self.stat(_below(key, JOURNAL)) if key.endswith(SUFFIX) else None
+        journal = self.stat(_below(key, JOURNAL))
         if journal is None or journal.kind is not FileKind.FILE:
             return None
         replaced = _below(key, REPLACED)
@@ -251,19 +252,16 @@ class LocalStore(Store):
         )
 
     def find_unfinished(self, key: str) -> Unfinished | None:
-        from ckpttools.stores.local.journal import is_journal, read_job_info
-        from ckpttools.stores.publishing import PLAN_MARK, SUFFIX
-
         path = Path(key)
         if path.name in ("", ".."):
             return None
         moved = path / PLAN_MARK
-        if (
-            (result := self.unfinished(str(path) + SUFFIX))
-            or not self.stat(str(moved))
-            or not is_journal(moved)
-        ):
+        if (result := self.unfinished(str(path) + SUFFIX)) or not self.stat(str(moved)):
             return result
+        from ckpttools.stores.local.journal import is_journal, read_job_info
+
+        if not is_journal(moved):
+            return None
         begun = read_job_info(moved) or JobInfo("")
         return Unfinished(
             _location(str(path) + SUFFIX),

@@ -1,0 +1,18 @@
+"""Families by `model_type`, found without importing all families."""
+
+from ckpttools.model_families.registry import families, families_of_type, family_named
+
+
+def test_each_type_has_the_families_that_declare_it():
+    known = families().values()
+    for model_type in sorted({name for family in known for name in family.model_types}):
+        expected = [family.name for family in known if model_type in family.model_types]
+        assert [family.name for family in families_of_type(model_type)] == expected
+
+
+def test_unknown_types_have_none():
+    assert [*map(families_of_type, ("", "unheard-of", None, 3, "registry", "family"))] == [()] * 6
+
+
+def test_each_name_gives_its_family():
+    assert all(family_named(name) is family for name, family in families().items())
