@@ -7,7 +7,7 @@ from typing import Unpack
 
 from ckpttools.api.arguments import text_of
 from ckpttools.api.options import READING
-from ckpttools.api.options.runs import MAXTEXT_CONFIG
+from ckpttools.api.options.convert import MAXTEXT_CONFIG
 from ckpttools.api.sources import Opening, Source, config_alone, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments

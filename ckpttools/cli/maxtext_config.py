@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.api.options.runs import MAXTEXT_CONFIG
+from ckpttools.api.options.convert import MAXTEXT_CONFIG
 from ckpttools.cli.options import MODEL, flags, json_option
 from ckpttools.cli.output import (
     exit_with_differences,

@@ -1,4 +1,4 @@
-"""Options of conversions, and of how a converted checkpoint is stored."""
+"""Options of conversions, of how a converted checkpoint is stored, and of its MaxText configuration."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ckpttools.api.options import (
     ALL_WRITING,
     DEQUANTIZE_LIKE,
     DTYPE,
+    FAMILY,
     LIKE,
     MAX_HEADER_BYTES,
     MAX_INDEX_BYTES,
@@ -16,6 +17,7 @@ from ckpttools.api.options import (
     MODEL,
     OPENING,
     PREFER_RANK,
+    REQUESTS,
     STEP,
     patterns,
     with_help,
@@ -221,3 +223,16 @@ RESHARD = (
     ),
 )
 RESHARD_STORAGE = tuple(item for item in OPTIONS if item.name not in ("chunks", "reference"))
+MAXTEXT_CONFIG = (
+    Option(
+        "scan",
+        bool,
+        None,
+        "Settings for this layout of a Hugging Face model; a MaxText checkpoint has its own.",
+    ),
+    with_help(LIKE, "The original model. Default: the one stored in the checkpoint."),
+    FAMILY,
+    with_help(MAXTEXT, "MaxText version: a release, or a commit of its main branch."),
+    STEP,
+    REQUESTS,
+)

@@ -1,10 +1,10 @@
-"""Options of functions for MaxText, training runs, copies and plans."""
+"""Options of functions for training runs, copies and plans."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttools.api.options import FAMILY, LIKE, MAXTEXT, MEMORY, REPOSITORY, REQUESTS, STEP, count, with_help
+from ckpttools.api.options import MAXTEXT, MEMORY, REPOSITORY, REQUESTS, STEP, count, with_help
 from ckpttools.core.budget import parse_size
 from ckpttools.core.options import Option, any_text, switch
 from ckpttools.maxtext.planning.commands import MODES
@@ -50,19 +50,6 @@ ASSEMBLE = (
 )
 RESOLVE = (
     with_help(MAXTEXT, "MaxText version whose rules apply: a release, or a commit of its main branch."),
-    REQUESTS,
-)
-MAXTEXT_CONFIG = (
-    Option(
-        "scan",
-        bool,
-        None,
-        "Settings for this layout of a Hugging Face model; a MaxText checkpoint has its own.",
-    ),
-    with_help(LIKE, "The original model. Default: the one stored in the checkpoint."),
-    FAMILY,
-    with_help(MAXTEXT, "MaxText version: a release, or a commit of its main branch."),
-    STEP,
     REQUESTS,
 )
 
