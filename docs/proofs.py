@@ -1,4 +1,4 @@
-"""The tables of what is supported and how each was proved, of the golden data and of docs/oracle.json."""
+"""Generate the tables of tested families from the golden data and docs/oracle.json."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from ckpttools.model_families.registry import families, family_of
 from ckpttools.quantized.config import declared_quantization
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-# MaxText's version -> where the models lie that its own converter made.
+# MaxText version -> the directory of models that its own converter wrote.
 GOLDEN = {"0.2.5": "golden-0.2.5", "e591f30": "golden"}
 # The version that the oracle runs.
 RUN = "0.2.5"
-LAYERS = {"scanned": "scanned", "unscanned": "one by one"}
-# What the paths of a tower's parameters in MaxText begin with.
+LAYERS = {"scanned": "scanned", "unscanned": "unscanned"}
+# The first key of each tower's parameters in MaxText.
 TOWERS = {"vision": "vision_encoder", "audio": "audio_encoder"}
-HEAD = """## How it was proved
+HEAD = """## How the families are tested
 
-For each version of MaxText, each form of the layers, each way, and towers by themselves:
+The tables list the tests for each MaxText version, layer layout, direction and tower. The tested models are
+in parentheses.
 
-* *golden*: tiny models whose arrays are all bit for bit what this version's own converter made; on the way
-  back, whose tensors are all bit for bit what they were (with `--exact` where 16 bits would round).
-* *logits*, *trained*, *images*: tiny models of random weights that MaxText itself loads and computes like
-  transformers: after conversion; after MaxText's own training, on the way back; with images in the prompt.
-  The number is the largest difference that [the oracle](oracle.md) found, where you see for which model and
-  when; **no** means that it is larger than it should be, or that `ckpt` refused what MaxText made.
-* *refused*: MaxText has no such form, and neither has `ckpt`.
-* The models that were tried are in brackets. An empty cell was not run, as this version's converter refuses
-  such models or knows none: there only the rows say how it goes.
+* *golden*: every array of a tiny model is identical to that of MaxText's own converter. In the reverse
+  direction, every tensor is identical to the original (with `--exact` where 16 bits would round).
+* *logits*, *trained*, *images*: MaxText loads a tiny, randomly initialized model and computes the same logits
+  as transformers: after the conversion, after MaxText's training and the reverse conversion, or with images
+  in the prompt. The number is the largest difference; [the oracle](oracle.md) lists it with the model and the
+  date.
+* **no**: the difference is too large, or `ckpt` refused a checkpoint that MaxText wrote.
+* *refused*: neither MaxText nor `ckpt` supports this layout.
+* An empty cell was not run, because this version's converter refuses such models or has none.
 
-Models of random sizes come back to the bit in all forms, for every family. Models in which layers take what a
-tower's inner blocks see are scanned without the tower. *Left out* is what MaxText has no place for, or no row
-takes; `--carry` keeps it.
+In addition:
 
-Weights of [quantized sources](quantized.md) become the numbers that they stand for before any row sees them,
-whatever the family; tests compare these with products that are made one by one. *Quantized* says where
-MaxText then computes as transformers does with these numbers, and which FP8 checkpoints equal those of
-MaxText's own converter.
+* For every family, models of random sizes are restored exactly in all layouts.
+* If text layers use the outputs of a tower's inner blocks, the model is scanned without the tower.
+* *Left out* lists tensors without a counterpart in MaxText, or without a row. `--carry` keeps them.
+* Weights of [quantized sources](quantized.md) are dequantized before the rows apply. Tests compare them with
+  products that are computed one by one. *Quantized* lists the models whose logits then match transformers,
+  and the FP8 checkpoints that equal those of MaxText's own converter.
 """
 
 
@@ -53,7 +54,13 @@ def proofs() -> str:
 
 
 def _table(version: str) -> Iterator[str]:
-    head = ("family", *LAYERS.values(), *(f"back, {form}" for form in LAYERS.values()), "towers", "quantized")
+    head = (
+        "family",
+        *LAYERS.values(),
+        *(f"reverse, {form}" for form in LAYERS.values()),
+        "towers",
+        "quantized",
+    )
     lines = [_line(family, version) for family in families().values()]
     yield f"### MaxText {version}"
     yield ""
@@ -62,7 +69,7 @@ def _table(version: str) -> Iterator[str]:
 
 
 def _left_out() -> Iterator[str]:
-    """What MaxText has no place for, of the families that have such."""
+    """Yield the table of tensors without a counterpart in MaxText."""
     unplaced = {family.name: family.unplaced_keys for family in families().values() if family.unplaced_keys}
     lines = [(name, ", ".join(f"`{each}`" for each in keys)) for name, keys in unplaced.items()]
     yield "### Left out"
@@ -127,7 +134,7 @@ def _golden(family: Family, version: str, form: str) -> str:
 
 
 def _ran(family: Family, version: str, forms: list[str], step: str, word: str) -> str:
-    """What the oracle found in a step: of those that passed the largest figure, and those that did not."""
+    """Return the largest figure of the models that passed an oracle step, and the models that failed."""
     rows = (
         [row for row in _run(family) if row.layers in forms and step in row.findings]
         if version == RUN
@@ -156,6 +163,6 @@ def _of(config: Path) -> Family:
 
 @cache
 def _leaves(config: Path, form: str) -> frozenset[str]:
-    """The paths that MaxText's converter made of a model; none where it made nothing of it."""
+    """Return the paths that MaxText's converter wrote for a model; empty if it wrote none."""
     file = config.parents[1] / f"leaves_{form}.json"
     return frozenset(json.loads(file.read_bytes())) if file.is_file() else frozenset()

@@ -64,11 +64,11 @@ class ExtractOptions:
 @dataclass(frozen=True)
 class ExtractedAdapter:
     """An adapter made from a difference.
-    adapter: the adapter in the base's names; its factors are in memory.
-    nbytes: the bytes that the factors take.
-    notes: the error of each matrix, and the arrays that are left out.
-            nbytes: that they take.
-            notes: the error of each matrix, and the arrays that are left out.
+
+    Attributes:
+        adapter: the adapter in the base's names; its factors are in memory.
+        nbytes: the bytes that the factors take.
+        notes: the error of each matrix, and the arrays that are left out.
     """
 
     adapter: Adapter

@@ -1,8 +1,7 @@
 """Arrays quantized on the fly: the codes of another array's elements, and the scales of its blocks.
 
 Both are computed from the same elements, in whole blocks, so that the bits of a region do not depend on how
-an
-array is split. Blocks are on the last two axes.
+an array is split. Blocks are on the last two axes.
 """
 
 from __future__ import annotations

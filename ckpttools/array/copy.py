@@ -21,13 +21,14 @@ from ckpttools.array.scratch import Scratch, round_up_to_page
 # workers on two cores, where fewer calls wait less for the interpreter's lock, 2.47 GB back to safetensors:
 # 1.94, 1.80, 1.83 s with 256, 512, 1024.
 _TILE_BYTES = 512 * 1024
-# What rounding rows and columns up adds to a tile at most.
+# The maximum that rounding rows and columns up adds to a tile.
 _EDGE_BYTES = 16 * 1024
-# Rows that are on pages of their own are written to one after the other, each as one run: into memory that no
-# cache has, its rows 64 KiB apart, 2.6 GB/s, and 1.2 to 1.4 without a tile between.
+# Rows on separate pages are written one after the other, each as one run. Into uncached memory with rows 64
+# KiB apart, this reaches 2.6 GB/s, and 1.2 to 1.4 without a tile between.
 _FAR_BYTES = 4096
-# Columns are read from the interleaved buffer: were its rows a power of two apart, all lines of a column
-# would share a few cache sets. 512 x 512: 6 GB/s so, 23 to 32 with rows of an odd number of lines.
+# Columns are read from the interleaved buffer. If its rows were a power of two apart, all lines of a column
+# would share a few cache sets: 512 x 512 elements take 6 GB/s so, 23 to 32 with rows of an odd number of
+# lines.
 _LINE_BYTES = 64
 # Below this, transposing along the source's contiguous axis alone moves too little at a time: with pairs of
 # 16-bit elements 0.1 GB/s, as whole runs 1.7 to 2.2.

@@ -68,9 +68,9 @@ class DequantizedPiece:
     """A part of a dequantized array.
 
     Attributes:
-        region: its elements.
+        region: the elements of the piece.
         packed: elements in each code, along the last axis.
-        blocks: of each array of scales, the shape of what one scale is for.
+        blocks: for each array of scales, the shape of the region that shares one scale.
     """
 
     region: Region
@@ -218,8 +218,9 @@ class Dequantized(LazyArray):
 def _split_codes_and_scales(
     array: Dequantized, split: Sequence[Shape]
 ) -> tuple[Dequantized, tuple[Shape, ...]]:
-    """Codes and scales with axes split as numbers are to be, so that of rows that take turns only those are
-    decoded that are expected; and how the axes that it has then are still to be split.
+    """Split the axes of quantized values and scales like those of the numbers.
+
+    Then interleaved rows are decoded only if they are expected. Also return the splits that remain.
 
     An axis along which a scale is for several numbers, but not for all, stays whole; so does the last.
     """

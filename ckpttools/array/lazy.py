@@ -363,7 +363,7 @@ def _axis_indices(key: Key, length: int, axis: int) -> tuple[range, int | slice]
 
 
 def _index_error(key: object) -> IndexError:
-    return IndexError(f"a lazy array is indexed by whole numbers, slices and ..., not by {key!r}")
+    return IndexError(f"lazy arrays are indexed by integers, slices and ..., not by {key!r}")
 
 
 def require_booleans(values: np.ndarray, dtype: DType, name: str) -> None:

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 FLOAT32 = DTYPES["float32"]
 _WIDE = 8
-# OpenBLAS stays in the calling thread where a product has at most 2**18 multiplications; with threads of its
-# own beside the workers' it was ten times slower. Many such products are one call of numpy: of rank 16, 0.88
-# ns an element in tiles of 8 rows and 1 MiB, 1.15 in single ones of 32 rows.
+# OpenBLAS stays in the calling thread if a product has at most 2**18 multiplications. With its own threads in
+# addition to the workers', it was ten times slower. Many such products are one numpy call: with rank 16, an
+# element takes 0.88 ns in tiles of 8 rows and 1 MiB, and 1.15 ns in single products of 32 rows.
 _TILE_ROWS, _TILE_PRODUCTS, _TILE = 8, 1 << 18, 1 << 17
-# Of sums that are made and rounded at once: a merge takes 2.0 ns an element, and 2.25 with 256 KiB, which
-# stay in a core's cache but take four times as many calls.
+# The block size of sums that are computed and rounded at once: a merge takes 2.0 ns per element, and 2.25 ns
+# with 256 KiB, which stay in a core's cache but take four times as many calls.
 _BLOCK_BYTES = 1 << 20
 
 
@@ -140,7 +140,7 @@ class LowRank(Composite):
 
     @cached_property
     def _scales(self) -> tuple[float, float]:
-        """What the left factor is multiplied by, and what sums are.
+        """Return the scales of the left factor and of the sums.
 
         Sums of bfloat16 and float16 are exact, in any order, and many lie halfway between numbers of float32
         then, with a scale of 16/7 those that 7 divides. A left factor that was rounded before would turn them
@@ -229,9 +229,7 @@ class Plus(ElementwiseCombination):
                 self._add(box, total, values, scratch)
 
     def _boxes(self, region: Region, apart: Sequence[int]) -> Iterator[Region]:
-        """Split a region into parts of one layer or expert each, so that products are wide in both
-        directions.
-        """
+        """Split a region into parts of one layer or expert each, so that products are large matrices."""
         if not apart:
             yield from split_evenly(region, read_blocks.elements(self._widest))
             return
@@ -391,7 +389,7 @@ def dora_update(matrix: LazyArray, addend: LazyArray, lengths: LazyArray) -> Dor
     fits = matrix.ndim == 2 and addend.shape == matrix.shape and lengths.shape == matrix.shape[:1]
     if not (fits and all(part.dtype.is_float for part in parts)):
         raise ShapeError(
-            "these are no matrix, what is added to it, and lengths of its rows",
+            "a matrix, an addend of its shape, and one norm per row are needed",
             got=", ".join(f"{part.dtype}{list(part.shape)}" for part in parts),
         )
     return DoraUpdate(matrix.shape, FLOAT32, parts)

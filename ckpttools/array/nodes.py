@@ -149,8 +149,9 @@ class ElementOp(Protocol):
         """Return the dtype of the results for elements of `dtype`."""
 
     def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> Mapping[str, int] | None:
-        """Apply the function, target[...] = f(source): equal shapes, carriers of `dtype` and of
-        `result(dtype)`.
+        """Apply the function: target[...] = f(source).
+
+        The arrays have equal shapes; they are carriers of `dtype` and of `result(dtype)`.
 
         Returns:
             Counts of events for the receipt, by event.

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
     from ckpttools.array.scratch import Scratch
 
-# A read costs a system call and the interpreter's lock: about 6 us between two busy threads, in which 16 KiB
-# come out of the page cache. Shorter runs are fetched with what lies between them, up to so many times more,
-# or to as much as the reads cost: a column of a large matrix is 16 KiB and more for each element.
-# Sources that are further away say so (`gap`): what they send in the time that a request takes. No more than
-# that is fetched there to save a request.
+# A read costs a system call and the interpreter lock: about 6 us between two busy threads, in which 16 KiB
+# come out of the page cache. Shorter runs are fetched together with the gaps between them, up to
+# `_MOST_GROWTH` times their bytes, or up to the cost of the reads: a column of a large matrix has 16 KiB and
+# more for each element.
+# Remote sources declare their `gap`, the bytes that they send in the time of a request. No larger gap is
+# fetched there to save a request.
 _SHORT_RUN = 16 * 1024
 _MOST_GROWTH = 16
 # Packed elements unpacked at once: their loose bits are a few times their number, outside the scratch.
@@ -183,9 +184,7 @@ class _CellSpan(NamedTuple):
 
 
 def _spans(start: int, stop: int, chunk: int) -> list[_CellSpan]:
-    """Split a range of an axis into the cells that it overlaps: all but the first and the last are
-    complete.
-    """
+    """Split a range of an axis into the cells that it overlaps, complete except the first and last."""
     first, last = start // chunk, ceil_div(stop, chunk) - 1
     if first > last:
         return []
@@ -240,9 +239,7 @@ class Chunked(LazyArray):
         return tuple(axis for axis, length in enumerate(self.chunk) if length == 1 < self.shape[axis])
 
     def _cells(self, region: Region) -> Iterator[tuple[Region, Region, LazyArray]]:
-        """Yield the chunks that overlap the region: the region in the array, the region in the chunk, the
-        chunk.
-        """
+        """Yield the overlapping chunks: the region in the array, the region in the chunk, the chunk."""
         for index in intersecting_cells(self.chunk, region):
             part = region.intersect(grid_cell(self.shape, self.chunk, index))
             if part is not None:

@@ -52,16 +52,16 @@ class Metadata:
 
     Attributes:
         format: name of the format it was read from, or None.
-        step: training step of the directory it lies in, or None.
-        item: name of the item of that step, where the format has several, or None.
-        items: names of the items that the tree has as its first keys, if it was made of several.
+        step: training step of its directory, or None.
+        item: name of the item of that step if the format has several, else None.
+        items: names of the items that are its first keys, if it combines several.
         custom: the user's own metadata (`scan_layers` in a MaxText checkpoint).
-        config: the model's `config.json`, or None where there is none.
+        config: the model's `config.json`, or None without one.
         scalars: paths of arrays that were Python numbers.
         key_impls: for arrays that are the data of typed JAX PRNG keys, the name of their implementation.
-        location: what was opened, for messages.
-        notes: what transforms did to it since.
-        is_other_model: whether it is no longer the model of the files beside it, but the one of `config`.
+        location: the opened location, for messages.
+        notes: the changes by transforms.
+        is_other_model: whether it is the model of `config` instead of the model of the files next to it.
     """
 
     format: str | None = None
@@ -94,7 +94,7 @@ class Tree(Mapping[Path, Leaf]):
     """An ordered map from path to leaf, with metadata. Never changed; transforms make new ones.
 
     tree["params/params/decoder/decoder_norm/scale"]         # a path as text, or as a tuple of keys
-    tree.glob("*/mlp/*").nbytes                              # the tree of what a pattern names
+    tree.glob("*/mlp/*").nbytes                              # the tree of matching leaves
     jax.tree.map(lambda array: array.shape, tree)            # a pytree of lazy arrays
     """
 
@@ -225,8 +225,7 @@ class Tree(Mapping[Path, Leaf]):
         return tree.with_metadata(notes=notes)
 
     def nested(self) -> Any:
-        """Return the tree as nested dictionaries and lists; empty leaves become the containers that they
-        represent.
+        """Return the tree as nested dictionaries and lists; empty leaves become empty containers.
 
         Raises:
             FormatError: a path runs through a leaf, or a sequence has gaps.

@@ -81,7 +81,7 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
     declared = [name for name, value in of_both.items() if value is not None]
     if declared and maxtext is None:
         raise UsageError(
-            f"{option(declared[0])} is for Hugging Face against MaxText; both sides have the same names",
+            f"{option(declared[0])} requires a conversion, but both sides have the same names",
             hint="leave it out",
         )
     both = _with_what_both_have(*named, options, is_conversion=maxtext is not None)

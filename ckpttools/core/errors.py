@@ -218,7 +218,7 @@ class ShapeError(CheckpointError):
 
 
 class CoverageError(CheckpointError):
-    """Missing arrays, unexpected arrays or arrays of another shape; lists all of them."""
+    """Missing arrays, unexpected arrays or arrays of the wrong shape; lists all of them."""
 
 
 class MemoryBudgetError(CheckpointError):

@@ -1,1 +1,1 @@
-"""Proving a family: that its rows say one thing, go both ways, and are those of a model. Never prints."""
+"""Check that the rows of a family are unambiguous, invertible, and match a model. Never prints."""

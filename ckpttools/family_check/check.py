@@ -1,4 +1,4 @@
-"""A family proved: by itself, on the sizes of a configuration, or against a checkpoint on either side."""
+"""Check a family by itself, with the sizes of a configuration, or against a checkpoint on either side."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from ckpttools.stores.registry import LocationLike, parse
 def check_family(
     family: Family, against: LocationLike | None = None, config: LocationLike | None = None
 ) -> FamilyCheck:
-    """Checks a family without reading any array.
+    """Check a family without reading any array.
 
     Args:
-        family: whose rows to prove.
-        against: a checkpoint of such a model, Hugging Face's or MaxText's; None for the family by itself.
-        config: the model's `config.json` or its directory; None for the one that comes with `against`, or
-            for models made up.
+        family: the family whose rows are checked.
+        against: a checkpoint of such a model, Hugging Face or MaxText; None to check the family by itself.
+        config: the model's `config.json` or its directory; None for the one next to `against`, or for
+            synthetic models.
 
     Raises:
         CheckpointError: `against` or `config` cannot be read.
@@ -62,23 +62,25 @@ def check_family(
 
 
 def _config_file(location: Location) -> Location:
-    """A configuration by its own name or by that of its directory."""
+    """Return a configuration file, given its path or that of its directory."""
     if not location.is_dir():
         return location
     if not (location / CONFIG).exists():
-        raise ConfigError("there is no config.json", location=location, hint=f"{option('config')} names it")
+        raise ConfigError(
+            "config.json does not exist", location=location, hint=f"{option('config')} names it"
+        )
     return location / CONFIG
 
 
 def check_alone(family: Family) -> FamilyCheck:
-    """Tries the rows on models made up, in each spelling."""
+    """Check the rows on synthetic models, in each spelling."""
     definition = Definition(family)
     own = definition.findings()
     if any(map(is_fatal, own)):
         return FamilyCheck(family.name, findings=own)
     wrong = [
         FamilyFinding(
-            "formula", axis, f"{family.derived[axis]!r} comes out with none of the sizes that were tried"
+            "formula", axis, f"{family.derived[axis]!r} has no valid length for any of the tried sizes"
         )
         for axis in Sizes.of(definition).wrong
     ]
@@ -97,78 +99,78 @@ def check_alone(family: Family) -> FamilyCheck:
 
 
 def check_on_config(family: Family, config: Mapping[str, Any], location: str) -> FamilyCheck:
-    """Tries the rows on the sizes of a configuration; what it does not say is made up."""
+    """Check the rows with the sizes of a configuration, and synthetic values for missing sizes."""
     definition = Definition(family)
-    declared = FamilyCheck(family.name, config=location, findings=definition.findings())
-    if any(map(is_fatal, declared.findings)):
-        return declared
+    check = FamilyCheck(family.name, config=location, findings=definition.findings())
+    if any(map(is_fatal, check.findings)):
+        return check
     model_type = config.get("model_type")
     spelling = family.spelling_for(model_type if isinstance(model_type, str) else None)
     model = SyntheticModel("", config, Sizes.of(definition).lengths, definition.unruled)
-    return _finish(declared, _check_layout(family, model, spelling))
+    return _finish(check, _check_layout(family, model, spelling))
 
 
 def check_against(
     family: Family, tree: Tree, config: Mapping[str, Any] | None = None, location: str = CONFIG
 ) -> FamilyCheck:
-    """Compares the rows with a checkpoint of either side, of which no array is read.
+    """Compare the rows with a checkpoint of either side, without reading arrays.
 
     Args:
-        family: whose rows to prove.
+        family: the family whose rows are checked.
         tree: the checkpoint.
-        config: the model's configuration; None where there is none, and the arrays must show it.
-        location: where that lies, for messages.
+        config: the model's configuration; None if there is none, so that array shapes decide.
+        location: the location of the configuration, for messages.
     """
-    declared = FamilyCheck(
+    check = FamilyCheck(
         family.name,
         against=tree.metadata.location,
         config=None if config is None else location,
         findings=Definition(family).findings(),
     )
-    if any(map(is_fatal, declared.findings)):
-        return declared
+    if any(map(is_fatal, check.findings)):
+        return check
     try:
         fits = _fits(family, tree, config)
     except CheckpointError as error:
-        return _failed(declared, error)
+        return _failed(check, error)
     share = max(fit.share for fit in fits)
     outcomes = [(fit, fit.mapped()) for fit in fits if fit.share == share]
     fit, mapped = min(outcomes, key=lambda outcome: _failure_finding(outcome[1]))
-    declared = replace(declared, side=fit.side, hints=fit.hints())
+    check = replace(check, side=fit.side, hints=fit.hints())
     if isinstance(mapped, CheckpointError):
-        return _failed(declared, mapped)
-    return _finish(declared, _check_round_trip(family, fit, mapped, config))
+        return _failed(check, mapped)
+    return _finish(check, _check_round_trip(family, fit, mapped, config))
 
 
 def _failure_finding(mapped: Mapped | CheckpointError) -> int:
-    """How much is wrong; of the layouts that a checkpoint may have, the best is meant."""
+    """Count the findings, to choose the best of the layouts that a checkpoint may have."""
     return len(list(findings_of(mapped))) if isinstance(mapped, CheckpointError) else 0
 
 
-def _failed(declared: FamilyCheck, error: CheckpointError) -> FamilyCheck:
+def _failed(check: FamilyCheck, error: CheckpointError) -> FamilyCheck:
     return replace(
-        declared,
-        findings=(*declared.findings, *findings_of(error)),
-        hints=(*declared.hints, *hints_of(error)),
+        check,
+        findings=(*check.findings, *findings_of(error)),
+        hints=(*check.hints, *hints_of(error)),
     )
 
 
-def _finish(declared: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
-    """With what a round trip came to."""
+def _finish(check: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
+    """Add the findings of a round trip to a check."""
     return replace(
-        declared,
+        check,
         num_arrays=trip.num_arrays,
         layouts=trip.layouts,
-        findings=declared.findings + trip.findings,
-        hints=declared.hints + trip.hints,
+        findings=check.findings + trip.findings,
+        hints=check.hints + trip.hints,
     )
 
 
 def _round_trips(family: Family, models: Iterable[SyntheticModel]) -> Iterator[RoundTrip]:
-    """The rows on each model in each spelling.
+    """Run the round trips of the rows on each model in each spelling.
 
-    Where one of the same rows and sizes is sound, so is the next: flags that decide nothing in a spelling,
-    or only together with others, make a third of all.
+    A model with the same rows and sizes as a correct one is skipped. A third of all models differ only in
+    flags that decide nothing in a spelling, or decide something only together with others.
     """
     sound: set[Hashable] = set()
     for model, (number, spelling) in product(models, enumerate(family.spellings)):
@@ -183,18 +185,18 @@ def _round_trips(family: Family, models: Iterable[SyntheticModel]) -> Iterator[R
 
 
 def _check_layout(family: Family, model: SyntheticModel, spelling: Spelling) -> RoundTrip:
-    """The rows on one model in one spelling."""
+    """Run the round trip of the rows on one model in one spelling."""
     rows = _rows_of_side(family, model, spelling)
     return rows if isinstance(rows, RoundTrip) else round_trip(rows.bind, rows.lengths)
 
 
 @dataclass(frozen=True)
 class _BoundRows:
-    """The rows of a family on one model.
+    """The rows of a family, bound to one model.
 
     Attributes:
-        bind: as of `round_trip`.
-        lengths: of every axis.
+        bind: see `Bind`.
+        lengths: the length of every axis.
     """
 
     bind: Bind
@@ -202,15 +204,15 @@ class _BoundRows:
 
     @property
     def identity(self) -> Hashable:
-        """What is the same of models in one spelling for which all comes out the same."""
+        """Return a key that is equal for models with equal results in one spelling."""
         table = self.bind(None)
         rows = tuple(map(table.has, table.rows))
-        declared = frozenset(lengths_of(table.sizes).items())
-        return rows, declared, frozenset(self.lengths.items())
+        lengths = frozenset(lengths_of(table.sizes).items())
+        return rows, lengths, frozenset(self.lengths.items())
 
 
 def _rows_of_side(family: Family, model: SyntheticModel, spelling: Spelling) -> _BoundRows | RoundTrip:
-    """The rows on one model in one spelling, or what is wrong with its sizes."""
+    """Bind the rows to one model in one spelling, or return the findings about its sizes."""
 
     @cache
     def bind(scan_axis: int | None) -> Table:
@@ -219,9 +221,11 @@ def _rows_of_side(family: Family, model: SyntheticModel, spelling: Spelling) -> 
         )
 
     try:
-        declared = bind(None).sizes
-        built = {axis: Size(n, "made up") for axis, n in model.lengths.items() if axis not in family.derived}
-        sizes = derive({**built, **declared}, family.derived, CONFIG)
+        config_sizes = bind(None).sizes
+        synthetic_sizes = {
+            axis: Size(n, "synthetic") for axis, n in model.lengths.items() if axis not in family.derived
+        }
+        sizes = derive({**synthetic_sizes, **config_sizes}, family.derived, CONFIG)
     except CheckpointError as error:
         return RoundTrip(tuple(findings_of(error)))
     return _BoundRows(bind, lengths_of(sizes))
@@ -229,14 +233,14 @@ def _rows_of_side(family: Family, model: SyntheticModel, spelling: Spelling) -> 
 
 @dataclass(frozen=True)
 class _SideReading:
-    """A checkpoint's arrays read as one side of the family's rows, in one layout.
+    """A checkpoint's arrays interpreted as one side of the family's rows, in one layout.
 
     Attributes:
         side: "huggingface" or "maxtext".
-        arrays: by name.
-        table: the rows, all flags decided.
-        share: of the rows' first names, how many are there.
-        open_flags: those that nothing decides, assumed not set.
+        arrays: the arrays by name.
+        table: the rows, with all flags decided.
+        share: the share of the rows' first names that exist.
+        open_flags: undecided flags, which are assumed not set.
     """
 
     side: str
@@ -250,14 +254,14 @@ class _SideReading:
         sides = [(row, row.right if side == "huggingface" else row.left) for row in table.rows]
         names = {item.key.first() for _, item in sides}
         undecided = {name for row in table.rows for name in row.flags} - table.flags.keys()
-        told = inferred_flags(sorted(undecided), sides, arrays)
-        flags = {**table.flags, **{name: replace(flag, open_key=None) for name, flag in told.items()}}
+        inferred = inferred_flags(sorted(undecided), sides, arrays)
+        flags = {**table.flags, **{name: replace(flag, open_key=None) for name, flag in inferred.items()}}
         share = sum(name in arrays for name in names) / len(names)
-        is_open = tuple(name for name, flag in told.items() if flag.open_key is not None)
+        is_open = tuple(name for name, flag in inferred.items() if flag.open_key is not None)
         return cls(side, arrays, replace(table, flags=flags), share, is_open)
 
     def mapped(self) -> Mapped | CheckpointError:
-        """The other side's arrays, or why there are none."""
+        """Return the arrays of the other side, or the error that prevents them."""
         try:
             if self.side == "huggingface":
                 return self.table.to_left(self.arrays)
@@ -266,21 +270,21 @@ class _SideReading:
             return error
 
     def hints(self) -> tuple[str, ...]:
-        return tuple(f"nothing says whether the model is {name}; assumed not" for name in self.open_flags)
+        return tuple(f"it is unknown whether the model is {name}; assumed not" for name in self.open_flags)
 
 
 def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[_SideReading]:
-    """The checkpoint as either side, in every layout.
+    """Interpret the checkpoint as either side, in every layout.
 
     Raises:
-        CheckpointError: the configuration has no such sizes.
+        CheckpointError: the configuration lacks a size.
     """
     names = {dotted(path): array for path, array in tree.arrays.items()}
     inner = view_of(tree).named
     right = family.table(config, CONFIG, spelling=family.spelling_of(names))
     stored = family_as_stored(family, inner)
     lefts = [stored.table(config, CONFIG)]
-    with contextlib.suppress(CheckpointError):  # MaxText does not scan every number of layers
+    with contextlib.suppress(CheckpointError):  # MaxText cannot scan every number of layers
         lefts = [*(stored.table(config, CONFIG, scan_axis=axis) for axis in (1, 0)), *lefts]
     return [
         _SideReading.of("huggingface", names, right),
@@ -291,7 +295,7 @@ def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[
 def _check_round_trip(
     family: Family, fit: _SideReading, mapped: Mapped, config: Mapping[str, Any] | None
 ) -> RoundTrip:
-    """The checkpoint's arrays in every layout, with the sizes and flags that they were found to have."""
+    """Run the round trips of the checkpoint's arrays, with their inferred sizes and flags."""
     arrays = fit.arrays if fit.side == "huggingface" else mapped.arrays
     shapes = {key: array.shape for key, array in arrays.items() if key not in mapped.dropped}
     spelling = family.spelling_of(arrays) if fit.side == "huggingface" else PLAIN
@@ -307,7 +311,7 @@ def _check_round_trip(
 
 
 Bind = Callable[[int | None], Table]
-"""Makes the table for layers stacked on an axis, or for unscanned ones; all of its flags are known."""
+"""A function that returns the table for a scan axis, or for unscanned layers; all flags are known."""
 Shapes = Mapping[str, Shape]
 
 _F32 = DTYPES["float32"]
@@ -315,13 +319,13 @@ _F32 = DTYPES["float32"]
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """What came of it.
+    """The result of the round trips in all layouts.
 
     Attributes:
-        findings: what is wrong, in any layout.
-        hints: what may explain some of it.
-        num_arrays: arrays on the right.
-        layouts: those in which everything came back.
+        findings: the problems in any layout.
+        hints: hints that may explain some findings.
+        num_arrays: number of arrays on the right.
+        layouts: the layouts in which all arrays came back.
     """
 
     findings: tuple[FamilyFinding, ...] = ()
@@ -331,11 +335,11 @@ class RoundTrip:
 
 
 def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = None) -> RoundTrip:
-    """Takes right arrays to the left and back, in every layout.
+    """Map right arrays to the left and back, in every layout.
 
     Args:
-        bind: makes the table of a layout.
-        lengths: of every axis.
+        bind: the function that returns the table of a layout.
+        lengths: the length of every axis.
         right: right keys and shapes; None for those of the rows.
     """
     rows = present_rows(bind(None), lengths)
@@ -344,7 +348,7 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
     right = _shapes(stored, lengths) if right is None else right
     hints: list[str] = []
     layouts: list[TriedLayout] = []
-    # Where two rows make one key, all else follows from that.
+    # If two rows produce one key, other findings would only be consequences.
     ambiguous = bool(findings)
     for name, scan_axis in LAYOUTS.items():
         try:
@@ -354,21 +358,21 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
             continue
         rows = present_rows(table, lengths)
         left = _shapes([row.left for row in rows], lengths)
-        result = list(_duplicate_targets([(row.left, row.right) for row in rows], lengths))
-        if not (result or ambiguous):
+        layout_findings = list(_duplicate_targets([(row.left, row.right) for row in rows], lengths))
+        if not (layout_findings or ambiguous):
             try:
-                result += _compare_round_trip(table, right, left)
+                layout_findings += _compare_round_trip(table, right, left)
             except CheckpointError as error:
-                result += findings_of(error)
+                layout_findings += findings_of(error)
                 hints += hints_of(error)
-        findings += result
-        if not (result or ambiguous):
+        findings += layout_findings
+        if not (layout_findings or ambiguous):
             layouts.append(TriedLayout(name, len(left)))
     return RoundTrip(tuple(dict.fromkeys(findings)), tuple(dict.fromkeys(hints)), len(right), tuple(layouts))
 
 
 def present_rows(table: Table, lengths: Mapping[str, int]) -> list[Row]:
-    """The rows that a model has, without those of an axis that is empty or of unknown length."""
+    """Return the rows of a model, without those with an axis that is empty or of unknown length."""
     return [
         row
         for row in filter(table.has, table.rows)
@@ -378,32 +382,32 @@ def present_rows(table: Table, lengths: Mapping[str, int]) -> list[Row]:
 
 
 def _shapes(sides: Iterable[Side], lengths: Mapping[str, int]) -> dict[str, Shape]:
-    """Every key of the sides, with the shape of its array."""
+    """Return every key of the sides, with the shape of its array."""
     return {key: side.shape(lengths) for side in sides for key in side.keys(lengths)}
 
 
 def _duplicate_targets(
     sides: Sequence[tuple[Side, Side]], lengths: Mapping[str, int]
 ) -> Iterator[FamilyFinding]:
-    """Keys that two rows make, or two coordinates of one: pairs are the side that is made and the other."""
+    """Yield the keys that are produced twice. Pairs are the target side and the source side."""
     makers: dict[str, int] = {}
     for number, (side, other) in enumerate(sides):
         if side.join is not None and side.join.number > 0:
-            # A later part of an array that the row of the first one makes.
+            # A later part of an array, which the row of the first part produces.
             continue
         for key in side.keys(lengths):
             if key not in makers:
                 makers[key] = number
             elif makers[key] == number:
-                yield FamilyFinding("key", key, f"made twice by {side.key}, at two coordinates")
+                yield FamilyFinding("key", key, f"produced twice by {side.key}, at two coordinates")
             else:
                 first = sides[makers[key]][1].key
-                yield FamilyFinding("key", key, f"made twice, from {first} and from {other.key}")
+                yield FamilyFinding("key", key, f"produced twice, from {first} and from {other.key}")
 
 
 def _compare_round_trip(table: Table, right: Shapes, left: Shapes) -> Iterator[FamilyFinding]:
-    """Compares what comes out on the left with what its sides say, and what comes back with what went in."""
-    # Rows that change values want numbers that can be changed, and give float32 back as float32.
+    """Compare the left arrays with the sides of the rows, and the returned arrays with the original ones."""
+    # Rows that change values need a float dtype, and keep float32.
     there = table.to_left({key: Constant(shape, _F32, bytes(4)) for key, shape in right.items()})
     yield from _differences(there.arrays, left)
     kept = {key: shape for key, shape in right.items() if key not in there.dropped}
@@ -411,10 +415,10 @@ def _compare_round_trip(table: Table, right: Shapes, left: Shapes) -> Iterator[F
 
 
 def _differences(arrays: Mapping[str, LazyArray], expected: Shapes) -> Iterator[FamilyFinding]:
-    yield from (FamilyFinding("missing", key, "no row makes it") for key in expected if key not in arrays)
+    yield from (FamilyFinding("missing", key, "no row produces it") for key in expected if key not in arrays)
     for key, array in arrays.items():
         if key not in expected:
             yield FamilyFinding("not expected", key, "no row has this key")
         elif array.shape != expected[key] or (array.dtype.is_float and array.dtype != _F32):
-            built = f"{array.dtype}{list(array.shape)}"
-            yield FamilyFinding("shape", key, f"got {built}, expected {_F32}{list(expected[key])}")
+            actual = f"{array.dtype}{list(array.shape)}"
+            yield FamilyFinding("shape", key, f"got {actual}, expected {_F32}{list(expected[key])}")

@@ -1,4 +1,4 @@
-"""What can be wrong in a family itself, whatever the model: names that nothing explains."""
+"""Find mistakes in the definition of a family, independent of a model."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ckpttools.mapping.values import Scale
 from ckpttools.model_families.family import Family
 
 LAYOUTS = {"unscanned": None, "scanned on axis 0": 0, "scanned on axis 1": 1}
-"""How MaxText may lay layers out, and the scan axis of each."""
+"""Layouts of MaxText, and the scan axis of each."""
 
 
-# With these the rows can be tried nevertheless.
+# The rows can be checked despite findings of these kinds.
 _HARMLESS = ("flag", "spelling")
 
 
 def is_fatal(finding: FamilyFinding) -> bool:
-    """Whether a finding about a definition leaves nothing to be tried."""
+    """Return whether a finding about a definition prevents further checks."""
     return finding.kind not in _HARMLESS
 
 
@@ -56,7 +56,7 @@ class Definition:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All rows that can be made, the unscanned ones first."""
+        """Return all valid rows, the unscanned ones first."""
         return self._by_layout[0]
 
     @property
@@ -65,31 +65,31 @@ class Definition:
 
     @cached_property
     def labeled(self) -> dict[str, list[Field]]:
-        """The fields that write an axis as words, by axis."""
-        result: dict[str, list[Field]] = {}
+        """Return the fields that write an axis as words, by axis."""
+        fields_by_axis: dict[str, list[Field]] = {}
         for field in dict.fromkeys(field for side in self.sides for field in side.key.fields if field.labels):
-            result.setdefault(field.axes[0], []).append(field)
-        return result
+            fields_by_axis.setdefault(field.axes[0], []).append(field)
+        return fields_by_axis
 
     @cached_property
     def axes(self) -> frozenset[str]:
-        """Every axis that has a length somewhere."""
+        """Return every axis that has a length."""
         family = self.family
         named = {axis for side in self.sides for axis in side.axes}
         return frozenset(named | family.sizes.keys() | family.derived.keys() | family.constants.keys())
 
     @cached_property
     def unruled(self) -> dict[str, Flag]:
-        """Flags that rows ask for and no rule sets, as not set."""
-        asked = {flag for row in self.rows for flag in row.flags}
-        return {flag: Flag(False, "no rule") for flag in sorted(asked - self.family.flags.keys())}
+        """Return the flags that rows use and no rule sets, as not set."""
+        used_flags = {flag for row in self.rows for flag in row.flags}
+        return {flag: Flag(False, "no rule") for flag in sorted(used_flags - self.family.flags.keys())}
 
     def findings(self) -> tuple[FamilyFinding, ...]:
-        """All that is wrong, each once."""
+        """Return all findings, each once."""
         texts = tuple(self._texts())
         if texts:
             return texts
-        result = (
+        found = (
             *self._by_layout[1],
             *self._rows(),
             *self._labels(),
@@ -97,10 +97,10 @@ class Definition:
             *self._formulas(),
             *self._spellings(),
         )
-        return tuple(dict.fromkeys(result))
+        return tuple(dict.fromkeys(found))
 
     def _texts(self) -> Iterator[FamilyFinding]:
-        """Where there is a text instead of a tuple of texts: Python goes through its letters."""
+        """Yield findings for strings in place of tuples, which Python would iterate by letter."""
         family = self.family
         tuples: dict[str, object] = {
             name: getattr(family, name) for name in ("model_types", "models", "dropped", "left_out", "towers")
@@ -116,19 +116,19 @@ class Definition:
                 )
         for axis, names in family.sizes.items():
             if not names or not isinstance(names[0], str):
-                yield FamilyFinding("size", axis, "no configuration field says its length")
+                yield FamilyFinding("size", axis, "no configuration field states its length")
 
     def _rows(self) -> Iterator[FamilyFinding]:
         if not self.family.rows:
             yield FamilyFinding(
-                "row", "rows", "there are none outside of layers, such as that of the embedding"
+                "row", "rows", "there are no rows outside of layers, such as that of the embedding"
             )
         for side in self.sides:
             for axis, times in Counter(side.axes).items():
                 if times > 1:
                     yield FamilyFinding("axis", str(side), f"{axis} occurs twice on one side")
             for name in sorted(side.key.needs - self.axes):
-                yield FamilyFinding("axis", str(side), f"nothing has an axis {name}{near(name, self.axes)}")
+                yield FamilyFinding("axis", str(side), f"there is no axis {name}{near(name, self.axes)}")
         for row in (*self.family.rows, *(row for group in self.family.layers for row in group.rows)):
             if isinstance(row.op, Scale) and row.op.axis not in self.axes:
                 text = f"values are scaled by {row.op.axis}, which no row has{near(row.op.axis, self.axes)}"
@@ -141,7 +141,7 @@ class Definition:
             if len(counts) > 1:
                 yield FamilyFinding("label", axis, f"{' and '.join(map(str, fields))} have different lengths")
             elif axis in constants and constants[axis] not in counts:
-                yield FamilyFinding("label", axis, f"{fields[0]}, but [constants] says {constants[axis]}")
+                yield FamilyFinding("label", axis, f"{fields[0]}, but [constants] has {constants[axis]}")
 
     def _flags(self) -> Iterator[FamilyFinding]:
         rules = self.family.flags
@@ -149,11 +149,11 @@ class Definition:
         for flag, row in asking.items():
             if flag not in rules:
                 yield FamilyFinding(
-                    "flag", flag, f"no rule sets it, but {row.left.key} asks for it{near(flag, rules)}"
+                    "flag", flag, f"no rule sets it, but {row.left.key} uses it{near(flag, rules)}"
                 )
         for flag in (*rules, *(tower for tower in self.family.towers if tower not in rules)):
             if flag not in asking:
-                yield FamilyFinding("flag", flag, f"no row asks for it{near(flag, asking)}")
+                yield FamilyFinding("flag", flag, f"no row uses it{near(flag, asking)}")
 
     def _formulas(self) -> Iterator[FamilyFinding]:
         family = self.family
@@ -165,31 +165,31 @@ class Definition:
                 continue
             for name in unknown:
                 yield FamilyFinding(
-                    "formula", axis, f"{formula!r}: no axis is called {name}{near(name, self.axes)}"
+                    "formula", axis, f"{formula!r}: there is no axis {name}{near(name, self.axes)}"
                 )
             if axis in self._followed(axis):
-                yield FamilyFinding("formula", axis, f"{formula!r} follows from {axis} itself")
+                yield FamilyFinding("formula", axis, f"{formula!r} depends on {axis} itself")
         for axis in sorted(family.constants.keys() & family.sizes.keys()):
-            yield FamilyFinding("size", axis, "both the configuration and a constant say its length")
+            yield FamilyFinding("size", axis, "both the configuration and a constant state its length")
         for text in family.unplaced_keys:
             for name in sorted(parse_key(text).needs - self.axes):
-                yield FamilyFinding("axis", text, f"nothing has an axis {name}{near(name, self.axes)}")
+                yield FamilyFinding("axis", text, f"there is no axis {name}{near(name, self.axes)}")
 
     def _followed(self, axis: str) -> frozenset[str]:
-        """The axes that the length of one follows from, where no configuration says any."""
-        declared = self.family.sizes.keys() | self.family.constants.keys()
-        result: set[str] = set()
-        rest = {axis}
-        while rest:
-            names = _names(self.family.derived.get(rest.pop())) - declared - result
-            result |= names
-            rest |= names
-        return frozenset(result)
+        """Return the axes that the length of an axis depends on through formulas."""
+        stated_axes = self.family.sizes.keys() | self.family.constants.keys()
+        followed: set[str] = set()
+        pending = {axis}
+        while pending:
+            names = _names(self.family.derived.get(pending.pop())) - stated_axes - followed
+            followed |= names
+            pending |= names
+        return frozenset(followed)
 
     def _spellings(self) -> Iterator[FamilyFinding]:
         family = self.family
         if not family.spellings:
-            yield FamilyFinding("row", "spellings", "there are none, not even the one that changes nothing")
+            yield FamilyFinding("row", "spellings", "there are none, not even one without changes")
         keys = {str(row.right.key) for row in self.rows}
         written: dict[tuple[str, ...], str] = {}
         names: set[str] = set()
@@ -200,14 +200,14 @@ class Definition:
             for prefix in spelling.prefixes:
                 if not any(key.startswith(prefix) for key in keys):
                     yield FamilyFinding("spelling", spelling.name, f"no row's key begins with {prefix!r}")
-            # A text model with an architecture of its own is of another family, whatever its names are.
+            # A text model with another architecture belongs to another family, even with the same names.
             for model_type in () if spelling.architecture else spelling.model_types:
                 if model_type not in family.model_types:
                     text = f"the family has no model_type {model_type}{near(model_type, family.model_types)}"
                     yield FamilyFinding("spelling", spelling.name, text)
             own = tuple(str(spelling.key(row.right.key)) for row in self.rows) or (spelling.name,)
             if own in written and not spelling.architecture:
-                text = f"its files have {own[0]}, as those of {written[own]}: nothing tells them apart"
+                text = f"its files have {own[0]}, like those of {written[own]}, and cannot be distinguished"
                 yield FamilyFinding("spelling", spelling.name, text)
             written.setdefault(own, spelling.name)
 

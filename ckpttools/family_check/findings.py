@@ -1,4 +1,4 @@
-"""What a check finds, as plain values."""
+"""Findings of a check, as plain values."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, ShapeError, did_you_mean, listing, near_names
 from ckpttools.mapping.coverage import Coverage, NotCoveredError
 
-# Looking for a near name compares with every array that is left over.
+# The search for a similar name compares with every unmatched array.
 _MOST_NEAR = 20
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyFinding:
-    """Something that is wrong.
+    """A problem in a family.
 
     Attributes:
-        kind: "row", "key", "axis", "flag", "size", "formula", "label", "spelling" or "op" where it is the
-            family's own; "missing", "not expected" or "shape" where arrays do not fit it.
+        kind: "row", "key", "axis", "flag", "size", "formula", "label", "spelling" or "op" for a problem of
+            the family itself; "missing", "not expected" or "shape" if arrays do not match it.
         location: the row, key, axis or array.
-        text: what is wrong with it.
+        text: the description of the problem.
     """
 
     kind: str
@@ -30,11 +30,11 @@ class FamilyFinding:
 
 @dataclass(frozen=True, slots=True)
 class TriedLayout:
-    """One way in which MaxText lays the layers out.
+    """A layout of layers in MaxText.
 
     Attributes:
         name: "unscanned", "scanned on axis 0" or "scanned on axis 1".
-        num_arrays: arrays that the left side has in it.
+        num_arrays: number of arrays on the left side.
     """
 
     name: str
@@ -43,18 +43,18 @@ class TriedLayout:
 
 @dataclass(frozen=True)
 class FamilyCheck:
-    """What a check came to.
+    """The result of a check.
 
     Attributes:
-        family: its name.
+        family: the name of the family.
         against: the checkpoint it was compared with, or None.
-        side: "huggingface" or "maxtext", whose names that has, or None.
-        config: the configuration that sizes came from, or None where they were made up.
-        models: what sets each of the models apart on which rows were tried.
-        num_arrays: arrays that the right side has; of the largest model.
-        layouts: those in which everything went there and back, of the largest model.
-        findings: all that is wrong; none if the family is sound.
-        hints: sentences that may explain some of it.
+        side: "huggingface" or "maxtext", the naming scheme of the checkpoint, or None.
+        config: the configuration that gave the sizes, or None for synthetic ones.
+        models: a description of each model that was checked.
+        num_arrays: number of arrays on the right side, for the largest model.
+        layouts: the layouts in which the round trip succeeded, for the largest model.
+        findings: all problems; none if the family is sound.
+        hints: sentences that may explain some findings.
     """
 
     family: str
@@ -68,7 +68,7 @@ class FamilyCheck:
     hints: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """The verdict, and what is wrong."""
+        """Return the verdict and the findings."""
         lines = [f"{finding.kind}: {finding.location}: {finding.text}" for finding in self.findings]
         return f"<FamilyCheck of {self.family}: {'sound' if self.sound else 'not sound'}{listing(lines)}>"
 
@@ -78,7 +78,7 @@ class FamilyCheck:
 
 
 def findings_of(error: CheckpointError) -> Iterator[FamilyFinding]:
-    """What an error of a table says, one by one."""
+    """Yield the findings in an error of a table."""
     if isinstance(error, NotCoveredError):
         yield from _coverage_findings(error.coverage)
         return
@@ -94,7 +94,7 @@ def findings_of(error: CheckpointError) -> Iterator[FamilyFinding]:
 def _coverage_findings(coverage: Coverage) -> Iterator[FamilyFinding]:
     for number, (key, shape) in enumerate(coverage.missing.items()):
         near = near_names(key, coverage.extra, 1) if number < _MOST_NEAR else []
-        there = f"; there is {near[0]}" if near else ""
+        there = f"; {near[0]} exists" if near else ""
         yield FamilyFinding("missing", key, f"an array of shape {list(shape)}{there}")
     for key in coverage.extra:
         yield FamilyFinding("not expected", key, "no row has this key")
@@ -109,6 +109,6 @@ def hints_of(error: CheckpointError) -> tuple[str, ...]:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """What to say after a sentence about a name that is not known."""
+    """Return a suggestion to append to a sentence about an unknown name."""
     question = did_you_mean(name, known)
     return f"; {question}" if question else ""

@@ -1,4 +1,4 @@
-"""Models made up for a family: sizes that its formulas can do with, and every setting of its flags."""
+"""Create synthetic models of a family: sizes that satisfy its formulas, and every setting of its flags."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 from ckpttools.mapping.flags import Flag
 from ckpttools.model_families.family import Family
 
-# Lengths differ from axis to axis, so that one taken for another does not fit.
+# Lengths differ between axes, so that confusing two axes causes a mismatch.
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
 _LARGEST = 60
-# Settings of flags that are tried; a family of twelve independent ones has more.
+# Limit for the tried settings of flags; twelve independent flags have more.
 _MOST_SETTINGS = 64
 
 
 @dataclass(frozen=True)
 class SyntheticModel:
-    """A model to try the rows on.
+    """A synthetic model for checking the rows.
 
     Attributes:
-        declared: what sets it apart from the others.
-        config: its configuration; None where there is none.
-        lengths: of the axes that the configuration does not give.
-        flags: those that no configuration sets.
+        declared: a description that distinguishes the model from the others.
+        config: its configuration; None if there is none.
+        lengths: the lengths of axes that the configuration does not give.
+        flags: flags that no configuration sets.
     """
 
     declared: str
@@ -39,7 +39,7 @@ class SyntheticModel:
 
 
 def synthetic_model(definition: Definition) -> Iterator[SyntheticModel]:
-    """Models that differ in their flags, and in whether fields with a default are there."""
+    """Yield models that differ in their flags, and in whether fields with a default are stated."""
     family = definition.family
     optional = frozenset(axis for axis, names in family.sizes.items() if isinstance(names[-1], int))
     for absent in dict.fromkeys((frozenset[str](), optional)):
@@ -49,9 +49,11 @@ def synthetic_model(definition: Definition) -> Iterator[SyntheticModel]:
         for sizes in dict.fromkeys((complete, any_size)):
             alike = [] if sizes is complete else ["an incomplete cycle"]
             for setting in islice(flag_settings(family, sizes.stated), _MOST_SETTINGS):
-                declared = ", ".join([*setting.declared, *lacking, *alike]) or "no flags"
+                description = ", ".join([*setting.declared, *lacking, *alike]) or "no flags"
                 config = configuration({**sizes.stated, **setting.fields})
-                yield SyntheticModel(declared, config, sizes.lengths, {**definition.unruled, **setting.flags})
+                yield SyntheticModel(
+                    description, config, sizes.lengths, {**definition.unruled, **setting.flags}
+                )
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class FlagSetting:
     """One setting of a family's flags.
 
     Attributes:
-        fields: value of each configuration field that a flag reads, None for one that is not there.
-        flags: those that only a user sets.
+        fields: value of each configuration field that a flag reads, None for an absent field.
+        flags: flags that only a user sets.
     """
 
     fields: Mapping[str, Any]
@@ -73,11 +75,14 @@ class FlagSetting:
 
 
 def flag_settings(family: Family, stated: Mapping[str, int]) -> Iterator[FlagSetting]:
-    """Every setting of a family's flags; those of how files were written take turns, as they double no rule.
+    """Yield every setting of a family's flags.
+
+    Flags that describe files alternate, since no rule depends on them.
 
     Args:
-        family: whose flags.
-        stated: fields that say a length; where a flag is whether such a field is there, it stays or goes.
+        family: the family.
+        stated: fields that state a length; a flag that depends on the presence of such a field keeps or
+            removes it.
     """
     choices: dict[str, list[Any]] = {}
     users: list[str] = []
@@ -100,35 +105,35 @@ def flag_settings(family: Family, stated: Mapping[str, int]) -> Iterator[FlagSet
     )
     for (fields, values), turn in zip(settings, cycle((False, True)), strict=False):
         by_name = {**dict(zip(users, values, strict=True)), **dict.fromkeys(files, turn)}
-        flags = {name: Flag(item, "made up") for name, item in by_name.items()}
+        flags = {name: Flag(item, "synthetic") for name, item in by_name.items()}
         yield FlagSetting(dict(zip(choices, fields, strict=True)), flags)
 
 
 def configuration(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with these fields, dots in their names for nested ones; those of None are left out.
+    """Return a configuration with these fields, with dots for nested ones; None values are left out.
 
-    It is of no type that anybody knows: of that, fields that are left out would have sizes of their own.
+    Its model type is unknown, because known types would have defaults for missing fields.
     """
-    built: dict[str, Any] = {"model_type": "made-up"}
+    config: dict[str, Any] = {"model_type": "made-up"}
     for name, item in fields.items():
-        *above, last = name.split(".")
-        inner = built
-        for key in above:
+        *parents, last = name.split(".")
+        inner = config
+        for key in parents:
             inner = inner.setdefault(key, {})
         if item is not None:
             inner[last] = item
-    return built
+    return config
 
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """Lengths of all axes of a model made up.
+    """The lengths of all axes of a synthetic model.
 
     Attributes:
         formulas: axis -> formula.
         fixed: axis -> length that does not depend on the model.
-        names: axis -> what says its length: a configuration field, or the axis itself in brackets.
-        variables: such a name -> length.
+        names: axis -> the source of its length: a configuration field, or the axis itself in brackets.
+        variables: source -> length.
     """
 
     formulas: Mapping[str, str]
@@ -138,31 +143,31 @@ class Sizes:
 
     @classmethod
     def of(cls, definition: Definition, absent: frozenset[str] = frozenset()) -> Sizes:
-        """Sizes with which all formulas come out, and to two or more, as far as there are such.
+        """Return sizes for which all formulas have valid lengths, of two or more if possible.
 
-        In a single block or layer a wrong number in a name would meet no other.
+        With a single block or layer, a wrong index in a name could not collide with another.
 
         Args:
-            definition: of the family.
-            absent: axes whose fields are not there, so that their default counts.
+            definition: the definition of the family.
+            absent: axes whose fields are absent, so that their defaults count.
         """
         family = definition.family
         labeled = {axis: len(fields[0].labels) for axis, fields in definition.labeled.items()}
         fixed = {**labeled, **family.constants, **{axis: int(family.sizes[axis][-1]) for axis in absent}}
         formulas = {axis: item for axis, item in family.derived.items() if axis not in fixed}
-        # Axes in keys, and what these follow from, are short: each of their coordinates is an array.
+        # Axes in keys, and the axes that they depend on, are short, because each coordinate is an array.
         short = {axis for side in definition.sides for axis in side.key.axes}
         short |= {name for axis in short & formulas.keys() for name in axes_in(formulas[axis])}
         free = sorted(definition.axes - {*fixed, *formulas}, key=lambda axis: (axis not in short, axis))
         names = {axis: str(family.sizes.get(axis, (f"({axis})",))[0]) for axis in free}
         distinct = list(dict.fromkeys(names.values()))
         primes = _PRIMES * (1 + len(distinct) // len(_PRIMES))
-        built = cls(formulas, fixed, names, dict(zip(distinct, primes, strict=False)))
-        built._solve()
-        return built
+        sizes = cls(formulas, fixed, names, dict(zip(distinct, primes, strict=False)))
+        sizes._solve()
+        return sizes
 
     def with_complete_cycles(self, family: Family) -> Sizes:
-        """Return sizes with which MaxText scans the layers: these, or those of another number of layers."""
+        """Return sizes for which MaxText can scan the layers: these, or with another number of layers."""
         changes = [{**self.variables, name: n} for name in sorted(self.variables) for n in range(1, _LARGEST)]
         fitting = [
             change for change in changes if not family.layers_beyond_cycles(self._evaluated(change)[0])
@@ -173,21 +178,21 @@ class Sizes:
 
     @property
     def stated(self) -> dict[str, int]:
-        """What a configuration says: field -> length."""
+        """Return field -> length, as in a configuration."""
         return {name: length for name, length in self.variables.items() if not name.startswith("(")}
 
     @property
     def lengths(self) -> dict[str, int]:
-        """The length of every axis; those whose formula does not come out are left out."""
+        """Return the lengths of all axes whose formula has a valid length."""
         return self._evaluated(self.variables)[0]
 
     @property
     def wrong(self) -> list[str]:
-        """The axes whose formula comes out with none of the sizes that were tried."""
+        """Return the axes whose formula has no valid length for any of the tried sizes."""
         return self._evaluated(self.variables)[1]
 
     def _evaluated(self, variables: Mapping[str, int]) -> tuple[dict[str, int], list[str]]:
-        """Lengths, and the axes whose formula does not come out."""
+        """Return the lengths, and the axes whose formula has no valid length."""
         lengths = {**{axis: variables[name] for axis, name in self.names.items()}, **self.fixed}
         wrong: list[str] = []
         for _ in self.formulas:
@@ -205,7 +210,7 @@ class Sizes:
         return lengths, wrong
 
     def _solve(self) -> None:
-        """Changes one size at a time, as long as more formulas come out so."""
+        """Change one size at a time, as long as more formulas get valid lengths."""
         axes = {axis for formula in self.formulas.values() for axis in axes_in(formula)}
         names = {self.names[axis] for axis in axes & self.names.keys()}
         while (score := self._score(self.variables)) != (0, 0):
@@ -216,6 +221,6 @@ class Sizes:
             self.variables.update(best)
 
     def _score(self, variables: Mapping[str, int]) -> tuple[int, int]:
-        """Formulas that do not come out, and what lacks to make each of the others two at least."""
+        """Return the number of failing formulas, and how much the others fall short of two."""
         lengths, wrong = self._evaluated(variables)
         return len(wrong), sum(max(0, 2 - lengths.get(axis, 2)) for axis in self.formulas)

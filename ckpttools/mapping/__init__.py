@@ -1,3 +1,1 @@
-"""Naming and layout rules for the same arrays in two frameworks: named axes, rows, tables. No I/O, no model
-names.
-"""
+"""Naming and layout rules for the same arrays in two frameworks, without I/O and model names."""

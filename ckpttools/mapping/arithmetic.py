@@ -39,10 +39,10 @@ def value(formula: str, lengths: Mapping[str, int]) -> int:
 
     Args:
         formula: such as `layers // 6`; `/` is a division that must leave no remainder.
-        lengths: length of every axis that it names.
+        lengths: the length of every axis in the formula.
 
     Raises:
-        MappingError: as `axes_in`.
+        MappingError: see `axes_in`.
         DoesNotDivideError: a `/` leaves a remainder, or the divisor is 0.
     """
     return _value(_parse(formula), lengths, formula)
@@ -53,9 +53,7 @@ def _parse(formula: str) -> ast.expr:
     try:
         tree = ast.parse(formula.strip(), mode="eval").body
     except SyntaxError:
-        raise MappingError(
-            "a length must follow from others by + - * / // % and min(a, b)", got=formula
-        ) from None
+        raise MappingError("a length formula may only use + - * / // % and min(a, b)", got=formula) from None
     _check(tree, formula)
     return tree
 
@@ -73,7 +71,7 @@ def _check(node: ast.expr, formula: str) -> None:
             _check(left, formula)
             _check(right, formula)
         case _:
-            raise MappingError("a length must follow from others by + - * / // % and min(a, b)", got=formula)
+            raise MappingError("a length formula may only use + - * / // % and min(a, b)", got=formula)
 
 
 def _value(node: ast.expr, lengths: Mapping[str, int], formula: str) -> int:
@@ -98,7 +96,7 @@ def _value(node: ast.expr, lengths: Mapping[str, int], formula: str) -> int:
 
 
 def _divide_exactly(first: int, second: int) -> int:
-    quotient, rest = divmod(first, second)
-    if rest:
-        raise DoesNotDivideError(f"{first} is no multiple of {second}")
+    quotient, remainder = divmod(first, second)
+    if remainder:
+        raise DoesNotDivideError(f"{first} is not a multiple of {second}")
     return quotient

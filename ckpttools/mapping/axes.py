@@ -21,12 +21,12 @@ from ckpttools.mapping.keys import AxisGroup, Coordinates, Key, parse_key
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Position of a side among the parts that are concatenated into one array.
+    """The position of a side among the parts that are concatenated into one array.
 
     Attributes:
-        at: index of the group on which the parts are concatenated.
-        depth: number of axes of that group that are outside of all parts.
-        parts: the axes of every part; empty where only this one is known.
+        at: index of the concatenated group.
+        depth: number of axes of that group in front of the parts.
+        parts: the axes of every part; empty if only this one is known.
         number: index of this part.
     """
 
@@ -134,21 +134,21 @@ def parse_groups(text: str) -> tuple[AxisGroup, ...]:
     """Parse array axes such as `(heads head_dim) embed`, with a `+` before the axes that begin a part.
 
     Raises:
-        MappingError: as `parse_side`.
+        MappingError: see `parse_side`.
     """
     groups: list[AxisGroup] = []
-    rest = text.strip()
-    while rest:
-        if rest.startswith(("(", "+(")):
-            plus, _, rest = rest.partition("(")
-            inside, closed, rest = rest.partition(")")
+    remaining = text.strip()
+    while remaining:
+        if remaining.startswith(("(", "+(")):
+            plus, _, remaining = remaining.partition("(")
+            inside, closed, remaining = remaining.partition(")")
             if not closed:
                 raise MappingError("a bracket is not closed", location=text, got="(" + inside)
             groups.append(tuple((plus + inside).split()))
         else:
-            name, _, rest = rest.partition(" ")
+            name, _, remaining = remaining.partition(" ")
             groups.append((name,))
-        rest = rest.strip()
+        remaining = remaining.strip()
     for axis in (axis for group in groups for axis in group):
         if not axis.removeprefix("+").isidentifier():
             raise MappingError("an axis name must be a word", location=text, got=axis)

@@ -1,8 +1,7 @@
 """Conversion of quantization blocks (elements that share a scale) from one side's axes to the other's.
 
 A matrix (heads head_dim) x embed in blocks of 128 x 128 has a grid of scales. Given the number of blocks on
-each axis, (16 heads, 2 blocks per head) x 16 blocks of embed, the row itself rearranges that grid: with
-these
+each axis, (16 heads, 2 blocks per head) x 16 blocks of embed, the row itself rearranges that grid: with these
 counts in place of the axis lengths, and without its value op.
 """
 
@@ -26,8 +25,8 @@ def block_counts(side: Side, sizes: Mapping[str, int], block: Block) -> dict[str
     """Count the blocks on each axis of a side whose last two groups are cut into blocks.
 
     Args:
-        side: of a row; an array of at least two axes.
-        sizes: length of every axis.
+        side: a side of a row, with an array of at least two axes.
+        sizes: the length of every axis.
         block: elements of a block on the last two axes of the array.
 
     Returns:
@@ -44,7 +43,7 @@ def block_counts(side: Side, sizes: Mapping[str, int], block: Block) -> dict[str
             part = prod(sizes[axis] for axis in side.groups[at][side.join.depth :])
             if part % size:
                 raise MappingError(
-                    "blocks reach over the edges of parts", got=f"parts of {part} rows, blocks of {size}"
+                    "blocks cross the edges of parts", got=f"parts of {part} rows, blocks of {size}"
                 )
         counts |= _counts(side.groups[at], sizes, size)
     return counts
@@ -61,7 +60,7 @@ def _counts(group: AxisGroup, sizes: Mapping[str, int], size: int) -> dict[str, 
     counts = cell_counts(group, sizes, size)
     if counts is None:
         raise MappingError(
-            "blocks reach over the edges of axes", got=f"{axes_text(group, sizes)} in blocks of {size}"
+            "blocks cross the edges of axes", got=f"{axes_text(group, sizes)} in blocks of {size}"
         )
     return counts
 
@@ -84,8 +83,8 @@ def grid_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int]) -> 
     """Return the shape of the grid of scales of a side's full array, all parts included.
 
     Args:
-        side: of a row.
-        sizes: length of every axis.
+        side: a side of a row.
+        sizes: the length of every axis.
         counts: number of blocks on each axis that is cut into blocks; for arrays of parts, on the axes of
             all parts.
 
@@ -96,13 +95,13 @@ def grid_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int]) -> 
     for axis in side.key.axes:
         if cut[axis] != sizes[axis]:
             raise MappingError(
-                "arrays would share blocks", got=f"{axis} is in names, {sizes[axis]} in a block"
+                "several arrays would share a block", got=f"{axis} is in names, {sizes[axis]} in a block"
             )
     for at, group in enumerate(side.groups):
         if side.join is not None and side.join.at == at and len(side.parts) > 1:
             outside = group[: side.join.depth]
             if any(cut[axis] != sizes[axis] for axis in outside):
-                raise MappingError("blocks reach over the edges of parts", got=axes_text(outside, sizes))
+                raise MappingError("blocks cross the edges of parts", got=axes_text(outside, sizes))
             group = group[side.join.depth :]
         _check_together(group, sizes, cut)
     return side.shape(cut)
@@ -113,7 +112,7 @@ def _check_together(group: Iterable[str], sizes: Mapping[str, int], cut: Mapping
     inside = False
     for axis in group:
         if inside and cut[axis] != 1:
-            raise MappingError("the elements of a block lie apart", got=axes_text(group, sizes))
+            raise MappingError("the elements of a block are not contiguous", got=axes_text(group, sizes))
         inside = inside or cut[axis] != sizes[axis]
 
 
@@ -128,7 +127,7 @@ def merged_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
         for axis, count in item.items():
             if merged.setdefault(axis, count) != count:
                 raise MappingError(
-                    "parts of one array lie in different blocks",
+                    "the parts of one array have different blocks",
                     got=f"{axis}: {merged[axis]} and {count} blocks",
                 )
     return merged
@@ -158,7 +157,7 @@ def fitting_cells(row: Row, sizes: Mapping[str, int], block: Block, fits: Fits) 
     Raises:
         MappingError: no cells exist, or they are so small that scales would be as large as the weight.
     """
-    result: tuple[dict[str, int], str] | None = None
+    coarsest: tuple[dict[str, int], str] | None = None
     failed: MappingError | None = None
     for counts in cells_within(row.right, sizes, block):
         try:
@@ -169,20 +168,23 @@ def fitting_cells(row: Row, sizes: Mapping[str, int], block: Block, fits: Fits) 
         misfit = fits(row, sizes, grid)
         if not misfit:
             return counts, ""
-        result = result or (counts, misfit)
-    if result is None:
+        coarsest = coarsest or (counts, misfit)
+    if coarsest is None:
         block_counts(row.right, sizes, block)
-        raise failed or MappingError("blocks reach over the edges of axes", got=f"blocks of {block[0]}")
-    return result
+        raise failed or MappingError("blocks cross the edges of axes", got=f"blocks of {block[0]}")
+    return coarsest
 
 
 def times_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int], block: Block) -> Block:
-    """Count the cells of a block on the last two axes of a right array; errors as `times_in_block`."""
+    """Count the cells of a block on the last two axes of a right array.
+
+    Raise the errors of `times_in_block`.
+    """
     uncut = [
         axis for group in side.groups[:-2] for axis in group if counts.get(axis, sizes[axis]) != sizes[axis]
     ]
     if uncut or len(side.groups) < 2:
-        raise MappingError("matrices would share blocks", got=" ".join(uncut) or None)
+        raise MappingError("several matrices would share a block", got=" ".join(uncut) or None)
     rows, columns = (
         times_in_block(group, sizes, counts, size)
         for group, size in zip(side.groups[-2:], block, strict=True)
@@ -191,12 +193,13 @@ def times_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int], bl
 
 
 def cells_within(side: Side, sizes: Mapping[str, int], block: Block) -> Iterator[dict[str, int]]:
-    """Yield the ways to cut the last two groups of a side so that each cell is inside one block, coarsest
-    first.
+    """Yield the ways to cut a side into cells that are each inside one block, coarsest first.
+
+    The last two groups of the side are cut.
 
     Args:
-        side: of a row, not of parts; an array of at least two axes.
-        sizes: length of every axis.
+        side: a side of a row without parts, with an array of at least two axes.
+        sizes: the length of every axis.
         block: elements of a block on the last two axes of the array.
 
     Yields:
@@ -219,8 +222,10 @@ def _cells(group: AxisGroup, sizes: Mapping[str, int], size: int) -> dict[int, d
     """Map neighbors per cell to the number of cells on each axis, for cells inside a block and an axis."""
     length = prod(sizes[axis] for axis in group)
     largest = length if length <= size else gcd(length, size)
-    result = {cell: cell_counts(group, sizes, cell) for cell in range(1, largest + 1) if largest % cell == 0}
-    return {cell: counts for cell, counts in result.items() if counts is not None}
+    counts_by_cell = {
+        cell: cell_counts(group, sizes, cell) for cell in range(1, largest + 1) if largest % cell == 0
+    }
+    return {cell: counts for cell, counts in counts_by_cell.items() if counts is not None}
 
 
 def cells_of_grid(side: Side, sizes: Mapping[str, int], grid: tuple[int, ...]) -> dict[str, int]:
@@ -233,13 +238,17 @@ def cells_of_grid(side: Side, sizes: Mapping[str, int], grid: tuple[int, ...]) -
     lengths = side.shape(sizes)
     if len(grid) != len(lengths):
         raise MappingError(
-            "the grid of scales has other axes", got=list(grid), expected=f"those of {list(lengths)}"
+            "the grid of scales does not have the axes of the array",
+            got=list(grid),
+            expected=f"the axes of {list(lengths)}",
         )
     for group, length, count in zip(side.groups, lengths, grid, strict=True):
-        result = cell_counts(group, sizes, length // count) if count and length % count == 0 else None
-        if result is None:
-            raise MappingError("scales do not fit", got=f"{count} for {axes_text(group, sizes)}")
-        counts |= result
+        group_counts = cell_counts(group, sizes, length // count) if count and length % count == 0 else None
+        if group_counts is None:
+            raise MappingError(
+                "the number of scales does not fit the axes", got=f"{count} for {axes_text(group, sizes)}"
+            )
+        counts |= group_counts
     return counts
 
 
@@ -247,7 +256,7 @@ def times_in_block(group: AxisGroup, sizes: Mapping[str, int], counts: Mapping[s
     """Count the cells of a merged axis in one block.
 
     Args:
-        group: its axes.
+        group: the merged axes.
         sizes: their lengths.
         counts: number of cells on each axis.
         size: elements of a block.
@@ -259,19 +268,20 @@ def times_in_block(group: AxisGroup, sizes: Mapping[str, int], counts: Mapping[s
     length, cells = prod(sizes[axis] for axis in group), prod(counts.values())
     cell = length // cells
     if cell_counts(group, sizes, cell) != counts:
-        raise MappingError("the elements of a block lie apart", got=axes_text(group, sizes))
+        raise MappingError("the elements of a block are not contiguous", got=axes_text(group, sizes))
     if length <= size:
         return cells
     if size % cell:
         raise MappingError(
-            "blocks are not made of whole cells", got=f"{cell} with a scale each, blocks of {size}"
+            "blocks do not consist of complete cells", got=f"cells of {cell}, blocks of {size}"
         )
     return size // cell
 
 
 def of_blocks(cells: LazyArray, times: Block) -> LazyArray:
-    """Return the scales of blocks, each with these numbers of cells on the last two axes: those of their
-    first cells.
+    """Return the scales of blocks: those of their first cells.
+
+    `times` is the number of cells in a block on the last two axes.
     """
     *outer, rows, columns = cells.shape
     down, across = ceil_div(rows, times[0]), ceil_div(columns, times[1])

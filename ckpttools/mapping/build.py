@@ -43,7 +43,7 @@ class Direction:
         return isinstance(self.row.op, Fill) and not self.inverse
 
     def conversion(self, sizes: Mapping[str, int], exact: Collection[DType] = ()) -> RowConversion:
-        """Return the row's conversion at these sizes; errors as `Table.to_left`.
+        """Return the row's conversion at these sizes; raises the errors of `Table.to_left`.
 
         Args:
             sizes: lengths of axes.
@@ -97,14 +97,14 @@ def _exact(op: BoundOp, direction: Direction, dtypes: Collection[DType]) -> Boun
         UsageError: neither is exact for values of one of these dtypes.
     """
     candidates = (op, op.widened())
-    result = next(
+    exact_op = next(
         (candidate for candidate in candidates if all(candidate.exactness(d).exact for d in dtypes)), None
     )
-    if result is not None:
-        return result
+    if exact_op is not None:
+        return exact_op
     lossy = next(dtype for dtype in dtypes if not op.widened().exactness(dtype).exact)
     raise UsageError(
-        "these values cannot be stored so that the way back is exact",
+        "these values cannot be stored so that the reverse conversion is exact",
         location=str(direction.target.key),
         got=f"{lossy}, {op.exactness(lossy).reason}",
         expected="values of 16 bits or fewer",
@@ -115,7 +115,7 @@ def _exact(op: BoundOp, direction: Direction, dtypes: Collection[DType]) -> Boun
 def build(settled: BoundTable, exact: bool) -> Mapped:
     """Build every target array after checking that all arrays are accounted for."""
     sizes, arrays = lengths_of(settled.sizes), settled.arrays
-    built = _ArrayBuilder(sizes)
+    builder = _ArrayBuilder(sizes)
     notes: list[ValueNote] = []
     changed: set[str] = set()
     altered: set[str] = set()
@@ -134,7 +134,7 @@ def build(settled: BoundTable, exact: bool) -> Mapped:
             parts = multiply_array(direction.source, factor.source, parts, arrays, sizes)
         conversion = direction.conversion(sizes, direction.dtypes(sizes, parts) if exact else ())
         own = _own(conversion, parts)
-        built.add(direction.target, own)
+        builder.add(direction.target, own)
         if conversion.op:
             changed |= own.keys()
             altered |= set(direction.source.keys(sizes))
@@ -143,7 +143,7 @@ def build(settled: BoundTable, exact: bool) -> Mapped:
                 exactness = conversion.op.exactness(dtype)
                 notes.append(ValueNote(str(direction.target.key), exactness.exact, exactness.reason, dtype))
     return Mapped(
-        built.arrays,
+        builder.arrays,
         sizes,
         tuple(notes),
         settled.dropped,
@@ -157,7 +157,7 @@ def build(settled: BoundTable, exact: bool) -> Mapped:
 def build_partly(settled: BoundTable, exact: bool) -> Mapped:
     """Build every target array whose sources are all present."""
     sizes = lengths_of(settled.sizes)
-    arrays, built, used = pad_to_shape(settled).arrays, _ArrayBuilder(sizes), set[str]()
+    arrays, builder, used = pad_to_shape(settled).arrays, _ArrayBuilder(sizes), set[str]()
     for direction in settled.directions:
         if (
             not {*direction.source.axes, *direction.source.key.needs, *direction.target.key.needs}
@@ -172,25 +172,25 @@ def build_partly(settled: BoundTable, exact: bool) -> Mapped:
                 parts = direction.parts(arrays, own)
                 dtype = parts[keys[0]].dtype
                 conversion = direction.conversion(own, [dtype] if exact and dtype.bits == 16 else ())
-                built.add(
+                builder.add(
                     direction.target, {direction.target.key.format(index, sizes): conversion.at(index, parts)}
                 )
                 used.update(keys)
     unused = tuple(key for key in settled.arrays if key not in used)
-    return Mapped(built.arrays, sizes, (), settled.dropped, unused=unused)
+    return Mapped(builder.arrays, sizes, (), settled.dropped, unused=unused)
 
 
 def pad_to_shape(settled: BoundTable) -> BoundTable:
     """Add the mapped right arrays that no file contains and whose shape is known."""
     sizes = lengths_of(settled.sizes)
-    built: dict[str, LazyArray] = {}
+    padding: dict[str, LazyArray] = {}
     for direction in settled.directions:
         known = {*direction.source.axes, *direction.source.key.needs} <= sizes.keys()
         if direction.fills and known and isinstance(direction.row.op, Fill):
-            built |= dict.fromkeys(
+            padding |= dict.fromkeys(
                 direction.source.keys(sizes), direction.row.op.array(direction.source.shape(sizes))
             )
-    return replace(settled, arrays={**built, **settled.arrays})
+    return replace(settled, arrays={**padding, **settled.arrays})
 
 
 class _ArrayBuilder:
@@ -218,24 +218,22 @@ def _factors(directions: Iterable[Direction]) -> dict[str, Direction]:
     A factor is a source array without a target.
 
     Raises:
-        MappingError: no row makes such an array.
+        MappingError: no row produces such an array.
     """
     directions = list(directions)
-    result = {
+    factors = {
         multiply_factors(str(direction.target.key)): direction
         for direction in directions
         if isinstance(direction.row.op, Factor) and direction.inverse
     }
-    if lost := result.keys() - {str(direction.target.key) for direction in directions}:
-        raise MappingError(
-            "no row makes the array that a factor is multiplied into", got=", ".join(sorted(lost))
-        )
-    return result
+    if lost := factors.keys() - {str(direction.target.key) for direction in directions}:
+        raise MappingError("no row produces the array that absorbs a factor", got=", ".join(sorted(lost)))
+    return factors
 
 
 def _product_note(factor: Direction, dtype: DType) -> ValueNote:
     """Describe the conversion of a factor into a product on the side without an array for it."""
-    reason = f"times {factor.source.key}: exact where that is 1 throughout, else rounded, at most 1 ulp off"
+    reason = f"times {factor.source.key}: exact if all factors are 1, else rounded, off by at most 1 ulp"
     return ValueNote(multiply_factors(str(factor.target.key)), False, reason, dtype)
 
 
@@ -252,8 +250,9 @@ def _own(conversion: RowConversion, arrays: Mapping[str, LazyArray]) -> dict[str
 
 
 def _own_sizes(side: Side, shape: Shape | None, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
-    """Infer the lengths with which a side has a shape: outermost axes may differ from `sizes`; None if
-    impossible.
+    """Infer the lengths with which a side has a shape; None if impossible.
+
+    The outermost axes may differ from `sizes`.
     """
     if shape is None or len(shape) != len(side.groups):
         return None

@@ -1,5 +1,6 @@
-"""Coverage check: no array missing, none left over, every shape as expected; otherwise one error lists all
-faults.
+"""Check that arrays match the rows: none missing, none extra, every shape as expected.
+
+Otherwise one error lists all faults.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class ShapeMismatch:
     """An array whose shape differs from the one that its row gives.
 
     Attributes:
-        key: of the array.
+        key: the array's key.
         got, expected: the two shapes.
-        why: the origin of the lengths of the axes that differ.
+        why: the source of the lengths of the axes that differ.
     """
 
     key: str
@@ -52,7 +53,7 @@ class Coverage:
     Attributes:
         missing: missing key -> its expected shape.
         extra: keys that no row has.
-        misshapen: arrays of another shape.
+        misshapen: arrays with another shape.
         reasons: sentences that explain why some arrays are expected or not.
     """
 
@@ -63,14 +64,14 @@ class Coverage:
 
     def summary(self, limit: int = 3) -> str:
         """Summarize the faults in a few lines: the number of arrays, and the first of them."""
-        result = {
+        sections = {
             "missing": list(self.missing),
             "not expected": list(self.extra),
-            "of another shape": list(map(str, self.misshapen)),
+            "of the wrong shape": list(map(str, self.misshapen)),
         }
         parts = (
             f"\n  {_is_or_are(len(lines))} {what}:{listing(lines, limit)}"
-            for what, lines in result.items()
+            for what, lines in sections.items()
             if lines
         )
         return "".join(parts)
@@ -81,7 +82,8 @@ class NotCoveredError(CoverageError):
 
     Attributes:
         coverage: the lists.
-        is_unsupported: whether the arrays agree with their configuration, and MaxText has no such model.
+        is_unsupported: whether the arrays agree with their configuration, but MaxText does not support such a
+            model.
     """
 
     def __init__(
@@ -92,13 +94,13 @@ class NotCoveredError(CoverageError):
 
     def folded(self, patterns: Sequence[str], hint: str) -> NotCoveredError:
         """Return this error with one line for all unexpected arrays that a glob names, and another hint."""
-        result, location = self.coverage, self.location or ""
-        globs = (next((p for p in patterns if fnmatchcase(key, p)), key) for key in result.extra)
+        coverage, location = self.coverage, self.location or ""
+        globs = (next((p for p in patterns if fnmatchcase(key, p)), key) for key in coverage.extra)
         lines = [
-            glob if glob in result.extra else f"{glob}: {plural(count, 'array')}"
+            glob if glob in coverage.extra else f"{glob}: {plural(count, 'array')}"
             for glob, count in Counter(globs).items()
         ]
-        return NotCoveredError(_MESSAGE + _listed(result, lines), result, location=location, hint=hint)
+        return NotCoveredError(_MESSAGE + _listed(coverage, lines), coverage, location=location, hint=hint)
 
 
 def check_coverage(
@@ -116,14 +118,14 @@ def check_coverage(
     Args:
         arrays: the arrays that exist.
         expected, unwanted: the sides whose arrays must exist, and those whose arrays must not.
-        sizes: length of every axis.
-        location: for messages.
-        dropped: keys that are left out on purpose.
-        remedies: pattern of keys that no row accepts -> how to resolve them.
-        leave_out: how a user leaves arrays out, where no option does.
+        sizes: the length of every axis.
+        location: the checkpoint's location, for messages.
+        dropped: keys that the user leaves out.
+        remedies: pattern of keys without a row -> how to resolve them.
+        leave_out: how a user leaves arrays out if there is no option for it.
 
     Raises:
-        NotCoveredError: with every missing, left-over and misshapen array.
+        NotCoveredError: the error lists every missing, extra and misshapen array.
     """
     lengths = lengths_of(sizes)
     require_countable((item.side for item in expected), sizes, location)
@@ -144,13 +146,14 @@ def check_coverage(
         return
     wrong = CoverageFaults(tuple(missing), tuple(extra), tuple(item.key for item in misshapen))
     why = [*remedies_for(extra, remedies or {}), *reasons(wrong, arrays, expected, unwanted, sizes, dropped)]
-    told = [*why, *remaining_keys(arrays, sides, extra, leave_out, is_told=bool(why))]
-    result = Coverage({key: shapes[key] for key in missing}, wrong.extra, tuple(misshapen), tuple(why))
+    reasons_and_steps = [*why, *remaining_keys(arrays, sides, extra, leave_out, is_told=bool(why))]
+    coverage = Coverage({key: shapes[key] for key in missing}, wrong.extra, tuple(misshapen), tuple(why))
     raise NotCoveredError(
-        _MESSAGE + _listed(result, extra),
-        result,
+        _MESSAGE + _listed(coverage, extra),
+        coverage,
         location=location,
-        hint="; ".join((*told, *next_step(wrong, dropped, told if why else ()))) or CHECK,
+        hint="; ".join((*reasons_and_steps, *next_step(wrong, dropped, reasons_and_steps if why else ())))
+        or CHECK,
     )
 
 
@@ -158,29 +161,29 @@ def require_countable(sides: Iterable[Side], sizes: Mapping[str, Size], location
     """Refuse a configuration whose counts require more names than can be listed.
 
     Raises:
-        MappingError: with the count and its origin.
+        MappingError: the error states the count and its origin.
     """
     for side in sides:
         axes = side.key.axes
         if prod(sizes[axis].length for axis in axes) > MOST_KEYS:
             size = max((sizes[axis] for axis in axes), key=lambda size: size.length)
             raise MappingError(
-                "no model has so many arrays",
+                "the number of arrays is implausibly large",
                 location=location,
                 got=f"{size.length} by {size.source}",
-                expected=f"at most {MOST_KEYS} arrays of one kind",
+                expected=f"at most {MOST_KEYS} arrays per row",
                 hint=f"check {size.source}",
             )
 
 
-def _listed(result: Coverage, extra: Sequence[str]) -> str:
+def _listed(coverage: Coverage, extra: Sequence[str]) -> str:
     """List all faults, with the given lines for unexpected arrays."""
-    missing = [*result.missing]
-    lines = [_add_near_names(key, result.extra) for key in missing[:_MOST_NEAR]] + missing[_MOST_NEAR:]
+    missing = [*coverage.missing]
+    lines = [_add_near_names(key, coverage.extra) for key in missing[:_MOST_NEAR]] + missing[_MOST_NEAR:]
     parts = {
         "missing": (len(lines), lines),
-        "not expected": (len(result.extra), extra),
-        "of another shape": (len(result.misshapen), list(map(str, result.misshapen))),
+        "not expected": (len(coverage.extra), extra),
+        "of the wrong shape": (len(coverage.misshapen), list(map(str, coverage.misshapen))),
     }
     return "".join(_section(what, count, lines) for what, (count, lines) in parts.items())
 
@@ -195,7 +198,7 @@ def _is_or_are(count: int) -> str:
 
 def _add_near_names(key: str, extra: Sequence[str]) -> str:
     near = near_names(key, extra, 1)
-    return f"{key}  (there is {near[0]})" if near else key
+    return f"{key}  ({near[0]} exists)" if near else key
 
 
 def _misshapen(key: str, shape: Shape, side: Side, sizes: Mapping[str, Size]) -> ShapeMismatch:
@@ -215,16 +218,16 @@ def _doubtful(shape: Shape, expected: Shape, side: Side, sizes: Mapping[str, Siz
         return
     for at, (group, got, length) in enumerate(zip(side.groups, shape, expected, strict=True)):
         if got != length:
-            others = side.parts if side.join is not None and side.join.at == at else ()
-            axes = dict.fromkeys((*group, *(axis for part in others for axis in part)))
+            parts = side.parts if side.join is not None and side.join.at == at else ()
+            axes = dict.fromkeys((*group, *(axis for part in parts for axis in part)))
             yield from (f"{axis} {sizes[axis].length} from {sizes[axis].source}" for axis in axes)
 
 
 CHECK = "check that config.json belongs to these weights"
-FETCH = f"fetch the files that hold the missing arrays again, or {CHECK}"
+FETCH = f"download the files with the missing arrays again, or {CHECK}"
 MOST_KEYS = 1 << 20
-"""Limit for the keys of one row; the largest models have some 130,000, layers times experts."""
-# Parts of the names of buffers, which a model recomputes but may store nevertheless.
+"""Limit for the keys of one row; the largest models have about 130,000 (layers times experts)."""
+# Parts of the names of buffers, which a model recomputes but may also store.
 _BUFFERS = ("rotary", "inv_freq", "mask")
 
 
@@ -233,7 +236,7 @@ class ExpectedArray:
     """A side whose arrays must exist, or must not exist.
 
     Attributes:
-        side: of a row.
+        side: a side of a row.
         why: the origin of this expectation; empty if it needs none.
         remedy: what a user can do if only such arrays are wrong.
     """
@@ -245,7 +248,7 @@ class ExpectedArray:
 
 @dataclass(frozen=True, slots=True)
 class CoverageFaults:
-    """Keys of missing arrays, of arrays without a row, and of arrays of another shape."""
+    """Keys of missing arrays, of arrays without a row, and of arrays of the wrong shape."""
 
     missing: tuple[str, ...]
     extra: tuple[str, ...]
@@ -281,14 +284,14 @@ def remaining_keys(
         arrays: all arrays that exist.
         known: keys that rows have.
         extra: keys that no row has.
-        way: how a user leaves arrays out, where no option does.
+        way: how a user leaves arrays out if there is no option for it.
         is_told: whether the error already explains the fault in another way.
     """
     packed = find_weights(arrays)
     needed = {side for item in packed.values() for side in item.sides}
     scaled = next((key for key in extra if is_scale(key) or key in packed or key in needed), None)
     if scaled:
-        yield f"{scaled} belongs to a quantized weight, whose numbers mean nothing without its scales"
+        yield f"{scaled} belongs to a quantized weight, whose values are meaningless without their scales"
     elif extra and not is_told:
         if 2 * len(extra) > len(arrays) and any(key not in arrays for key in known):
             yield f"most array names do not belong to this family: {CHECK}"
@@ -298,7 +301,7 @@ def remaining_keys(
 
 
 def _is_part(key: str, array: LazyArray, sides: Collection[str]) -> bool:
-    """Return whether an array without a row is among those that rows have, and is not a constant buffer."""
+    """Return whether an array without a row belongs to a module with rows, and is not a constant buffer."""
     if not array.dtype.is_float or any(word in key for word in _BUFFERS):
         return False
     module = key.rpartition(".")[0]
@@ -309,14 +312,15 @@ def _is_part(key: str, array: LazyArray, sides: Collection[str]) -> bool:
 def _refused_drops(key: str) -> str:
     file = option("family", "FILE.toml")
     return (
-        f"{key} is a part of the model that no row of this family has, and without it the model computes "
-        f"otherwise: {CHECK}, or describe such a model in a file: {file}"
+        f"{key} is a part of the model without a row in this family, and the model computes different "
+        f"results "
+        f"without it: {CHECK}, or describe such a model in a file: {file}"
     )
 
 
 def _drop_options(leave_out: str) -> str:
     way = leave_out or f"name them with {option('drop', 'PATTERN')}"
-    return f"if they are to be left out, {way}"
+    return f"to leave them out, {way}"
 
 
 def remedies_for(extra: Sequence[str], remedies: Mapping[str, str]) -> Iterator[str]:
@@ -324,26 +328,26 @@ def remedies_for(extra: Sequence[str], remedies: Mapping[str, str]) -> Iterator[
     for pattern, text in remedies.items():
         hit = next((key for key in extra if fnmatchcase(key, pattern)), None)
         if hit:
-            yield f"{text} (there is {hit})"
+            yield f"{text} ({hit} exists)"
 
 
 def _flag_hints(
     keys: Collection[str], expected: Sequence[ExpectedArray], lengths: Mapping[str, int], verdict: str
 ) -> Iterator[str]:
     """Yield the flags that decide about listed keys, each flag once."""
-    result: dict[str, list[str]] = {}
+    keys_by_reason: dict[str, list[str]] = {}
     for item in expected:
         hit = next((key for key in _keys(item, lengths) if key in keys), None) if item.why else None
-        if hit and hit not in result.setdefault(item.why, []):
-            result[item.why].append(hit)
-    for why, (first, *others) in result.items():
+        if hit and hit not in keys_by_reason.setdefault(item.why, []):
+            keys_by_reason[item.why].append(hit)
+    for why, (first, *others) in keys_by_reason.items():
         subject = f"{first} and others are" if others else f"{first} is"
         yield f"{subject} {verdict} because of {why}"
 
 
-def next_step(wrong: CoverageFaults, dropped: Collection[str], told: Collection[str]) -> Iterator[str]:
-    """Yield the hint, if the reasons in `told` only explain why arrays are expected or not."""
-    if not told or any(CHECK in text or "fetch" in text for text in told):
+def next_step(wrong: CoverageFaults, dropped: Collection[str], reasons: Collection[str]) -> Iterator[str]:
+    """Yield the hint, if the reasons in `reasons` only explain why arrays are expected or not."""
+    if not reasons or any(CHECK in text or "download" in text for text in reasons):
         return
     if any(key not in dropped for key in wrong.missing):
         yield FETCH
@@ -354,7 +358,10 @@ def next_step(wrong: CoverageFaults, dropped: Collection[str], told: Collection[
 def _choices(
     wrong: CoverageFaults, expected: Sequence[ExpectedArray], lengths: Mapping[str, int]
 ) -> Iterator[str]:
-    """Yield the choices that would resolve all faults; where more is wrong, a choice would only hide that."""
+    """Yield the choices that would resolve all faults.
+
+    If there are other faults, a choice would only hide them.
+    """
     open_to_choice = [item for item in expected if item.remedy]
     keys = {key: item.remedy for item in open_to_choice for key in _keys(item, lengths)}
     every = {*wrong.missing, *wrong.extra, *wrong.misshapen}
@@ -366,14 +373,15 @@ def _choices(
     # A lost or damaged array must not be silently replaced by another one.
     for key in (hit for hit in hits if hit not in wrong.extra):
         unless = ", unless the model never had it" if wrong.missing else ""
-        yield f"fetch the file that holds {key} again{unless}"
+        yield f"download the file with {key} again{unless}"
     if not wrong.misshapen:
         yield from dict.fromkeys(keys[key] for key in hits)
 
 
 def _keys(expected: ExpectedArray, lengths: Mapping[str, int]) -> Iterator[str]:
-    """Return the keys of a side; empty if the length of a key axis is unknown, or if there are too many to
-    list.
+    """Return the keys of a side.
+
+    Empty if the length of a key axis is unknown, or if there are too many to list.
     """
     axes = expected.side.key.axes
     if set(axes) <= set(lengths) and prod(lengths[axis] for axis in axes) <= MOST_KEYS:
@@ -386,12 +394,12 @@ def _beyond_hints(
     """Yield the sizes that are too small for the existing keys."""
     keys = [item.side.key for item in expected]
     for axis in dict.fromkeys(axis for key in keys for axis in key.axes):
-        others = {item: length for item, length in lengths_of(sizes).items() if item != axis}
+        other_sizes = {item: length for item, length in lengths_of(sizes).items() if item != axis}
         telling = (key for key in keys if key.is_open_on(axis))
-        result = ((key.match(name, others), name) for key in telling for name in extra)
-        hits = [(index[axis], name) for index, name in result if index]
+        matches = ((key.match(name, other_sizes), name) for key in telling for name in extra)
+        hits = [(index[axis], name) for index, name in matches if index]
         if hits:
-            yield f"{min(hits)[1]} is beyond the {sizes[axis].length} that {sizes[axis].source} says"
+            yield f"{min(hits)[1]} is beyond the {sizes[axis].length} of {sizes[axis].source}"
 
 
 def _short_hints(
@@ -399,13 +407,13 @@ def _short_hints(
 ) -> Iterator[str]:
     """Yield the sizes that are too large for the existing keys, or that no configuration states."""
     lengths = lengths_of(sizes)
-    told: set[str] = set()
+    hinted: set[str] = set()
     for side in (item.side for item in expected):
         lacking = next((key for key in side.keys(lengths) if key not in arrays), None)
         for axis in side.axes if lacking else ():
             short = sizes[axis].is_assumed or _lacks_last_layers(side, axis, lengths, arrays)
-            if short and axis not in told:
-                told.add(axis)
+            if short and axis not in hinted:
+                hinted.add(axis)
                 yield f"{lacking} is expected with {axis} {lengths[axis]} from {sizes[axis].source}"
 
 

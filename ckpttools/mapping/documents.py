@@ -14,9 +14,9 @@ Reader = Callable[[Any, str], Any]
 
 _KINDS = {
     bool: "true or false",
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
-    str: "a text",
+    str: "a string",
     list: "a list",
     dict: "a table",
     type(None): "null",
@@ -86,14 +86,14 @@ def list_of(reader: Reader) -> Reader:
 
 def text(value: object, location: str) -> str:
     if not isinstance(value, str):
-        raise _type_error(value, "a text", location)
+        raise _type_error(value, "a string", location)
     return value
 
 
 def text_or_texts(value: object, location: str) -> tuple[str, ...]:
     """Read a string or a list of strings; a single string is a list of one."""
-    result: tuple[str, ...] = list_of(text)([value] if isinstance(value, str) else value, location)
-    return result
+    texts: tuple[str, ...] = list_of(text)([value] if isinstance(value, str) else value, location)
+    return texts
 
 
 def truth(value: object, location: str) -> bool:
@@ -105,7 +105,7 @@ def truth(value: object, location: str) -> bool:
 def length(value: object, location: str) -> int:
     """Read an integer of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _type_error(value, "a whole number", location)
+        raise _type_error(value, "an integer", location)
     if value < 1:
         raise MappingError("not a length", location=location, got=value, expected="at least 1")
     return value
@@ -113,7 +113,7 @@ def length(value: object, location: str) -> int:
 
 def scalar(value: object, location: str) -> object:
     if not isinstance(value, bool | int | float | str):
-        raise _type_error(value, "a text, a number, true or false", location)
+        raise _type_error(value, "a string, a number, true or false", location)
     return value
 
 

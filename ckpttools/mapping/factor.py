@@ -1,4 +1,4 @@
-"""Left arrays that only multiply others; the right side stores the products."""
+"""Factors: left arrays that only multiply others, so that the right side stores the products."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ckpttools.array.scratch import Scratch
 
-# Elements of one block: the widened block fits in a core's L2 cache.
+# The number of elements in a block, so that the widened block fits in a core's L2 cache.
 _BLOCK = 1 << 16
 # Bytes per element to widen, multiply and round: at most 32.5 for bfloat16.
 _BYTES = 36
@@ -28,11 +28,10 @@ _BYTES = 36
 
 @dataclass(frozen=True, slots=True)
 class Factor(Fill):
-    """A right array that no file contains: it is full of 1, and trained values are part of a product.
+    """A right array that no file contains: it is filled with 1, and trained values become part of a product.
 
     The product is the right array whose name is this one's without its last word: `fn` for `fn.norm`. The
-    left
-    arrays of the product have all axes of the factor.
+    left arrays of the product have all axes of the factor.
     """
 
     number: float = 1
@@ -43,14 +42,14 @@ class Factor(Fill):
 
 @dataclass(frozen=True, slots=True)
 class Multiplied(BoundFill):
-    """Elements unchanged; in the reverse conversion each one is a factor of others."""
+    """Unchanged elements, which are factors of other arrays in the reverse conversion."""
 
     def inverse(self) -> Multiplied:
         return self
 
     def exactness(self, dtype: DType) -> Exactness:
-        declared = "where it was trained, multiplied into the array behind it on the way back"
-        return Exactness(True, f"full of {self.number:g}; {declared}")
+        effect = "if trained, multiplied into the next array in the reverse conversion"
+        return Exactness(True, f"filled with {self.number:g}; {effect}")
 
 
 def multiply_factors(key: str) -> str:
@@ -68,30 +67,30 @@ def multiply_array(
     """Multiply each array of a side by the factor at its location.
 
     Args:
-        side: of the arrays.
-        factor: side of the factors; its axes are a subset of the arrays' axes, in the same order.
+        side: the side of the arrays.
+        factor: the side of the factors; its axes are a subset of the arrays' axes, in the same order.
         arrays, by: arrays of both sides, by key.
-        sizes: length of every axis.
+        sizes: the length of every axis.
 
     Raises:
         MappingError: the factor has an axis that the arrays do not have.
     """
     if not (set(factor.groups) <= set(side.groups) and set(factor.key.axes) <= set(side.key.axes)):
         raise MappingError(
-            "a factor has axes that what it is multiplied into has not",
+            "a factor has axes that the multiplied array does not have",
             location=str(factor.key),
             got=str(factor),
             expected=f"axes of {side}",
         )
-    built: dict[str, LazyArray] = {}
+    products: dict[str, LazyArray] = {}
     for index in side.indices(sizes):
         key = side.key.format(index, sizes)
         lengths = [
             n if group in factor.groups else 1
             for group, n in zip(side.groups, arrays[key].shape, strict=True)
         ]
-        built[key] = times(arrays[key], reshape_array(by[factor.key.format(index, sizes)], tuple(lengths)))
-    return built
+        products[key] = times(arrays[key], reshape_array(by[factor.key.format(index, sizes)], tuple(lengths)))
+    return products
 
 
 def times(array: LazyArray, factor: LazyArray) -> Dequantized:

@@ -19,12 +19,11 @@ class Flag:
 
     Attributes:
         value: whether it is set.
-        source: origin of the value.
+        source: the origin of the value.
         remedy: what a user can do if the arrays contradict it.
-        open_key: a key that exists whether the flag is set or not, if nothing else decides; else None.
-        by_arrays: whether Hugging Face arrays override the source where they show the flag: it then
-            describes
-            their files, not the model.
+        open_key: a key that exists in both cases, if no other key decides; else None.
+        by_arrays: whether Hugging Face arrays override the source if they show the flag, because it then
+            describes their files, not the model.
     """
 
     value: bool
@@ -45,7 +44,7 @@ def inferred_flags(
     A flag is open (see `open_key`) if rows with and without it have the same keys.
 
     Args:
-        names: of the flags.
+        names: the names of the flags.
         sides: each row with the side whose keys are looked up.
         keys: the existing keys.
         sizes: axis -> length, for known axes.
@@ -67,10 +66,10 @@ def _inferred(
     if common and not (having ^ lacking) & set(keys):
         return Flag(False, "", open_key=common[0])
     for candidates, there in ((having - lacking, True), (lacking - having, False)):
-        result = sorted(candidates & set(keys))
-        if result:
-            return Flag(there, f"{result[0]}, which is there")
-    return Flag(not having, f"{sorted(having or lacking)[0]}, which is not there")
+        present = sorted(candidates & set(keys))
+        if present:
+            return Flag(there, f"{present[0]}, which exists")
+    return Flag(not having, f"{sorted(having or lacking)[0]}, which does not exist")
 
 
 def observed_flags(
@@ -82,14 +81,14 @@ def observed_flags(
     """Infer flags from array names or, if the names are the same either way, from array shapes.
 
     Args:
-        names: of the flags.
+        names: the names of the flags.
         sides: each row with the side whose keys are looked up.
         arrays: the existing arrays.
         sizes: axis -> length, for known axes.
     """
-    result = inferred_flags(names, sides, arrays, sizes)
-    shown = {name: flag for name, flag in result.items() if flag.open_key is None}
-    return {**shown, **_by_shapes(result.keys() - shown.keys(), sides, arrays, sizes)}
+    by_names = inferred_flags(names, sides, arrays, sizes)
+    decided = {name: flag for name, flag in by_names.items() if flag.open_key is None}
+    return {**decided, **_by_shapes(by_names.keys() - decided.keys(), sides, arrays, sizes)}
 
 
 def _by_shapes(
@@ -129,9 +128,9 @@ def refuse_open(flags: Mapping[str, Flag], location: str) -> None:
             raise ConfigError(
                 f"the arrays do not show whether {_WORDS.get(name, f'the model is {name}')}",
                 location=location,
-                got=f"{flag.open_key}, which is there either way",
+                got=f"{flag.open_key}, which exists in both cases",
                 expected="the model's config.json",
-                hint=f"name the directory of the model it came from, which has it: {like}{_or_say(name)}",
+                hint=f"pass the directory of the original model with {like}{_or_say(name)}",
             )
 
 
@@ -144,5 +143,6 @@ def _or_say(name: str) -> str:
     if name != "interleaved":
         return ""
     return (
-        f"; or say how they lie: {option('rope_layout', 'interleaved')}, or {option('rope_layout', 'halves')}"
+        f"; or set the layout with {option('rope_layout', 'interleaved')}, or "
+        f"{option('rope_layout', 'halves')}"
     )

@@ -4,7 +4,7 @@
 
 An index inside a key is an axis like any other. `{layer}` is a plain one, `{layer+3}` counts from 3,
 `{6*block+position}` is a sum of multiples, `{layer+#dense}` counts from the length of `dense`,
-`{repeat block}` is two axes merged into one number, `{part:query,key,value}` writes coordinates as words.
+`{repeat block}` is two axes merged into one index, `{part:query,key,value}` writes coordinates as words.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ class Field:
 
     Attributes:
         axes: the axes, outermost first.
-        strides: factor of each coordinate in the sum; empty for axes merged
-            into one number, C order.
-        offset: added to the number.
+        strides: the factor of each coordinate in the sum; empty for axes merged into one number in C order.
+        offset: a constant that is added to the number.
         counts: axes whose lengths are added to the number.
         labels: words instead of numbers, or empty.
     """
@@ -81,8 +80,9 @@ class Field:
         )
 
     def readings(self, name: str, start: int, after: str | Field) -> Iterator[tuple[int, int]]:
-        """Yield each possible end of the field that begins at `start` and is followed by `after`, with its
-        number.
+        """Yield each possible end of the field, with its number.
+
+        The field begins at `start` and is followed by `after`.
         """
         if self.labels:
             for word in sorted(self.labels, key=lambda label: -len(label)):
@@ -164,7 +164,7 @@ class Key:
         return "".join(texts)
 
     def filled(self, numbers: Iterable[int]) -> str:
-        """Fill each field with a number; errors as `format`."""
+        """Fill each field with a number; raises the errors of `format`."""
         left = iter(numbers)
         return "".join(part if isinstance(part, str) else part.text(next(left)) for part in self.parts)
 
@@ -172,10 +172,9 @@ class Key:
         """Return the coordinates at which the key is `name`, or None: the inverse of `format`.
 
         Args:
-            name: of an array.
-            sizes: lengths of the axes; an axis that is alone in its field, or the outermost of merged axes,
-                may be left
-                out and then has any coordinate.
+            name: the name of an array.
+            sizes: lengths of the axes. An axis that is alone in its field, or the outermost of merged axes,
+                may be left out, and then has any coordinate.
         """
         for end, numbers in self.readings(name):
             if end == len(name):
@@ -191,8 +190,9 @@ class Key:
         return next((numbers for end, numbers in self.readings(name) if end == len(name)), None)
 
     def readings(self, name: str, part: int = 0, start: int = 0) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield each possible end of the key, or of its rest from a part on, in `name`, with the field
-        numbers.
+        """Yield each possible end of the key in `name`, with the field numbers.
+
+        `part` and `start` select the rest of the key from a part on.
         """
         parts = self.parts
         while part < len(parts):
@@ -223,16 +223,17 @@ class Key:
 def _merge_coordinates(
     fields: Sequence[tuple[Field, int]], index: Coordinates, sizes: Mapping[str, int]
 ) -> Iterator[Coordinates]:
-    """Yield coordinates that give every field its number; an axis in several fields has the same coordinate
-    in all.
+    """Yield coordinates that give every field its number.
+
+    An axis in several fields has the same coordinate in all of them.
     """
     if not fields:
         yield index
         return
     (field, number), *rest = fields
-    for result in field.indices(number, sizes):
-        if all(index.get(axis, at) == at for axis, at in result.items()):
-            yield from _merge_coordinates(rest, index | result, sizes)
+    for coordinates in field.indices(number, sizes):
+        if all(index.get(axis, at) == at for axis, at in coordinates.items()):
+            yield from _merge_coordinates(rest, index | coordinates, sizes)
 
 
 def key_of(parts: Iterable[str | Field]) -> Key:
@@ -248,8 +249,9 @@ def key_of(parts: Iterable[str | Field]) -> Key:
 
 
 def longest_stride(keys: Iterable[Key]) -> int:
-    """Return the largest step between numbers of neighboring coordinates in these keys; 1 if all are
-    consecutive.
+    """Return the largest step between numbers of neighboring coordinates in these keys.
+
+    It is 1 if all are consecutive.
     """
     return max((stride for key in keys for field in key.fields for stride in field.strides), default=1)
 
@@ -286,7 +288,7 @@ def _parse_field(inside: str, text: str) -> Field:
         return field
     labels = tuple(words.split(","))
     if len(field.axes) != 1 or field.strides or not all(labels):
-        raise MappingError("labels are for one plain axis", location=text, got="{" + inside + "}")
+        raise MappingError("labels need a single plain axis", location=text, got="{" + inside + "}")
     twice = [label for label in labels if labels.count(label) > 1]
     if twice:
         raise MappingError(

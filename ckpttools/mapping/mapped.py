@@ -29,12 +29,10 @@ class ValueNote:
 
 
 def notes_of(values: Iterable[ValueNote]) -> Notes:
-    """Return the notes for the plan and the receipt: which values convert back bit for bit, and which do
-    not.
-    """
-    result = [(item.exact, Note(item.key, item.reason)) for item in values]
-    inexact = tuple(note for exact, note in result if not exact)
-    return Notes(inexact, tuple(note for exact, note in result if exact))
+    """Return the notes for the plan and the receipt: whether values convert back exactly."""
+    notes = [(item.exact, Note(item.key, item.reason)) for item in values]
+    inexact = tuple(note for exact, note in notes if not exact)
+    return Notes(inexact, tuple(note for exact, note in notes if exact))
 
 
 @dataclass(frozen=True)
@@ -43,16 +41,16 @@ class Mapped:
 
     Attributes:
         arrays: target key -> lazy array.
-        sizes: length of every axis.
+        sizes: the length of every axis.
         values: rows that change values.
         dropped: source keys that were left out on purpose.
         changed: target keys whose values were changed.
         altered: source keys of the changed arrays.
-        cut: for each axis that was longer in the source than in the model, both lengths.
+        cut: axis that was longer in the source than in the model -> both lengths.
         extra: source key -> the axis on which it was longer.
         unused: source keys that no target uses, in a partial conversion.
         whole: target keys of integer arrays, according to their rows.
-        filled: source key -> an array without a counterpart on the target side, and the expected
+        filled: source key -> its array without a counterpart on the target side, and the expected
             value of all its elements.
     """
 

@@ -6,7 +6,7 @@ Each side has a name, a colon and the axes of its array, in the notation of `ckp
 follow after commas:
 
     scale head_dim -0.5   a value op from right to left, in the notation of `ckpttools.mapping.row_text`
-    when tied             the row exists if the flag is set; blanks separate several flags
+    when tied             the row exists if the flag is set; spaces separate several flags
     unless tied           the row exists if the flag is not set
     above kind            only one side names this axis; the other has it in the prefix of its layers
 """
@@ -41,10 +41,10 @@ class Row:
 
     Attributes:
         left, right: the two sides; they name the same axes.
-        op: change of values from right to left, or None.
-        when: blank-separated flags that must all be set for the row to exist.
-        unless: blank-separated flags that must not be set.
-        above: blank-separated axes that one side names and the other has in the prefix of its layers.
+        op: the operation on values from right to left, or None.
+        when: space-separated flags that must all be set for the row to exist.
+        unless: space-separated flags that must not be set.
+        above: space-separated axes that one side names and the other has in the prefix of its layers.
     """
 
     left: Side
@@ -75,57 +75,56 @@ class Row:
 
     def __str__(self) -> str:
         """Return the text for `row`, if the names and the op can be written as text."""
-        declared = [f"{self.left} {ARROW} {self.right}"]
+        words = [f"{self.left} {ARROW} {self.right}"]
         if self.op is not None:
-            declared.append(op_to_json(self.op))
+            words.append(op_to_json(self.op))
         flags = {"when": self.when, "unless": self.unless, "above": self.above}
-        return ", ".join([*declared, *(f"{word} {names}" for word, names in flags.items() if names)])
+        return ", ".join([*words, *(f"{word} {names}" for word, names in flags.items() if names)])
 
 
 def row(text: str, *, op: ValueOp | None = None) -> Row:
     """Parse a row.
 
     Args:
-        text: in the notation of this module; any whitespace separates words.
+        text: the text, in the notation of this module; any whitespace separates words.
         op: an op that cannot be written as text.
 
     Raises:
         MappingError: the text is invalid, or the sides name different axes.
     """
-    left, right, declared = read_row(text)
-    if op is not None and "op" in declared:
-        raise MappingError("the text of a row has an op already", location=text, got=repr(op))
-    return Row(left, right, **{"op": op, **declared})
+    left, right, options = read_row(text)
+    if op is not None and "op" in options:
+        raise MappingError("the text of a row already has an op", location=text, got=repr(op))
+    return Row(left, right, **{"op": op, **options})
 
 
 def rows(text: str) -> tuple[Row, ...]:
     """Parse rows from a text with one row per line.
 
     A line that begins with `<->` continues the one before; `# ...` is a comment. A heading applies to all
-    rows
-    below it, until the next heading: flags, or the common prefixes of the names.
+    rows below it, until the next heading: flags, or the common prefixes of the names.
 
         below self_attention <-> self_attn, unless fused
 
     Raises:
-        MappingError: as `row`, for the first invalid line.
+        MappingError: see `row`; raised for the first invalid line.
     """
     common: Mapping[str, Any] = {}
-    result: list[Row] = []
+    parsed: list[Row] = []
     for item in split_rows(text):
         if is_heading(item):
             common = read_heading(item)
         else:
-            result.append(_row(*read_row(item), **common))
-    return tuple(result)
+            parsed.append(_row(*read_row(item), **common))
+    return tuple(parsed)
 
 
 def _row(
-    left: Side, right: Side, declared: Mapping[str, Any], below: tuple[Key, Key] = NOWHERE, **flags: str
+    left: Side, right: Side, options: Mapping[str, Any], below: tuple[Key, Key] = NOWHERE, **flags: str
 ) -> Row:
     """Parse a row under its heading."""
-    names = {word: single_spaced(names, declared.get(word, "")) for word, names in flags.items()}
-    return Row(left.below(below[0]), right.below(below[1]), **{**declared, **names})
+    names = {word: single_spaced(names, options.get(word, "")) for word, names in flags.items()}
+    return Row(left.below(below[0]), right.below(below[1]), **{**options, **names})
 
 
 def rows_text(rows: Iterable[Row], width: int) -> str:
@@ -151,8 +150,8 @@ class Layers:
         right: prefix of right keys, `model.layers.{layer}`.
         left: prefix of left keys of an unscanned model, `decoder.layers_{layer}`.
         scanned: prefix of left keys of a scanned model, `decoder.layers`; empty for layers of an incomplete
-            cycle, where only complete cycles are scanned.
-        stacked: axes that a scanned model has in its arrays, from the scan axis on.
+            cycle if only complete cycles are scanned.
+        stacked: axes in the arrays of a scanned model, from the scan axis on.
         rows: the rows below these prefixes.
         when, unless: flags that decide whether the group exists, as for a row.
     """

@@ -22,7 +22,7 @@ from ckpttools.mapping.values import BoundOp
 
 @dataclass(frozen=True, slots=True)
 class _Rearrangement:
-    """Rearrangement of one source array into its part of a target.
+    """The rearrangement of one source array into its part of a target.
 
     Attributes:
         taken: axes that move into the key; they are brought to the front.
@@ -41,8 +41,8 @@ class RowConversion:
 
     Attributes:
         source, target: the two sides.
-        sizes: length of every axis.
-        op: change of the values, or None.
+        sizes: the length of every axis.
+        op: the operation on values, or None.
     """
 
     source: Side
@@ -96,8 +96,9 @@ class RowConversion:
 
     @cached_property
     def _groups(self) -> tuple[AxisGroup, ...]:
-        """Return the target's groups, split into single axes where a group merges a stacked axis with
-        others.
+        """Return the target's groups.
+
+        A group that merges a stacked axis with others is split into single axes.
         """
         mixed = any(len(g) > 1 and set(g) & set(self._stacked_axes) for g in self.target.groups)
         return tuple((axis,) for axis in self.target.array_axes) if mixed else self.target.groups
@@ -111,7 +112,10 @@ class RowConversion:
         return stack(parts, [g for g in self._groups if g[0] not in outer].index((axis,)))
 
     def _single(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> LazyArray:
-        """Return the contribution of one source array: the axes of the key taken, the rest in order."""
+        """Return the contribution of one source array.
+
+        The axes of the key are selected; the other axes are in order.
+        """
         array = arrays[self.source.key.format(index, self.sizes)]
         if self.op is not None:
             array = elementwise(array, self.op)
@@ -139,14 +143,14 @@ def with_parts(rows: Iterable[Row]) -> tuple[Row, ...]:
         for side in (row.left, row.right):
             if side.join is not None:
                 parts.setdefault(_array(row, side), []).append(side.parts[0])
-    seen: dict[object, int] = {}
+    last_numbers: dict[object, int] = {}
 
     def known(row: Row, side: Side) -> Side:
         if side.join is None:
             return side
         array = _array(row, side)
-        seen[array] = seen.get(array, -1) + 1
-        return replace(side, join=replace(side.join, parts=tuple(parts[array]), number=seen[array]))
+        last_numbers[array] = last_numbers.get(array, -1) + 1
+        return replace(side, join=replace(side.join, parts=tuple(parts[array]), number=last_numbers[array]))
 
     return tuple(replace(row, left=known(row, row.left), right=known(row, row.right)) for row in rows)
 
@@ -155,8 +159,8 @@ def _array(row: Row, side: Side) -> object:
     """Return the properties that the rows of one array's parts share."""
     assert side.join is not None
     outside = side.groups[side.join.at][: side.join.depth]
-    others = side.groups[: side.join.at], side.groups[side.join.at + 1 :]
-    return side is row.left, side.key, outside, others, row.when, row.unless
+    other_groups = side.groups[: side.join.at], side.groups[side.join.at + 1 :]
+    return side is row.left, side.key, outside, other_groups, row.when, row.unless
 
 
 def part_of(side: Side, array: LazyArray, sizes: Mapping[str, int]) -> LazyArray:

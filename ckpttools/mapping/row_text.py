@@ -77,14 +77,14 @@ def exactness_of(op: ValueOp) -> Exactness:
     """Return whether the reverse conversion restores the bits of bfloat16 values, for all model sizes."""
     match op:
         case Scale():
-            return Exactness(False, f"times {_factor(op)}: exact where that is a power of two, else rounded")
+            return Exactness(False, f"times {_factor(op)}: exact if that is a power of two, else rounded")
         case Shift():
             return op.bound({}).exactness(DTYPES["bfloat16"])
         case Fill():
             return op.bound({}).exactness(DTYPES["float32"])
         case Whole():
             return op.bound({}).exactness(DTYPES[op.right])
-    return Exactness(False, f"{op!r}: as the plan of a conversion says")
+    return Exactness(False, f"{op!r}: see the plan of the conversion")
 
 
 def _factor(scale: Scale) -> str:
@@ -110,11 +110,11 @@ def _number(word: str, text: str) -> float:
 
 def _float_type(name: str, text: str) -> str:
     floats = [dtype.name for dtype in DTYPES.values() if dtype.is_float]
-    return _one_of(floats, name, text, "not a floating-point type")
+    return _one_of(floats, name, text, "not a floating-point dtype")
 
 
 def _whole_type(name: str, text: str) -> str:
-    return _one_of(_WHOLE, name, text, "not a type of whole numbers")
+    return _one_of(_WHOLE, name, text, "not an integer dtype")
 
 
 def _one_of(known: Sequence[str], name: str, text: str, message: str) -> str:
@@ -146,7 +146,7 @@ class _Excerpt:
 
     @property
     def masked(self) -> str:
-        """Return the text with its fields masked: colons, commas and blanks in them are not separators."""
+        """Return the text with its fields masked: colons, commas and spaces in them are not separators."""
         first, *rest = self.text.split("{")
         for item in rest:
             inside, closed, after = item.partition("}")
@@ -154,7 +154,7 @@ class _Excerpt:
         return first
 
     def cut(self, start: int, end: int | None = None) -> _Excerpt:
-        """Return a slice of this excerpt, stripped of blanks; positions count from its beginning."""
+        """Return a slice of this excerpt, stripped of spaces; positions count from its beginning."""
         part = self.text[start:end]
         first = self.start + start + len(part) - len(part.lstrip())
         return _Excerpt(self.whole, first, first + len(part.strip()))
@@ -182,20 +182,20 @@ def _locations(words: str, text: str) -> Iterator[int]:
 
 
 def single_spaced(*names: str) -> str:
-    """Join names with single blanks."""
+    """Join names with single spaces."""
     return " ".join(" ".join(names).split())
 
 
 def split_rows(text: str) -> list[str]:
     """Split a text into rows, one per line, as described by `ckpttools.mapping.row.rows`."""
-    result: list[str] = []
+    rows: list[str] = []
     for line in text.split("\n"):
         words = line.split()
         if words and words[0] == ARROW:
-            result[-1:] = [single_spaced(*result[-1:], line)]
+            rows[-1:] = [single_spaced(*rows[-1:], line)]
         elif words and words[0] != "#":
-            result.append(single_spaced(line))
-    return result
+            rows.append(single_spaced(line))
+    return rows
 
 
 def aligned_texts(texts: Sequence[str], columns: int) -> list[str]:
@@ -215,7 +215,7 @@ def read_row(text: str) -> tuple[Side, Side, dict[str, Any]]:
     """Parse the two sides of a row and its options, as attributes of `Row` by name.
 
     Raises:
-        MappingError: the text is invalid; the location is the column and the text, with single blanks.
+        MappingError: the text is invalid; the location is the column and the text, with single spaces.
     """
     left, left_axes, right, rest = _columns(text)
     right_axes, *clauses = rest.parts(",")
@@ -239,12 +239,12 @@ def _name(side: _Excerpt) -> tuple[_Excerpt, _Excerpt]:
         raise side.wrong(MappingError("a name has no colon after it", got=side.text, expected=_SIDES))
     name = side.cut(0, colon)
     if " " in name.masked:
-        raise name.wrong(MappingError("a name has a blank in it", got=name.text, expected=_SIDES))
+        raise name.wrong(MappingError("a name contains a space", got=name.text, expected=_SIDES))
     return name, side.cut(colon + 1)
 
 
 def _colon(text: str) -> int | None:
-    """Find the colon followed by a blank, or by a scalar's comma or end; other colons belong to the name."""
+    """Find the colon followed by a space, or by a scalar's comma or end; other colons belong to the name."""
     ends = (
         at for at, item in enumerate(text) if item == ":" and not text[at + 1 :].removeprefix(",")[:1].strip()
     )
@@ -265,21 +265,21 @@ def read_heading(text: str) -> dict[str, Any]:
     """Parse a heading: attributes of `Row` for the rows below it, and the prefixes of both names.
 
     Raises:
-        MappingError: as `read_row`.
+        MappingError: see `read_row`.
     """
     return dict(_clauses(_Excerpt(text, 0, len(text)).parts(","), _HEADINGS))
 
 
 def _clauses(clauses: Iterable[_Excerpt], known: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    declared: set[str] = set()
+    kinds: set[str] = set()
     for clause in clauses:
         word = clause.text.partition(" ")[0]
         if word not in known:
             raise clause.wrong(_unknown(word, known))
         kind = "op" if word in OPS else word
-        if kind in declared:
-            raise clause.wrong(MappingError(f"`{kind}` is given twice", got=clause.text))
-        declared.add(kind)
+        if kind in kinds:
+            raise clause.wrong(MappingError(f"`{kind}` occurs twice", got=clause.text))
+        kinds.add(kind)
         reader = {"op": _op, "below": _prefixes}.get(kind, _names)
         yield kind, reader(clause)
 
@@ -312,7 +312,7 @@ def _names(clause: _Excerpt) -> str:
     _, *names = clause.text.split(" ")
     words = [name for name in names if name in _WORDS]
     if words or not names:
-        message = "a comma is missing before a word" if words else "no name after a word"
+        message = "a comma is missing before a word" if words else "a name is missing after a word"
         raise clause.wrong(MappingError(message, got=words[0] if words else clause.text))
     return " ".join(names)
 

@@ -1,10 +1,9 @@
-"""Settings of a framework for a model: rules over its configuration, axes and flags.
+"""Rules that derive a framework's settings from a model's configuration, axes and flags.
 
 base_emb_dim:   embed                                 the length of an axis, or a formula over lengths
 head_dim:       head_dim | embed // heads             the first that is known
 rope_type:      "yarn", if rope.type is "yarn"        JSON; the first line that applies counts
-mlp_activation: config.hidden_act as {"silu": "silu"} a field of the configuration, translated; each item of
-a list
+mlp_activation: config.hidden_act as {"silu": "silu"}   a field of the configuration, translated item by item
 must rope.factor is 8, if rope.type is "llama3" -- it is 8 in the code
 idle qk_head_dim, ep_size -- they repeat other fields
 note if flag.indexer -- a note about such models
@@ -46,12 +45,11 @@ class Term:
     """A source of a value.
 
     Attributes:
-        kind: "value" for a constant, "field" for a configuration field, "flag" for a boolean, "formula" for
-            a
+        kind: "value" for a constant, "field" for a configuration field, "flag" for a boolean, "formula" for a
             formula over lengths of axes.
         value: the constant, for kind "value".
-        name: of the field or flag, or the formula.
-        words: value of the field as JSON -> its translation; None for the value itself.
+        name: the name of the field or flag, or the formula.
+        words: field value as JSON -> its translation; None to use the value itself.
     """
 
     kind: Literal["value", "field", "flag", "formula"]
@@ -71,16 +69,16 @@ class Term:
             return facts.flags.get(self.name, False)
         if self.kind == "formula":
             return _length(self.name, facts.lengths)
-        result = facts.field(self.name)
-        if self.words is None or result is None:
-            return result
-        if isinstance(result, list):
-            return [self._word(item) for item in result]
-        return self._word(result)
+        field = facts.field(self.name)
+        if self.words is None or field is None:
+            return field
+        if isinstance(field, list):
+            return [self._word(item) for item in field]
+        return self._word(field)
 
-    def _word(self, declared: Any) -> Any:
+    def _word(self, field: Any) -> Any:
         assert self.words is not None
-        return self.words[declared if isinstance(declared, str) else json.dumps(declared)]
+        return self.words[field if isinstance(field, str) else json.dumps(field)]
 
     def __str__(self) -> str:
         if self.kind == "value":
@@ -135,7 +133,7 @@ class Setting:
     """A setting and the terms for its value.
 
     Attributes:
-        name: of the setting.
+        name: the name of the setting.
         terms: the first known term is the value.
         conditions: the setting applies if all of them hold.
     """
@@ -157,7 +155,7 @@ class Limit:
     """A requirement on models, due to a limit of the framework.
 
     Attributes:
-        expected: the required condition; assumed to hold if the configuration is silent.
+        expected: the required condition; assumed to hold if the field is not stated.
         conditions: when the requirement applies.
         reason: the framework's behavior.
     """
@@ -198,7 +196,7 @@ class SettingNote:
 
     Attributes:
         conditions: when the note applies.
-        text: of the note.
+        text: the text of the note.
     """
 
     conditions: tuple[Condition, ...]
@@ -213,7 +211,7 @@ class SettingNote:
 
 
 class _RuleLines(NamedTuple):
-    """Parsed rules by kind; of `settings` with the same name the first that applies counts."""
+    """Parsed rules by kind; the first applicable setting with a name counts."""
 
     settings: tuple[Setting, ...]
     limits: tuple[Limit, ...]
@@ -281,16 +279,16 @@ class SettingRules:
 
     def chosen(self, facts: Facts) -> Mapping[str, Setting]:
         """Return the settings of one model: for each name the first that applies."""
-        result: dict[str, Setting] = {}
+        settings: dict[str, Setting] = {}
         for setting in self.settings:
-            if setting.name not in result and setting.applies(facts):
-                result[setting.name] = setting
-        return result
+            if setting.name not in settings and setting.applies(facts):
+                settings[setting.name] = setting
+        return settings
 
     def mentions(self, flag: str) -> bool:
         """Return whether a rule depends on a flag alone."""
-        result = (condition.left for setting in self.settings for condition in setting.conditions)
-        return any(item.kind == "flag" and item.name == flag for item in result)
+        terms = (condition.left for setting in self.settings for condition in setting.conditions)
+        return any(item.kind == "flag" and item.name == flag for item in terms)
 
     def __str__(self) -> str:
         return "\n".join(map(_folded, map(str, (*self.settings, *self.limits, *self.idle, *self.notes))))
@@ -304,7 +302,7 @@ def setting_rules(text: str) -> SettingRules:
     """Parse rules immediately.
 
     Raises:
-        MappingError: a line is not a rule; names the line.
+        MappingError: a line is not a rule; the error names the line.
     """
     rules = SettingRules(text)
     _ = rules.settings
@@ -352,37 +350,37 @@ def _setting(line: str) -> Setting:
     name, colon, rest = line.partition(":")
     if not colon or not name.replace("_", "").replace(".", "").isalnum():
         raise _wrong(line, "NAME: TERM, such as `base_emb_dim: embed`")
-    declared, conditions = _conditions(rest, line)
-    return Setting(name, tuple(_term(part, line) for part in _split(declared, " | ")), conditions)
+    terms_text, conditions = _conditions(rest, line)
+    return Setting(name, tuple(_term(part, line) for part in _split(terms_text, " | ")), conditions)
 
 
 def _limit(line: str) -> Limit:
-    declared, dashes, reason = line.removeprefix(_MUST).partition(_REASON)
+    condition, dashes, reason = line.removeprefix(_MUST).partition(_REASON)
     if not dashes:
         raise _wrong(line, "must TERM is TERM -- REASON")
-    expected, conditions = _conditions(declared, line)
+    expected, conditions = _conditions(condition, line)
     return Limit(_condition(expected, line), conditions, reason.strip())
 
 
 def _idle(line: str) -> Idle:
-    declared, dashes, reason = line.removeprefix(_IDLE).partition(_REASON)
-    fields = tuple(item.strip() for item in declared.split(","))
+    names, dashes, reason = line.removeprefix(_IDLE).partition(_REASON)
+    fields = tuple(item.strip() for item in names.split(","))
     if not dashes or not all(fields):
         raise _wrong(line, "idle FIELD, FIELD -- REASON")
     return Idle(fields, reason.strip())
 
 
 def _note(line: str) -> SettingNote:
-    declared, dashes, text = line.removeprefix(_NOTE).partition(_REASON)
+    condition, dashes, text = line.removeprefix(_NOTE).partition(_REASON)
     if not dashes:
         raise _wrong(line, "note if CONDITION -- TEXT")
     text = text.replace(_REASON, " ").strip()
-    return SettingNote(tuple(_condition(item, line) for item in _split(declared, " and ")), text)
+    return SettingNote(tuple(_condition(item, line) for item in _split(condition, " and ")), text)
 
 
 def _conditions(text: str, line: str) -> tuple[str, tuple[Condition, ...]]:
-    declared, *others = _split(text, ", if ")
-    return declared, tuple(_condition(item, line) for other in others for item in _split(other, " and "))
+    head, *clauses = _split(text, ", if ")
+    return head, tuple(_condition(item, line) for other in clauses for item in _split(other, " and "))
 
 
 def _condition(text: str, line: str) -> Condition:

@@ -15,7 +15,7 @@ from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup, Field
 
-# Number of coordinates without a key before a later one: more than any model has layers or experts.
+# Limit for coordinates without a key before a later one; no model has more layers or experts.
 _MOST_UNSEEN = 10_000
 
 
@@ -24,8 +24,8 @@ class Size:
     """The length of an axis and its origin.
 
     Attributes:
-        length: of the axis.
-        source: origin of the length.
+        length: the length of the axis.
+        source: the origin of the length.
         is_assumed: whether the length is the default of the model type rather than stated.
     """
 
@@ -73,15 +73,15 @@ def states_field(config: Mapping[str, Any], name: str) -> bool:
 
 
 def first_stated(
-    config: Mapping[str, Any], names: Iterable[str], location: str, silent: Mapping[str, Any]
+    config: Mapping[str, Any], names: Iterable[str], location: str, defaults: Mapping[str, Any]
 ) -> tuple[str | None, Any, str]:
     """Return the first of these fields that a configuration states, or that its model type has by default.
 
     Args:
         config: the parsed `config.json`.
-        names: of fields.
-        location: of the configuration, for messages.
-        silent: defaults of the model type, in the form of a configuration.
+        names: the names of fields.
+        location: the location of the configuration, for messages.
+        defaults: defaults of the model type, in the form of a configuration.
 
     Returns:
         The name, or None; the value; and an explanation if the value is a default, else "".
@@ -89,8 +89,8 @@ def first_stated(
     for name in names:
         if (value := nested_value(config, name)) is not None:
             return name, value, ""
-        if (value := nested_value(silent, name)) is not None:
-            return name, value, f"{location}: no {name}, which means {json.dumps(value)} to transformers"
+        if (value := nested_value(defaults, name)) is not None:
+            return name, value, f"{location}: no {name}, for which transformers uses {json.dumps(value)}"
     return None, None, ""
 
 
@@ -98,15 +98,15 @@ def sizes_from_config(
     config: Mapping[str, Any],
     fields: Mapping[str, Alternatives],
     location: str,
-    silent: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Size]:
     """Read the axis lengths that a configuration states; unknown axes are left out.
 
     Args:
         config: the parsed `config.json`.
         fields: axis -> the fields that state it.
-        location: of the configuration, for messages.
-        silent: defaults of the model type, in the form of a configuration.
+        location: the location of the configuration, for messages.
+        defaults: defaults of the model type, in the form of a configuration.
 
     Raises:
         ConfigError: a field is not a positive integer.
@@ -115,7 +115,7 @@ def sizes_from_config(
     for axis, alternatives in fields.items():
         names = [alternative for alternative in alternatives if isinstance(alternative, str)]
         default = next((alternative for alternative in alternatives if isinstance(alternative, int)), None)
-        name, value, source = first_stated(config, names, location, silent or {})
+        name, value, source = first_stated(config, names, location, defaults or {})
         if name is not None:
             length = _length(value, name, location, 1 if default != 0 else 0)
             sizes[axis] = Size(length, source or f"{location}: {name}", is_assumed=bool(source))
@@ -138,29 +138,29 @@ def derive(sizes: Mapping[str, Size], formulas: Mapping[str, str], location: str
     """Complete `sizes` with the formulas whose axes are all known.
 
     Raises:
-        ConfigError: a division leaves a remainder that it must not, or a length would be negative.
+        ConfigError: a division leaves a remainder, or a length would be negative.
     """
-    result = dict(sizes)
+    complete = dict(sizes)
     for _ in formulas:
-        lengths = lengths_of(result)
+        lengths = lengths_of(complete)
         for axis, formula in formulas.items():
-            if axis in result or not axes_in(formula) <= set(lengths):
+            if axis in complete or not axes_in(formula) <= set(lengths):
                 continue
-            sources = "; ".join(sorted({result[name].source for name in axes_in(formula)}))
+            sources = "; ".join(sorted({complete[name].source for name in axes_in(formula)}))
             try:
                 length = value(formula, lengths)
             except DoesNotDivideError as error:
                 raise ConfigError(
-                    f"the layers do not fit the groups that they must form: {error}",
+                    f"the layers do not form complete groups: {error}",
                     location=location,
                     got=sources,
-                    expected=f"{axis} = {formula} without remainder",
+                    expected=f"{axis} = {formula} without a remainder",
                 ) from error
             if length < 0:
                 raise ConfigError(f"{axis} = {formula} would be {length}", location=location, got=sources)
-            is_assumed = any(result[name].is_assumed for name in axes_in(formula))
-            result[axis] = Size(length, f"{formula} ({sources})", is_assumed)
-    return result
+            is_assumed = any(complete[name].is_assumed for name in axes_in(formula))
+            complete[axis] = Size(length, f"{formula} ({sources})", is_assumed)
+    return complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,35 +172,36 @@ class Observation:
     shape: tuple[int, ...]
 
 
-def unify(known: Mapping[str, Size], seen: Iterable[Observation]) -> dict[str, Size]:
+def unify(known: Mapping[str, Size], arrays: Iterable[Observation]) -> dict[str, Size]:
     """Complete `known` with lengths from shapes. The caller handles shapes that contradict `known`.
 
-    An axis of the array gives the one unknown among its named axes; passes repeat until nothing new is
-    found.
+    If one of the named axes of an array axis is unknown, the array's length gives it. Passes repeat until
+    nothing new is found.
     """
     sizes = dict(known)
-    observations = [item for item in seen if len(item.groups) == len(item.shape)]
-    result = True
-    while result:
-        result = False
+    observations = [item for item in arrays if len(item.groups) == len(item.shape)]
+    is_new = True
+    while is_new:
+        is_new = False
         for observation in observations:
             for group, length in zip(observation.groups, observation.shape, strict=True):
                 unknown = [axis for axis in group if axis not in sizes]
-                rest = prod(sizes[axis].length for axis in group if axis in sizes)
-                if len(unknown) == 1 and length > 0 and rest > 0 and length % rest == 0:
-                    sizes[unknown[0]] = Size(length // rest, f"{observation.key} {list(observation.shape)}")
-                    result = True
+                known_length = prod(sizes[axis].length for axis in group if axis in sizes)
+                if len(unknown) == 1 and length > 0 and known_length > 0 and length % known_length == 0:
+                    sizes[unknown[0]] = Size(
+                        length // known_length, f"{observation.key} {list(observation.shape)}"
+                    )
+                    is_new = True
     return sizes
 
 
 def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Iterable[Side]) -> dict[str, Size]:
     """Complete `sizes` with the highest numbers in keys; axes without any key are left out.
 
-    Only names that match a side's key completely count, and numbers far beyond the number of names are
-    ignored:
-    the keys missing before them could not even be listed.
+    Only names that match a side's key completely count. Numbers far beyond the number of names are ignored,
+    because the missing keys before them could not even be listed.
     """
-    result = dict(sizes)
+    complete = dict(sizes)
     names = list(keys)
     limit = most_specific(len(names))
     lengths = lengths_of(sizes)
@@ -210,13 +211,13 @@ def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Itera
             numbers = side.key.numbers(name) or ()
             for k, field in telling.items() if numbers else ():
                 for axis, coordinate in next(field.indices(numbers[k], lengths), {}).items():
-                    if coordinate < limit and (axis not in result or coordinate >= result[axis].length):
-                        result[axis] = Size(coordinate + 1, name)
-    return result
+                    if coordinate < limit and (axis not in complete or coordinate >= complete[axis].length):
+                        complete[axis] = Size(coordinate + 1, name)
+    return complete
 
 
 def most_specific(names: int) -> int:
-    """Return the number from which on a number in one of `count` names is implausible."""
+    """Return the limit from which a number in one of `names` names is implausible."""
     return max(_MOST_UNSEEN, names)
 
 
@@ -227,7 +228,7 @@ def _determines_sizes(field: Field, lengths: Mapping[str, int]) -> bool:
 
 
 def require(
-    sizes: Mapping[str, Size], axes: Iterable[str], seen: Iterable[Observation], location: str
+    sizes: Mapping[str, Size], axes: Iterable[str], observations: Iterable[Observation], location: str
 ) -> dict[str, int]:
     """Return the plain lengths of `axes`.
 
@@ -236,7 +237,9 @@ def require(
     """
     missing = sorted({axis for axis in axes if axis not in sizes})
     if missing:
-        shown = next((item for item in seen if any(missing[0] in group for group in item.groups)), None)
+        shown = next(
+            (item for item in observations if any(missing[0] in group for group in item.groups)), None
+        )
         raise ShapeError(
             f"the size of {', '.join(missing)} cannot be inferred",
             location=location,
@@ -272,7 +275,7 @@ def observed(
     arrays: Mapping[str, LazyArray], sides: Iterable[Side], sizes: Mapping[str, Size]
 ) -> list[Observation]:
     """Return the first array of each side: coordinate 0 of every axis."""
-    result: list[Observation] = []
+    observations: list[Observation] = []
     known = lengths_of(sizes)
     for side in sides:
         axes = side.key.axes
@@ -280,8 +283,8 @@ def observed(
         if side.key.needs <= lengths.keys():
             key = side.key.format(dict.fromkeys(axes, 0), lengths)
             if key in arrays:
-                result.append(_observation(key, side, arrays[key].shape))
-    return result
+                observations.append(_observation(key, side, arrays[key].shape))
+    return observations
 
 
 def _observation(key: str, side: Side, shape: Shape) -> Observation:

@@ -39,17 +39,16 @@ class Table:
     """Rows and the sizes they are bound to.
 
     Attributes:
-        rows: all rows of the family; those that the flags exclude are kept for messages.
+        rows: all rows of the family; rows excluded by flags are kept for messages.
         sizes: known lengths of axes, with their origin.
-        flags: optional rows of the model, with their origin; other flags are inferred from the names of the
-            arrays.
+        flags: optional rows of the model, with their origin; other flags are inferred from array names.
         derived: axis -> formula over other axes.
         dropped: patterns of right keys without information, which are left out.
         left_out: templates and patterns of right keys without a counterpart on the left side.
         padded: axis -> minimum length of left arrays, padded with zeros.
         location: the mapped checkpoint, for messages.
         is_configured: whether a configuration gives the number of layers.
-        remedies: pattern of right keys that no row accepts -> how to resolve them.
+        remedies: pattern of right keys without a row -> how to resolve them.
     """
 
     rows: tuple[Row, ...]
@@ -78,11 +77,12 @@ class Table:
 
         Args:
             arrays: right key -> array.
-            drop: patterns of right keys that the user leaves out on purpose.
-            exact: store changed values in float32 if the reverse conversion would not be exact otherwise.
+            drop: patterns of right keys that the user leaves out.
+            exact: store changed values in float32 if the reverse conversion would otherwise be inexact.
 
         Raises:
-            CoverageError: arrays are missing, have no row, or have another shape; lists all.
+            CoverageError: arrays are missing, have no row, or have another shape; the error lists all of
+                them.
             ShapeError: neither the configuration nor a shape gives a size.
             UsageError: no array matches a pattern of `drop`.
         """
@@ -95,7 +95,7 @@ class Table:
     def to_left_partly(
         self,
         arrays: Mapping[str, LazyArray],
-        beside: Mapping[str, LazyArray] | None = None,
+        known_left: Mapping[str, LazyArray] | None = None,
         *,
         exact: bool = False,
     ) -> Mapped:
@@ -105,19 +105,18 @@ class Table:
 
         Args:
             arrays: right key -> array.
-            beside: left key -> array of a model of the same sizes; used for sizes that are unknown
-                otherwise.
-            exact: as of `to_left`, for arrays of 16 bits.
+            known_left: left key -> array of a model of the same sizes, for sizes that are otherwise unknown.
+            exact: see `to_left`; for arrays of 16 bits.
 
         Raises:
             ConfigError: the configuration contradicts itself.
         """
-        seen = observed(beside or {}, [row.left for row in self.rows], self.sizes)
-        table = replace(self, sizes=unify(self.sizes, seen))
+        observations = observed(known_left or {}, [row.left for row in self.rows], self.sizes)
+        table = replace(self, sizes=unify(self.sizes, observations))
         return build_partly(table._bind_rows(arrays, (*self.dropped, *self._left_out())), exact)
 
     def to_right(self, arrays: Mapping[str, LazyArray], cut: Collection[str] = ()) -> Mapped:
-        """Return right arrays as expressions of the left ones; errors as `to_left`.
+        """Return right arrays as expressions of the left ones; raises the errors of `to_left`.
 
         Args:
             arrays: left key -> array.
@@ -146,7 +145,10 @@ class Table:
     def require_fit(
         self, arrays: Mapping[str, LazyArray], *, left: bool = False, cut: Collection[str] = ()
     ) -> None:
-        """Refuse arrays that do not fit the model; arguments as for `known_of`, errors as `to_left`."""
+        """Refuse arrays that do not fit the model.
+
+        The arguments are those of `known_of`, the errors those of `to_left`.
+        """
         arrays = self._crop(arrays, cut)[0] if left else arrays
         drop = () if left else (*self.dropped, *self._left_out())
         self._require_covered(self._bind_rows(arrays, drop, inverse=left))
@@ -161,15 +163,15 @@ class Table:
         return build(pad_to_shape(settled), exact)
 
     def _require_covered(self, settled: BoundTable, leave_out: str = "") -> None:
-        declared, flags = settled.sizes, settled.flags
+        sizes, flags = settled.sizes, settled.flags
         sides = [direction.source for direction in settled.directions]
         axes = {axis for side in sides for axis in (*side.axes, *side.key.needs)}
-        require(declared, axes, observed(settled.arrays, sides, declared), self.location)
+        require(sizes, axes, observed(settled.arrays, sides, sizes), self.location)
         kept = settled.arrays
         expected = [_expected(direction, flags) for direction in settled.directions if not direction.fills]
         unwanted = [_expected(item, flags) for item in settled.absent]
         dropped, remedies = settled.dropped, self.remedies
-        check_coverage(kept, expected, unwanted, declared, self.location, dropped, remedies, leave_out)
+        check_coverage(kept, expected, unwanted, sizes, self.location, dropped, remedies, leave_out)
 
     def _bind_rows(
         self, arrays: Mapping[str, LazyArray], drop: tuple[str, ...], *, inverse: bool = False
@@ -187,11 +189,11 @@ class Table:
         present = frozenset(name for name, flag in flags.items() if flag.value)
         directions = [direction for direction in all_directions if direction.row.applies(present)]
         absent = [direction for direction in all_directions if not direction.row.applies(present)]
-        declared = self._unify_sizes(kept, directions)
+        sizes = self._unify_sizes(kept, directions)
         if not self.is_configured:
-            declared = _without_layers(declared, directions)
-        directions = [direction for direction in directions if not _is_empty(direction.source, declared)]
-        return BoundTable(kept, (*dropped,), flags, directions, absent, declared)
+            sizes = _without_layers(sizes, directions)
+        directions = [direction for direction in directions if not _is_empty(direction.source, sizes)]
+        return BoundTable(kept, (*dropped,), flags, directions, absent, sizes)
 
     def _left_out(self) -> tuple[str, ...]:
         """Return the patterns of keys without a counterpart on the left side."""
@@ -254,14 +256,14 @@ def _unmatched(pattern: str, keys: Iterable[str], location: str) -> UsageError:
     hint = f"{action('inspect.names', location or 'SRC')} shows all names"
     if matching(keys, (below,)):
         hint = f"did you mean '{below}'?"
-    return UsageError("nothing has a name that matches", location=location, got=pattern, hint=hint)
+    return UsageError("no array name matches the pattern", location=location, got=pattern, hint=hint)
 
 
 def _without_layers(sizes: Mapping[str, Size], directions: Iterable[Direction]) -> dict[str, Size]:
     """Set the length of layer groups without any key to 0 if there is no configuration."""
     keys = (side.key for direction in directions for side in (direction.source, direction.target))
     axes = {axis for key in keys for axis in key.axes if axis not in sizes}
-    return {**sizes, **{axis: Size(0, "no array is named after it") for axis in axes}}
+    return {**sizes, **{axis: Size(0, "no array name contains it") for axis in axes}}
 
 
 def _is_empty(side: Side, sizes: Mapping[str, Size]) -> bool:
@@ -282,7 +284,7 @@ _MOST_NAMES = 10_000_000
 
 
 def right_shapes(table: Table) -> dict[str, Shape]:
-    """Yield the right keys and shapes of a model whose sizes the table knows.
+    """Return the right keys and shapes of a model whose sizes the table knows.
 
     Raises:
         ShapeError: a size is unknown, or the number of layers or experts is implausibly large.
@@ -297,9 +299,9 @@ def right_shapes(table: Table) -> dict[str, Shape]:
     names = sum(prod(sizes[axis] for axis in side.key.axes) for side in there)
     if names > _MOST_NAMES:
         raise ShapeError(
-            "these sizes make more arrays than any model has",
+            "these sizes give an implausibly large number of arrays",
             location=table.location,
             got=f"{names:,} arrays",
-            expected=f"{_MOST_NAMES:,} or fewer: as many layers and experts as the model has",
+            expected=f"at most {_MOST_NAMES:,}",
         )
     return {key: side.shape(sizes) for side in there for key in side.keys(sizes)}

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Elements of one block: a float32 copy has 1 MiB. Workers take the interpreter's lock once for each call of
-# numpy: with blocks of 2**16 two of them were slower together than one alone.
+# Elements of one block: a float32 copy has 1 MiB. Workers take the interpreter lock once per numpy call. With
+# blocks of 2**16, two workers were slower than one.
 _BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """Whether the inverse restores the original bits.
+    """A statement of whether the inverse restores the original bits.
 
     Attributes:
-        exact: whether it does, except for the values in `reason`.
+        exact: whether the bits are restored, except for the values in `reason`.
         reason: why not, or the exceptions; empty if none.
     """
 
@@ -85,7 +85,7 @@ class Scale:
 
         if not sizes.get(self.axis):
             raise MappingError(
-                "values are scaled by the length of an axis that has none",
+                "values are scaled by an axis of unknown length",
                 got=self.axis,
                 expected=", ".join(sizes),
             )
@@ -146,14 +146,14 @@ class Multiply:
 
     def exactness(self, dtype: DType) -> Exactness:
         edge = "largest" if (self.factor > 1) != self.divide else "smallest"
-        but = f"but for values near the {edge} of the type"
+        but = f"except for values near the {edge} of the type"
         factor = 1 / self.factor if self.divide else self.factor
         if math.frexp(self.factor)[0] == 0.5 and dtype.name in ("bfloat16", "float32", "float64"):
             return Exactness(True, f"times {factor:g}, a power of two: exact {but}")
         sign = "divided by" if self.divide else "times"
         if self.wide and dtype.bits <= 16:
             return Exactness(True, f"{sign} {self.factor:.6g}, stored in float32: exact {but}")
-        return Exactness(False, f"{sign} {self.factor:.6g}, rounded to {dtype}: at most 1 ulp off {but}")
+        return Exactness(False, f"{sign} {self.factor:.6g}, rounded to {dtype}: off by at most 1 ulp {but}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,10 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """x + amount, computed and stored in float32 or wider. MaxText's norms are `Add(1)` of Hugging Face's."""
+    """x + amount, computed and stored in float32 or wider.
+
+    MaxText's norms are Hugging Face's with `Add(1)`.
+    """
 
     amount: float
 
@@ -198,12 +201,12 @@ class Add:
 
     def exactness(self, dtype: DType) -> Exactness:
         result = self.result(dtype)
-        declared = f"{self.amount:+g}, stored in {result}"
+        effect = f"{self.amount:+g}, stored in {result}"
         if dtype == result:
-            return Exactness(False, f"{declared}: at most 1 ulp of the larger of the two values off")
+            return Exactness(False, f"{effect}: off by at most 1 ulp of the larger value")
         # float32 has 24 bits: a value of 8 bits next to 1 keeps them all down to 2**-16, one of 11 to 2**-13.
         least = f"2**-{24 - dtype.digits}"
-        return Exactness(True, f"{declared}: exact but for values under {least}, off by 2**-24 at most")
+        return Exactness(True, f"{effect}: exact except for values under {least}, off by at most 2**-24")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +219,7 @@ class Cast:
     def result(self, dtype: DType) -> DType:
         if not (dtype.is_float and self.to.is_float) and not self.exactness(dtype).exact:
             raise MappingError(
-                f"a cast from {dtype} to {self.to} can lose whole numbers", hint="keep the stored dtype"
+                f"a cast from {dtype} to {self.to} can lose integers", hint="keep the stored dtype"
             )
         return self.to
 
@@ -238,20 +241,20 @@ class Cast:
 
 
 def round_constant(block: np.ndarray, to: DType) -> np.ndarray:
-    """Round floating-point numbers to another floating-point dtype once, to nearest even."""
+    """Round floating-point values to another floating-point dtype once, to nearest even."""
     import numpy as np
 
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         if to.name == "float32":
             return as_float32(block)
         if to.bits <= 16:
-            # Some pairs of small types have no cast of their own; float64 would be rounded twice.
+            # Some pairs of small types have no direct cast; float64 would be rounded twice.
             block = _rounded_to_odd(block) if block.dtype == np.float64 else as_float32(block)
         if to.name != "bfloat16":
             return block.astype(to.numpy)
-        built = np.empty(block.shape, to.carrier)
-        round_to(to, block, built)
-        return built.view(to.numpy)
+        rounded = np.empty(block.shape, to.carrier)
+        round_to(to, block, rounded)
+        return rounded.view(to.numpy)
 
 
 def _holds(to: DType, dtype: DType) -> bool:
@@ -282,8 +285,9 @@ def _with_shifted_exponents(bits: np.ndarray, steps: int, dtype: DType) -> np.nd
 
 
 def _rounded_to_odd(block: np.ndarray) -> np.ndarray:
-    """Round float64 to odd float32: the last bit records whether bits were cut off, so a second rounding is
-    exact.
+    """Round float64 to odd float32, so that a second rounding is exact.
+
+    The last bit records whether bits were cut off.
     """
     import numpy as np
 
@@ -299,13 +303,13 @@ def blockwise(
     source: np.ndarray,
     target: np.ndarray,
     dtype: DType,
-    result: DType,
+    target_dtype: DType,
     function: Callable[[np.ndarray], np.ndarray],
 ) -> None:
     """Compute target = function(source) in blocks of the leading axis, through real dtypes."""
 
     def on_carriers(block: np.ndarray) -> np.ndarray:
-        return function(block.view(dtype.numpy)).view(result.carrier)
+        return function(block.view(dtype.numpy)).view(target_dtype.carrier)
 
     _apply_to_carriers(source, target, on_carriers)
 
@@ -346,7 +350,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class BoundFill:
-    """Elements unchanged, all of them equal to `number`."""
+    """Unchanged elements, which all equal `number`."""
 
     number: float
 
@@ -363,7 +367,7 @@ class BoundFill:
         target[...] = source
 
     def exactness(self, dtype: DType) -> Exactness:
-        return Exactness(True, f"full of {self.number:g}: Hugging Face's model has no such array")
+        return Exactness(True, f"filled with {self.number:g}: the Hugging Face model has no such array")
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,12 +385,12 @@ class Whole:
 class BoundRecode:
     """Integers converted to the dtype `to`; values out of its range are refused.
 
-    Floating-point input is accepted as well, because MaxText trains with its tables in float32; but not
-    values so large that a neighbor may have been rounded to them, from 256 on in bfloat16.
+    Floating-point input is accepted as well, because MaxText trains with its tables in float32. Values to
+    which a neighbor may have been rounded are refused, such as values from 256 in bfloat16.
 
     Attributes:
         to, origin: names of dtypes.
-        name: of the resulting arrays, for messages.
+        name: the name of the resulting arrays, for messages.
     """
 
     to: str
@@ -409,30 +413,28 @@ class BoundRecode:
         import numpy as np
 
         with np.errstate(invalid="ignore"):
-            built = block.astype(DTYPES[self.to].numpy)
+            converted = block.astype(DTYPES[self.to].numpy)
             # Out-of-range values wrap around or give arbitrary results.
-            odd = built.astype(block.dtype) != block
+            odd = converted.astype(block.dtype) != block
         if odd.any():
             raise MappingError(
-                "a number that is not whole, or too large",
+                "a value is not an integer, or too large",
                 location=self.name or None,
                 got=block[odd][0],
-                expected=f"numbers of {self.to}",
-                hint=f"check that the checkpoint is whole: {action('doctor', 'SRC')}",
+                expected=f"values of {self.to}",
+                hint=f"check that the checkpoint is complete: {action('doctor', 'SRC')}",
             )
-        if dtype.is_float and (round_constant := np.abs(built) >= 1 << dtype.digits).any():
+        if dtype.is_float and (round_constant := np.abs(converted) >= 1 << dtype.digits).any():
             raise MappingError(
-                f"{dtype} does not hold all whole numbers of this size: this may have been another one",
+                f"{dtype} does not represent all integers of this size, so the value may have been rounded",
                 location=self.name or None,
-                got=built[round_constant][0],
-                expected=f"numbers under {1 << dtype.digits}, or a wider dtype",
-                hint="take the checkpoint as it was before it was cast",
+                got=converted[round_constant][0],
+                expected=f"values under {1 << dtype.digits}, or a wider dtype",
+                hint="use the checkpoint from before the cast",
             )
-        return built
+        return converted
 
     def exactness(self, dtype: DType) -> Exactness:
-        declared = f"{dtype} to {self.to}, refused where a number is not of both"
+        effect = f"{dtype} to {self.to}, refused if a value does not fit both"
         back = DTYPES[self.origin]
-        return Exactness(
-            dtype == back, declared if dtype == back else f"{declared}; they come back as {back}"
-        )
+        return Exactness(dtype == back, effect if dtype == back else f"{effect}; converted back to {back}")

@@ -33,7 +33,7 @@ from ckpttools.transforms.cast import is_table, with_notes
 from ckpttools.transforms.conversion import Convert
 from ckpttools.transforms.mean_weights import MeanWeights, WeightedMean
 
-# Number of integers that are compared at once.
+# The number of integers that are compared at once.
 _COMPARED_ELEMENTS = 1 << 18
 # Models in this format have a configuration file next to their arrays.
 _MODEL_FORMAT = "safetensors"
@@ -70,7 +70,7 @@ class Average:
             ConfigError: the configurations describe different computations.
             UsageError: `MeanWeights.of` refuses the weights, or the chosen dtype has too few bits for
                 dequantized values.
-            CoverageError: names or shapes of arrays differ; lists all differences.
+            CoverageError: names or shapes of arrays differ; the error lists all differences.
             FormatError: two arrays of a checkpoint have the same name.
             MappingError: integers differ, or values with few bits may have lost their scales.
             CheckpointError: see `StripOptimizer`, `StoredAverage` and
@@ -107,15 +107,16 @@ class Average:
             refuse_few_bits(
                 self.dtype,
                 tree.metadata.location,
-                f"{action('quantize', 'MEAN', 'DST')} quantizes such a mean",
+                f"{action('quantize', 'MEAN', 'DST')} quantizes the mean",
             )
         tree = tree.pipe(lambda given: with_notes(built, given))
         view = quantized_view(tree)
         if odd := [*view.weights, *view.unclear]:
             raise MappingError(
-                f"numbers of few bits may have scales, without which they have no mean{listing(odd)}",
+                f"values with few bits may have scales, without which their mean is "
+                f"meaningless{listing(odd)}",
                 location=tree.metadata.location or None,
-                hint=f"cast the checkpoint first; {option('force', True)} there takes them as they are",
+                hint=f"cast the checkpoint first; {option('force', True)} there takes the values literally",
             )
         return _PlainParameters(tree, frozenset(map(dotted, built.weights)), built.of_scales)
 
@@ -184,8 +185,10 @@ def _adapter_remarks(averaged: Collection[Path]) -> Iterator[str]:
     if any(FACTOR in dotted(path).lower() for path in averaged):
         each = action("merge_adapter")
         yield (
-            "factors of adapters are averaged each by itself, and alpha is the last one's: what they add is "
-            f"not the mean of what the adapters add; for that, merge each into its base ({each}), and "
+            "factors of adapters are averaged separately, and alpha is that of the last adapter, so the "
+            "result "
+            f"is not the mean of what the adapters add; for that, merge each adapter into its base "
+            f"({each}), and "
             "average the models"
         )
 
@@ -209,7 +212,8 @@ def _without_training_state(tree: Tree) -> Tree:
     except FormatError as error:
         own = option("parameters", "KEY")
         raise error.at(
-            hint=f"{own} averages what lies below a key; else {action('strip_optimizer')} each of them first"
+            hint=f"{own} averages the arrays below a key; otherwise, run {action('strip_optimizer')} on each "
+            "checkpoint first"
         ) from error
 
 
@@ -232,9 +236,9 @@ def _check_layouts(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tre
     *others, expected = named
     for there, tree in zip(others, trees, strict=False):
         odd = [f"{name}: missing" for name in expected if name not in there]
-        odd += [f"{name}: left over" for name in there if name not in expected]
+        odd += [f"{name}: extra" for name in there if name not in expected]
         odd += [
-            f"{name}: {list(array.shape)}, there {list(expected[name].shape)}"
+            f"{name}: {list(array.shape)}, expected {list(expected[name].shape)}"
             for name, array in there.items()
             if name in expected and array.shape != expected[name].shape
         ]
@@ -244,7 +248,7 @@ def _check_layouts(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tre
                 + listing(odd),
                 location=_location_text(tree),
                 expected=f"the names and shapes of {_location_text(trees[-1])}",
-                hint=f"make them alike first: {action('stack')} and {action('unstack')} for layers, "
+                hint=f"convert it first: {action('stack')} and {action('unstack')} for layers, "
                 f"{action('convert')} for names",
             )
 
@@ -263,8 +267,8 @@ def _config_source(trees: Sequence[Tree]) -> Tree:
 def _check_configs(trees: Sequence[Tree], *, force: bool) -> Notes:
     """Compare the configurations of models with that of the last model, which is written.
 
-    Returns:
-        Yields a remark for each model with differences if `force` accepts them, and for each model whose
+    Yields:
+        A remark for each model with differences if `force` accepts them, and for each model whose
         configuration cannot be compared.
 
     Raises:
@@ -319,7 +323,7 @@ def _check_integers(parts: Mapping[Path, Sequence[LazyArray]], trees: Sequence[T
         raise MappingError(
             f"only floating-point arrays are averaged; these differ between the checkpoints:{listing(odd)}",
             location=_location_text(trees[-1]),
-            hint=f"leave them out with {action('select')}, or take checkpoints of one model",
+            hint=f"leave them out with {action('select')}, or average checkpoints of one model",
         )
 
 
@@ -340,7 +344,7 @@ def _location_text(tree: Tree) -> str:
 # ema_params/decoder/…                of flax recipes
 
 ANY = "ema"
-"""Instead of a path: whatever average there is."""
+"""A value in place of a path: the only average in the state."""
 
 
 @dataclass(frozen=True)
@@ -366,7 +370,7 @@ class StoredAverage:
         for path, leaf in tree.items():
             if path[: len(head)] != head:
                 leaves[path] = tree.arrays[locations[path]] if path in locations else leaf
-        remark = f"the parameters are those of {keystr(head)}, the average that training has kept"
+        remark = f"the parameters are those of {keystr(head)}, the average that training kept"
         return Transformed(Tree(leaves, tree.metadata), Notes(remarks=(remark,)))
 
     def _head(self, tree: Tree) -> Path:
@@ -378,10 +382,12 @@ class StoredAverage:
         if len(result) == 1:
             return result[0]
         raise UsageError(
-            f"there is no {self.below} in the state" if not result else "there are several averages",
+            f"{self.below} does not exist in the state"
+            if not result
+            else "the state contains several averages",
             location=tree.metadata.location or None,
-            got=", ".join(map(keystr, outer)) or "no average of parameters that a name tells",
-            hint=f"name the key that it lies below, such as {option('parameters', 'opt_state/1/ema')}",
+            got=", ".join(map(keystr, outer)) or "no average of parameters with a known name",
+            hint=f"name the key above it, such as {option('parameters', 'opt_state/1/ema')}",
         )
 
 
@@ -405,7 +411,7 @@ def _average_paths(tree: Tree, head: Path) -> Mapping[Path, Path]:
     else:
         odd = [keystr(path) for path in _unmatched_parameters(floats, below)]
     raise CoverageError(
-        f"what lies below {keystr(head)} are not the parameters{listing(odd)}",
+        f"the arrays below {keystr(head)} are not the parameters{listing(odd)}",
         location=tree.metadata.location or None,
         got=f"{len(below)} arrays",
         expected=f"the names and shapes of {len(floats)} parameters",
@@ -414,15 +420,17 @@ def _average_paths(tree: Tree, head: Path) -> Mapping[Path, Path]:
 
 def _shape_differences(arrays: Mapping[Path, LazyArray], locations: Mapping[Path, Path]) -> list[str]:
     return [
-        f"{keystr(path)}: {list(arrays[path].shape)}, there {list(arrays[location].shape)}"
+        f"{keystr(path)}: {list(arrays[path].shape)}, stored {list(arrays[location].shape)}"
         for path, location in locations.items()
         if arrays[path].shape != arrays[location].shape
     ]
 
 
 def _unmatched_parameters(parameters: Iterable[Path], below: Mapping[Path, Path]) -> list[Path]:
-    """Return the parameters whose path has no suffix that matches an array; all parameters if every one
-    matches."""
+    """Return the parameters whose path has no suffix that matches an array.
+
+    If every parameter matches, all parameters are returned.
+    """
     ends = {tail[k:] for tail in below for k in range(len(tail))}
     paths = list(parameters)
     return [path for path in paths if not any(path[k:] in ends for k in range(len(path)))] or paths

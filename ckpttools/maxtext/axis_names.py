@@ -21,7 +21,7 @@ from ckpttools.maxtext.model_options import ModelOptions, family_for
 from ckpttools.maxtext.view import view_of
 
 AxisNames = tuple[tuple[str, ...], ...]
-"""For each axis of an array its names, the most particular first; () for one that has none."""
+"""The names of each axis of an array, the most specific first; () for an unnamed axis."""
 
 # From layers/ and models/ of MaxText 0.2.5; "-" is an unnamed axis. The first match counts.
 _AXES = (

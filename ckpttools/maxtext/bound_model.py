@@ -52,7 +52,7 @@ def _with_recorded_options(options: ToHuggingFace, files: ModelFiles) -> ToHuggi
     family = model.family or files.family
     if model.family is None and family is not None and names_a_file(family):
         raise UsageError(
-            "this was made by a family that a file describes; another one might take its arrays for others",
+            "this checkpoint was converted with a family file; another family might misread its arrays",
             location=files.location,
             got=family,
             hint=option("family", f"PATH/{family}"),
@@ -200,7 +200,7 @@ def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
         result = next((spelling for spelling in family.spellings if spelling.name == expected), None)
         if result is None and name is not None:
             raise UsageError(
-                f"family {family.name} has no such way of writing names",
+                f"family {family.name} has no such spelling of names",
                 got=name,
                 expected="one of " + ", ".join(spelling.name for spelling in family.spellings),
             )
@@ -239,7 +239,7 @@ def _with_config_from_settings(
         return files
     if files.config is not None:
         raise UsageError(
-            "the model's own config.json is at hand: none is made of MaxText's settings",
+            "a config.json exists, so none can be built from MaxText's settings",
             location=files.location,
             hint=f"leave out {option('maxtext_config')}",
         )
@@ -281,7 +281,7 @@ def _paths_below(tree: Tree, prefix: str | None) -> dict[TreePath, TreePath]:
     if prefix is not None and not below:
         tops = sorted({str(path[0]) for path in result})
         raise UsageError(
-            f"nothing lies below {prefix!r}",
+            f"no array is below {prefix!r}",
             location=tree.metadata.location,
             expected="one of " + ", ".join(tops[:20]),
             hint=did_you_mean(prefix, tops),
@@ -301,8 +301,9 @@ class ModelRows:
     """The parameters of a MaxText tree, and the rows of their model.
 
     Attributes:
-        arrays: the parameters by dotted names.
-        family, table, spelling: those of the model; the rows have the layout of the tree.
+        arrays: the parameters, by dotted names.
+        family, table, spelling: the family, rows and spelling of the model; the rows have the layout of the
+            tree.
         scan_axis: the axis on which layers are stacked; None if none are.
         config: the content of the model's `config.json`; None if it is unknown.
     """
@@ -315,8 +316,9 @@ class ModelRows:
     config: Mapping[str, object] | None
 
     def as_huggingface(self) -> Mapped:
-        """Return the arrays under their Hugging Face names. Raise CoverageError if they do not match the
-        model.
+        """Return the arrays under their Hugging Face names.
+
+        Raise CoverageError if they do not match the model.
         """
         return self.table.to_right(self.arrays, (VOCAB,))
 

@@ -22,7 +22,7 @@ from ckpttools.model_families.registry import family_named, family_of, names_a_f
 # Flag -> the description, and the option that sets it.
 _FLAG_CHOICES = {
     "interleaved": ("the order of rotary pairs", "rope_layout", "halves", " or interleaved"),
-    "tied": ("what becomes of the output head", "tied", "keep", ", drop or materialize"),
+    "tied": ("how the output head is handled", "tied", "keep", ", drop or materialize"),
 }
 
 
@@ -49,7 +49,7 @@ def require_same_family(
             location,
             f"{_model_type_text(config)} (family {family.name})",
             f"{_model_type_text(carried)} ({f'family {name}' if name else 'of no known family'})",
-            f"leave {option('like')} out, or say which family's rows are taken: {option('family', 'NAME')}",
+            f"leave {option('like')} out, or choose the family with {option('family', 'NAME')}",
         )
 
 
@@ -88,12 +88,12 @@ def require_own_rows(
     if _described_arrays(convert(family)) != expected:
         file = option("family", "FILE.toml")
         raise ConfigError(
-            "the rows of this family would make other values of the arrays than those of the model's own",
+            "the rows of this family would give the arrays other values than the model's own family",
             location=location,
             got=option("family", named),
-            expected=f"{_model_type_text(config)} (family {own.name}), whose rows take these arrays as well",
-            hint=f"leave {option('family')} out; if {CONFIG} is wrong, correct its model_type; if these rows "
-            f"are meant, {action('families.toml', named)} makes a file of them for {file}",
+            expected=f"{_model_type_text(config)} (family {own.name}), whose rows match these arrays as well",
+            hint=f"leave {option('family')} out; if {CONFIG} is wrong, correct its model_type; to use these "
+            f"rows on purpose, {action('families.toml', named)} writes a file of them for {file}",
         )
 
 
@@ -115,7 +115,7 @@ def require_same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyAr
             raise _contradiction_error(
                 location, _flag_text(name, flag), _flag_text(name, other), _flag_hint(name)
             )
-    # Vocabulary rows may be cut off; their content decides about that.
+    # Vocabulary rows may be cut off, depending on their content.
     differing = [
         axis
         for axis, size in mine.sizes.items()
@@ -145,17 +145,17 @@ def _flag_hint(flag: str) -> str:
     """Return the hint for a contradicted flag; a general one for other contradictions."""
     leave = f"leave {option('like')} out, or"
     if flag not in _FLAG_CHOICES:
-        return f"{leave} name the model that this checkpoint came from"
+        return f"{leave} use the model that this checkpoint came from"
     what, name, first, others = _FLAG_CHOICES[flag]
-    return f"{leave} say {what}: {option(name, first)}{others}"
+    return f"{leave} set {what} with {option(name, first)}{others}"
 
 
 def _contradiction_error(location: str, got: str, expected: str, hint: str) -> ConfigError:
     return ConfigError(
-        "this configuration would make other values of the arrays than the one that the checkpoint carries",
+        "this configuration would give the arrays other values than the one in the checkpoint",
         location=location,
         got=got,
-        expected=f"{expected}, as the checkpoint carries it",
+        expected=f"{expected}, as stored in the checkpoint",
         hint=hint,
     )
 

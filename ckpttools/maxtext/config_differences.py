@@ -150,7 +150,7 @@ def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Confi
 
 
 def _shown(name: str, value: object) -> object:
-    """Return a value for people. The default type of a rotary embedding is compared as an absent one."""
+    """Return a value for messages. The default type of a rotary embedding is compared as absent."""
     return _DEFAULT_TYPE if value == _MISSING and name.endswith(f".{_TYPE}") else value
 
 

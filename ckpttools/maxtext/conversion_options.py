@@ -26,22 +26,22 @@ from ckpttools.stores.registry import LocationLike
 @validate_fields
 @dataclass(frozen=True, slots=True)
 class ToMaxText:
-    """Options of the conversion from Hugging Face to MaxText.
+    """The options of the conversion from Hugging Face to MaxText.
 
     Attributes:
-        scan: stack the layers, as MaxText's `scan_layers=true` wants them.
+        scan: stack the layers, as for MaxText's `scan_layers=true`.
         scan_axis: the axis on which they are stacked (MaxText's `param_scan_axis`).
         dtype: the dtype of all floating-point arrays; None keeps the stored dtypes.
         exact: store arrays in float32 if they would otherwise not convert back bit for bit.
         maxtext: the version whose layout is written, a name in `ckpttools.maxtext.versions.VERSIONS`.
         pad_vocab: the minimum number of embedding rows, padded with zeros; None for the model's own number.
-        model: the user's statements about the model.
+        model: the model options that the user set.
         drop: patterns of source arrays to leave out.
         text_only: leave out the towers (vision, audio).
         carry: keep unconverted arrays (MTP layers, towers that are left out) in the checkpoint for the
             reverse conversion.
-        leaves_out: leave out arrays without a place in MaxText without asking: if nothing is written, nothing
-            is lost.
+        leaves_out: leave out arrays without a counterpart in MaxText without asking, because nothing is
+            written.
         read: options for opening the source.
         dequantize_like: how products of quantized weights and scales are rounded, as in
             `ckpttools.transforms.cast.Dequantize`.
@@ -68,12 +68,12 @@ class ToMaxText:
             expected = " or ".join(map(str, SCAN_AXES))
             raise UsageError("layers cannot be stacked on this axis", got=self.scan_axis, expected=expected)
         version = version_called(self.maxtext)
-        check_choice("way with quantized weights", self.quantized, QUANTIZED)
+        check_choice("handling of quantized weights", self.quantized, QUANTIZED)
         if self.quantized == "keep" and not version.has_fp8:
             raise UsageError(
                 f"MaxText {self.maxtext} has no quantized weights",
                 got=option("quantized", "keep"),
-                hint=f"leave it out, or {option('maxtext', NEWEST)}",
+                hint=f"leave it out, or use {option('maxtext', NEWEST)}",
             )
         if self.exact and self.dtype is not None:
             raise UsageError(
@@ -90,7 +90,7 @@ TEXT = "text"
 @validate_fields
 @dataclass(frozen=True, slots=True)
 class ToHuggingFace:
-    """Options of the conversion from MaxText to Hugging Face.
+    """The options of the conversion from MaxText to Hugging Face.
 
     Attributes:
         like: the directory of the original model, or a `config.json`; None for the carried configuration.
@@ -99,14 +99,14 @@ class ToHuggingFace:
         spelling: the spelling of names, "hub", "transformers" or "text"; None as in the original model.
             "text" writes the text model of a multimodal one as a separate model, with its own configuration.
         scan_axis: the axis on which layers are stacked, if the arrays do not show it.
-        model: the user's statements about the model.
-        carry: take arrays without a place in MaxText from `like`.
+        model: the model options that the user set.
+        carry: copy arrays without a counterpart in MaxText from `like`.
         padding_rows: how rows beyond the vocabulary are handled: "keep" writes them and enlarges the
             vocabulary, "drop" leaves them out whatever their values; None leaves out zeros and refuses other
             values.
         read: options for opening the source.
         quantized: how FP8 weights are handled: "keep" writes them with their scales, "dequantize" converts
-            them to plain numbers; None keeps them unless a dtype is given.
+            them to plain values; None keeps them unless a dtype is given.
         maxtext_config: the settings of the run, as passed to MaxText, from which `config.json` is built if
             none was carried along.
     """
@@ -125,19 +125,20 @@ class ToHuggingFace:
 
     @property
     def dequantizes(self) -> bool:
-        """Return whether quantized weights become plain numbers."""
+        """Return whether quantized weights become plain values."""
         return self.quantized == "dequantize" or (self.quantized is None and self.dtype is not None)
 
     def __post_init__(self) -> None:
-        check_choice("way with quantized weights", self.quantized, QUANTIZED)
-        check_choice("way with padding rows", self.padding_rows, WAYS)
+        check_choice("handling of quantized weights", self.quantized, QUANTIZED)
+        check_choice("handling of padding rows", self.padding_rows, WAYS)
         if self.carry and self.spelling == TEXT:
             raise UsageError(
-                f"a text model alone has no place for what {option('carry', True)} takes from the model",
-                hint=f"leave out {option('carry', True)}, or {option('names', TEXT)}",
+                f"a separate text model cannot contain the arrays that {option('carry', True)} copies from "
+                f"the model",
+                hint=f"leave out {option('carry', True)} or {option('names', TEXT)}",
             )
         if self.carry and self.like is None:
             raise UsageError(
-                f"{option('carry', True)} takes what is not there from a model, and none is named",
-                hint=f"say {option('like', 'HF_DIR')}; what a checkpoint carries is written anyway",
+                f"{option('carry', True)} copies missing arrays from a model, but no model is given",
+                hint=f"add {option('like', 'HF_DIR')}; arrays that the checkpoint carries are always written",
             )

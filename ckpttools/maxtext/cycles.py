@@ -55,16 +55,20 @@ def plan_stacks(
         decoder: the parameters below `decoder`.
         cycle: the layers in one repetition; None to infer it from the contents of layers, with one stack if
             all are the same. Ignored for groups with another name than `layers`.
-        names: as `Cycle.names`; None to infer it.
+        names: see `Cycle.names`; None to infer it.
 
     Raises:
         FormatError: layer indices are missing, or the naming of the cycle is unknown.
         ShapeError: layers that would be stacked have different contents.
-        UsageError: a cycle is given where none exists, or layers do not form complete cycles.
+        UsageError: a cycle is given for layers without one, or layers do not form complete cycles.
     """
     result = single_layers(decoder)
     if LAYERS not in result and cycle not in (None, 1):
-        raise UsageError("no layers that could repeat", got=", ".join(result), expected=f"{LAYERS}_{{0..}}")
+        raise UsageError(
+            "the checkpoint has no layers that could repeat",
+            got=", ".join(result),
+            expected=f"{LAYERS}_{{0..}}",
+        )
     built: list[LayerStack] = []
     for name, numbers in result.items():
         _require_all_numbers(name, numbers)
@@ -86,7 +90,7 @@ def _require_all_numbers(name: str, numbers: Sequence[int]) -> None:
     missing = set(range(numbers[-1] + 1)) - set(numbers)
     if missing:
         raise FormatError(
-            "there are gaps in the numbers of layers",
+            "layer indices are missing",
             location=f"{DECODER}/{name}_{{{format_ranges(numbers)}}}",
             expected=f"also {format_ranges(missing)}",
         )
@@ -109,11 +113,11 @@ def _stacks_after_single_layers(layers: Sequence[Contents], length: int) -> list
     is_cut = first is not None and first > 0 and layers[first - 1] == layers[first - 1 + length]
     if first is None or is_cut or (unstacked and num_scanned % length):
         raise UsageError(
-            f"the layers to scan are not complete cycles of {length}",
+            f"the layers to scan do not form complete cycles of {length}",
             location=location,
             got=f"{plural(num_scanned, 'layer')}"
             + (f" after the {unstacked} that MaxText does not scan" if unstacked else ""),
-            hint="leave them as they are: MaxText runs them with scan_layers=false",
+            hint="keep them unstacked: MaxText runs them with scan_layers=false",
         )
     cycle = Cycle(length, "blocks-layers")
     return _block_stacks(BLOCKS, LAYERS, cycle, length, (len(layers) - first) // length, first)
@@ -144,10 +148,10 @@ def _require_equal_layers(name: str, layers: Sequence[Contents], length: int) ->
         first = number % length
         if layer != layers[first]:
             raise ShapeError(
-                f"{name}_{number} and {name}_{first} cannot be stacked, for they differ"
+                f"{name}_{number} and {name}_{first} cannot be stacked, because they differ"
                 + listing(_differences(layers[first], layer)),
                 location=f"{DECODER}/{name}_{{0..{len(layers) - 1}}}",
-                hint=f"if layers repeat in a cycle, say {option('cycle')} N",
+                hint=f"if layers repeat in a cycle, set {option('cycle')} N",
             )
 
 
@@ -169,8 +173,8 @@ def _inferred_names(layers: Sequence[Contents]) -> CycleNames:
     keys = {key for layer in layers for path in layer for key in path}
     if _AMBIGUOUS_KEY in keys:
         raise FormatError(
-            "single layers with linear attention do not show what MaxText calls their cycle",
-            hint=f"say {option('family', 'NAME')}, or {option('cycle_names')}: layers-local-global for "
+            "single layers with linear attention do not show the names of their cycle in MaxText",
+            hint=f"set {option('family', 'NAME')}, or {option('cycle_names')}: layers-local-global for "
             "Qwen3-Next since MaxText 0.2.5, layer for older ones and other models",
         )
     return next((names for key, names in _INFERRED_FROM.items() if key in keys), "layers")
@@ -180,7 +184,7 @@ def _cycle_stacks(name: str, count: int, cycle: Cycle) -> list[LayerStack]:
     """Return one stack per position, or one for all local layers, and the remainder."""
     repeats, left = divmod(count, cycle.length)
     if left and cycle.names in ("layer", "layers-local-global"):
-        raise UsageError(f"{count} layers are not whole cycles of {cycle.length}")
+        raise UsageError(f"{count} layers are not complete cycles of {cycle.length}")
     top, after = (BLOCKS if cycle.names == "local-global" else name), f"{name}{REMAINDER}"
     main = _block_stacks(top, name, cycle, cycle.length, repeats, 0) if repeats else []
     return [*main, *(_block_stacks(after, name, cycle, left, None, count - left) if left else [])]

@@ -1,4 +1,4 @@
-"""The ways in which frameworks nest the same parameters.
+"""Flavors: the ways in which frameworks nest the same parameters.
 
     linen     params/params/decoder/layers/mlp/wi_0/kernel      also below a single `params`
     nnx       decoder/layers/mlp/wi_0/kernel/value              also below `model`
@@ -25,9 +25,9 @@ class Flavour:
     """The keys before and after every parameter's path.
 
     Attributes:
-        name: None if parameters are not wrapped.
-        prefix: keys before the model's own.
-        suffix: keys after them.
+        name: the name; None if parameters are not wrapped.
+        prefix: the keys before the model's own.
+        suffix: the keys after them.
     """
 
     name: FlavourName | None = None
@@ -59,8 +59,8 @@ def flavour_of(paths: list[Path], mirrored: Path | None) -> Flavour:
 
     Args:
         paths: the paths of all parameters.
-        mirrored: the prefix above the parameters that an optimizer mirrors: among several wrapped alike,
-            these count.
+        mirrored: the prefix of the parameters that an optimizer mirrors, which decides if several sets are
+            wrapped in the same way.
     """
     for linen in (LINEN, Flavour("linen", (PARAMS,))):
         if any(map(linen.holds, paths)):

@@ -75,14 +75,14 @@ def _rules() -> tuple[Rule, ...]:
     return (*renamed, *(Rule(name, hub, optional=True) for name, hub in OPTIONAL))
 
 
-# A trainer stores a handful of dictionaries next to the model. Each is searched for in all names, twice:
-# 10,000 names take 0.2 s with 32 dictionaries, and 6 s with 1,000, which no trainer has.
+# A trainer stores a handful of dictionaries next to the model. Each is looked up in all names, twice: with
+# 10,000 names this takes 0.2 s for 32 dictionaries, and 6 s for 1,000, which no trainer writes.
 _MAX_SIDE_DICTIONARIES = 32
 OTHER_MODELS_HINT = (
-    "these are names of torchtitan or Meta's own code, which are read of models with model_type llama: "
-    f"rename others by rules with {action('remap')}, and mind that rotary pairs may lie otherwise"
+    "these are names of torchtitan or Meta's own code, which are supported for models with model_type llama: "
+    f"rename others with rules for {action('remap')}, and note that the order of rotary pairs may differ"
 )
-"""What to do where names are so and the configuration is of another model."""
+"""The hint for such names with the configuration of another model."""
 _NOT_LOADED = "which transformers and vLLM do not load"
 # The matrix of a linear layer.
 _FLAX_SUFFIX = ".kernel"
@@ -94,7 +94,7 @@ def has_llama_names(names: Iterable[str]) -> bool:
 
 
 def hub_name(name: str) -> str | None:
-    """Return the hub's name for a name of Meta's Llama code; None if there is none."""
+    """Return the Hub name for a name of Meta's Llama code; None if there is none."""
     for rule in _rules():
         filled = rule.match((name,))
         if filled and rule.target_template is not None:
@@ -103,7 +103,7 @@ def hub_name(name: str) -> str | None:
 
 
 def with_hub_names(tree: Tree) -> Transformed:
-    """Return the tree with the names and row order of the hub, if it is a Llama model.
+    """Return the tree with the names and row order of the Hub, if it is a Llama model.
 
     Raises:
         CheckpointError: the sizes in its configuration differ from those of its arrays.
@@ -116,18 +116,18 @@ def with_hub_names(tree: Tree) -> Transformed:
 
     built = Remap(_rules(), {"pair": pairs, "half": 2}, location="the names of Meta's own Llama code")(tree)
     remark = (
-        "names are those of torchtitan or Meta's own code: they become those of the hub, and rows of queries "
-        "and keys get the order of its rotary halves"
+        "names of torchtitan or Meta's own code become Hub names, and rows of queries and keys get the Hub's "
+        "order of rotary halves"
     )
     return Transformed(built.tree, built.notes + Notes(remarks=(remark,)))
 
 
 @dataclass(frozen=True)
 class ToHubNames:
-    """A transform that gives a trainer's PyTorch model the names of the hub."""
+    """A transform that gives a trainer's PyTorch model Hub names."""
 
     def __call__(self, tree: Tree) -> Transformed:
-        """Return the tree, unchanged if it has the hub's names.
+        """Return the tree, unchanged if it already has Hub names.
 
         Raises:
             FormatError: the tree is a MaxText tree, contains more than a model, has names behind a prefix, or
@@ -138,18 +138,18 @@ class ToHubNames:
             raise FormatError(
                 "these are names of MaxText",
                 location=tree.metadata.location or None,
-                hint=f"{action('maxtext_to_hf', 'SRC', 'DST')} knows them",
+                hint=f"{action('maxtext_to_hf', 'SRC', 'DST')} converts them",
             )
         built = only_model(
             tree,
-            others="there is more than a model in it, of which the hub has no names",
-            leaving="leave that out with {}",
-            names="which names the hub has for these is not known",
+            others="the checkpoint contains arrays outside the model, which have no Hub names",
+            leaving="leave them out with {}",
+            names="the Hub names of these arrays are unknown",
         )
         result = find_unowned_arrays(built.tree)
         if result is not None and result.prefixes:
             raise FormatError(
-                f"the names that the hub has are here behind {' or '.join(result.prefixes)}",
+                f"the Hub names have the prefix {' or '.join(result.prefixes)} here",
                 location=tree.metadata.location or None,
                 expected=f"names of the family {result.family}",
                 hint=prefix_hint(result.prefixes, tree),
@@ -158,12 +158,12 @@ class ToHubNames:
 
 
 def only_model(tree: Tree, *, others: str, leaving: str, names: str) -> Transformed:
-    """Return a trainer's PyTorch model under the names of the hub. Refuse anything next to it.
+    """Return a trainer's PyTorch model under Hub names. Refuse other arrays.
 
     Args:
         tree: the model.
         others: the message if the tree contains more than the model.
-        leaving: the hint for that case, with {} for options that leave the rest out.
+        leaving: the hint for that case, with {} for options that leave the other arrays out.
         names: the message if names of Meta's own code remain.
 
     Raises:
@@ -200,15 +200,15 @@ def _require_sizes(tree: Tree) -> None:
     except NotCoveredError as error:
         if error.coverage.misshapen:
             raise FormatError(
-                "arrays have other shapes than config.json says:"
+                "the shapes of arrays contradict config.json:"
                 + listing([str(item) for item in error.coverage.misshapen]),
                 location=tree.metadata.location or None,
-                hint="where there are consolidated.01.pth and so on, each file has a part of the matrices: "
-                "convert_llama_weights_to_hf.py of transformers puts them together; else check that "
+                hint="if there are files such as consolidated.01.pth, each one has a part of the matrices: "
+                "convert_llama_weights_to_hf.py of transformers joins them; otherwise, check that "
                 "config.json belongs to these weights",
             ) from error
     except ConfigError:
-        return  # it is read again when it is needed
+        return  # the caller reads the arrays again if necessary
 
 
 def with_name_remarks(tree: Tree) -> Transformed:
@@ -217,13 +217,13 @@ def with_name_remarks(tree: Tree) -> Transformed:
 
 
 def _name_remarks(tree: Tree) -> Iterator[str]:
-    by_hub = f"{option('names', 'hub')} gives those of the hub"
+    by_hub = f"{option('names', 'hub')} writes Hub names"
     if has_llama_names(map(dotted, tree.arrays)):
         yield f"names are those of torchtitan or Meta's own code, {_NOT_LOADED}: {by_hub}"
         return
     if is_adapter(tree):
         if not is_saved_by_peft(tree):
-            yield f"{ADAPTER} is not written: PEFT loads an adapter as adapter_model.safetensors beside it"
+            yield f"{ADAPTER} is not written: PEFT loads an adapter as adapter_model.safetensors next to it"
         return
     result = find_unowned_arrays(tree)
     if result is None or not result.names or view_of(tree).is_maxtext:
@@ -232,23 +232,25 @@ def _name_remarks(tree: Tree) -> Iterator[str]:
         prefixes = " or ".join(result.prefixes)
         yield f"names begin with {prefixes}, {_NOT_LOADED}: {prefix_hint(result.prefixes, tree)}"
     elif any(name.endswith(_FLAX_SUFFIX) for name in result.names):
-        yield f"names and axes are those of Flax, {_NOT_LOADED}: {option('map')} takes rules that change both"
+        yield (
+            f"names and axes are those of Flax, {_NOT_LOADED}: {option('map')} accepts rules that change both"
+        )
     elif strip_wrappers(tree, patterns_outside_model(tree)).tree is not tree:
-        yield f"names have what a trainer put around them, {_NOT_LOADED}: {by_hub}"
+        yield f"names contain the wrappers of a trainer, {_NOT_LOADED}: {by_hub}"
 
 
 class HubModel(NamedTuple):
-    """A tree under the names of the hub, with remarks."""
+    """A tree under Hub names, with remarks."""
 
     tree: Tree
     remarks: tuple[str, ...] = ()
 
 
 def as_hub_model(tree: Tree, config: Mapping[str, Any] | None) -> HubModel:
-    """Return a trainer's PyTorch model under the hub's names; the tree itself for other names.
+    """Return a trainer's PyTorch model under Hub names; the tree itself for other names.
 
     Args:
-        tree: the model with other arrays next to it, which keep their names.
+        tree: the model; arrays outside it keep their names.
         config: the model's configuration, if known.
     """
     beside = patterns_outside_model(tree)

@@ -2,8 +2,7 @@
 
     layers_{0..31}                                single layers
     layers; dense_layers, moe_layers              one stack each
-    layers/layers_{0..5}, layers_remainder/…      a cycle: a stack for each position, and single remaining
-    layers
+    layers/layers_{0..5}, layers_remainder/…   a cycle: a stack for each position, and single remaining layers
     scanned_blocks/{local_layers,global_layer}    a cycle: local layers have axes for blocks and for positions
 
 A `LayerStack` states which layers the arrays below a key hold, so one layout serves both directions.
@@ -141,7 +140,7 @@ def scan_axis(decoder: Mapping[Path, LazyArray], noted: int | None = None) -> in
     """Return the scan axis; None if no layers are stacked.
 
     Args:
-        decoder: the parameters below it.
+        decoder: the parameters below `decoder`.
         noted: the known axis, used if names and shapes leave several axes; otherwise 1.
     """
     axes = scan_axes(decoder)
@@ -239,7 +238,7 @@ def _axis_hint(decoder: Mapping[Path, LazyArray], axis: int) -> str | None:
     inferred = scan_axis(decoder)
     if inferred in (None, axis):
         return None
-    return f"they fit together on axis {inferred}: say {option('scan_axis', inferred)}"
+    return f"they fit together on axis {inferred}: set {option('scan_axis', inferred)}"
 
 
 def _numbered_stacks(top: str, name: str, shapes: Mapping[Path, Shape], start: int) -> list[LayerStack]:

@@ -83,7 +83,9 @@ class WeightsConfig:
         others = (
             change for change in self.changes if not change.startswith(FIELD) and not _is_dtype_change(change)
         )
-        return WeightsConfig(built.config, (*others, *built.changes, "it says how weights are quantized"))
+        return WeightsConfig(
+            built.config, (*others, *built.changes, "it describes the quantization of the weights")
+        )
 
 
 def config_for_weights(
@@ -98,9 +100,9 @@ def config_for_weights(
 
     Args:
         config: the parsed `config.json` of the model.
-        arrays: the arrays that are written with it, by name.
+        arrays: the arrays that are written with the configuration, by name.
         tied: whether the model has no separate output head; None keeps the stated value.
-        tied_by: the fields that state this, and the one that counts.
+        tied_by: the rule with the fields that state this.
         vocab: the number of vocabulary rows; None keeps the stated value.
     """
     built = json.loads(json.dumps(config))
@@ -112,11 +114,11 @@ def config_for_weights(
     changes += _with_layer_lists(built)
     if WEIGHTS_FIELD in built:
         name = built.pop(WEIGHTS_FIELD)
-        changes.append(f"{WEIGHTS_FIELD} is left out, as it names a file of the source: {name}")
+        changes.append(f"{WEIGHTS_FIELD} is left out, because it names a file of the source: {name}")
     declared = declared_quantization(built)
     if declared and _has_plain_arrays(arrays, config):
         built = without_quantization(built)
-        changes.append(f"{FIELD} is left out, as no weight is quantized; it was {scheme(declared)}")
+        changes.append(f"{FIELD} is left out, because no weight is quantized; it was {scheme(declared)}")
     return WeightsConfig(built, tuple(changes))
 
 
@@ -143,7 +145,7 @@ def _with_dtypes(config: dict[str, Any], where: str, arrays: Mapping[str, LazyAr
         declared = config.get(name)
         if main is not None and isinstance(declared, str) and declared.removeprefix("torch.") != main.name:
             config[name] = main.name
-            yield f"{where}{name} is {main}, as the weights are; it was {declared}"
+            yield f"{where}{name} is {main}, like the weights; it was {declared}"
     for name, part in config.items():
         if name.endswith(_PART) and isinstance(part, dict) and name != FIELD:
             yield from _with_dtypes(part, f"{where}{name}.", _part_arrays(name, arrays))
@@ -213,7 +215,7 @@ def _with_field(config: dict[str, Any], name: str, tied: bool) -> Iterator[str]:
     location = nested_value(config, within) if within else config
     if location.get(last) != tied:
         location[last] = tied
-        yield f"{name} is {json.dumps(tied)}, as {'no' if tied else 'an'} output head is stored"
+        yield f"{name} is {json.dumps(tied)}, because {'no' if tied else 'an'} output head is stored"
 
 
 def _has_location(config: Mapping[str, Any], name: str) -> bool:
@@ -227,7 +229,7 @@ def _with_vocab(config: dict[str, Any], vocab: int) -> Iterator[str]:
         declared = location.get(_ROWS)
         if declared is not None and declared != vocab:
             location[_ROWS] = vocab
-            yield f"{where}{_ROWS} is {vocab}, as all rows are kept; it was {declared}"
+            yield f"{where}{_ROWS} is {vocab}, because all rows are kept; it was {declared}"
 
 
 def config_parts(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -301,8 +303,8 @@ def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]
     """Return the text model's configuration within a multimodal one; None for a text-only model.
 
     Args:
-        config: the multimodal one.
-        spelling: how the text model alone is written.
+        config: the multimodal configuration.
+        spelling: the spelling of the separate text model.
     """
     around = _text_model_parents(config)
     text = around[-1].get(_TEXT)
@@ -326,26 +328,26 @@ def refuse_lost_parts(family: Family, names: Collection[str], location: str) -> 
     """Raise if a conversion would silently lose a part of the model.
 
     Args:
-        family: of the model.
-        names: the arrays that the way back would not have.
-        location: for messages.
+        family: the family of the model.
+        names: the arrays that the reverse conversion would lack.
+        location: the model's location, for messages.
 
     Raises:
-        CoverageError: a part of the model is among them.
+        CoverageError: the arrays include a part of the model.
     """
     lost = {name: part.of(names) for name, part in family.parts.items() if not part.idle}
     lost = {name: result for name, result in lost.items() if result}
     if lost:
         patterns = [key for name in lost for key in family.parts[name].keys]
         drop = repeated_option("drop", [key for key in patterns if UnsupportedPart((key,)).of(names)])
-        kept = f"{option('carry', True)} keeps it beside the weights, for the way back"
+        kept = f"{option('carry', True)} keeps it with the weights, for the reverse conversion"
         raise CoverageError(
-            "MaxText has no place for a part of this model, which would be lost",
+            "MaxText does not support a part of this model, which would be lost",
             location=location,
             got=", ".join(
                 f"{name}: {array_count(result)}, such as {result[0]}" for name, result in lost.items()
             ),
-            expected="to be told what becomes of it",
+            expected="an option that decides how to handle it",
             hint=f"{kept}; {drop} leaves it out",
         )
 
@@ -356,13 +358,13 @@ def without_absent_parts(
     """Return a configuration that declares no part without arrays.
 
     Args:
-        family: of the model.
-        config: that describes it.
-        names: the arrays that are written beside it.
-        location: where the configuration lies, for messages.
+        family: the family of the model.
+        config: the configuration that describes it.
+        names: the names of the arrays that are written with it.
+        location: the configuration's location, for messages.
 
     Raises:
-        ConfigError: of parts that one field promises some are there and others are not.
+        ConfigError: only some of the parts that a field declares exist.
     """
     promised = {
         name: part
@@ -374,11 +376,11 @@ def without_absent_parts(
     for name, part in promised.items():
         if name not in absent and part.promise[0] in fields:
             raise ConfigError(
-                f"{part.promise[0]} promises parts of which some are there and others are not",
+                f"{part.promise[0]} declares several parts, but only some of them exist",
                 location=location,
                 got=f"{name}, without {' and '.join(absent)}",
-                expected="all of them, or none",
-                hint=f"{option('like', 'HF_DIR')} {option('carry', True)} takes them from the model",
+                expected="all parts, or none",
+                hint=f"{option('like', 'HF_DIR')} {option('carry', True)} copies them from the model",
             )
     built = json.loads(json.dumps(config.config))
     changes = [_set_false(built, field) for field in fields]
@@ -390,7 +392,7 @@ def _set_false(config: dict[str, Any], field: str) -> str:
     within, _, last = field.rpartition(".")
     target = nested_value(config, within) if within else config
     target[last] = False
-    return f"{field} is false, as no array of what it promises is stored"
+    return f"{field} is false, because no array of that part is stored"
 
 
 def prediction_layers(config: Mapping[str, Any]) -> int:

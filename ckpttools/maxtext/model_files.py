@@ -30,7 +30,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
 _CARRIED_FILE = f"{CARRIED}.safetensors"
-_COMPLETE_MODEL = "the directory of the whole model"
+_COMPLETE_MODEL = "the directory of the complete model"
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ModelFiles:
                 hint=f"{option('like')} names a model's directory, or its config.json",
             )
         if path.is_file():
-            alone = FormatError("this is a configuration alone", location=path, expected=_COMPLETE_MODEL)
+            alone = FormatError("this is only a configuration", location=path, expected=_COMPLETE_MODEL)
             return cls(read_json(path), str(path), {CONFIG: path.open()}, fault=alone)
         if is_adapter_alone(path):
             raise FormatError(
@@ -102,7 +102,7 @@ class ModelFiles:
             )
         if not (path / CONFIG).is_file():
             hint = f"{option('like')} names a model's directory"
-            raise ConfigError("there is no config.json", location=path, hint=hint)
+            raise ConfigError("config.json does not exist", location=path, hint=hint)
         known = cls(read_json(path / CONFIG), str(path / CONFIG), files_of_model(path))
         try:
             return replace(known, weights=_model_arrays(path))
@@ -203,7 +203,7 @@ def stale_files(
 
 def stale_file_notes(names: Collection[str]) -> Notes:
     """Return a note on stale files that are left out."""
-    declared = f"left out, as weights are not quantized any more as it says: {', '.join(names)}"
+    declared = f"left out, because it describes weights that are no longer quantized: {', '.join(names)}"
     return Notes(remarks=(declared,) if names else ())
 
 
@@ -238,10 +238,10 @@ def _read_record(directory: Location) -> Mapping[str, Any]:
     for name in ("spelling", "rope_layout", "tied", "family"):
         if not isinstance(declared.get(name), str | None):
             raise FormatError(
-                f"{name} is no text",
+                f"{name} is not a string",
                 location=path,
                 got=repr(declared[name]),
-                hint="convert the model again, or take that line out and say it by an option",
+                hint="convert the model again, or remove that line and pass an option instead",
             )
     return declared
 

@@ -1,4 +1,4 @@
-"""Options that identify the model of a checkpoint: its configuration and family."""
+"""Options that identify the model of a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_MODEL = f"HF_DIR/{CONFIG}"
 @validate_fields
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """The user's statements about the model.
+    """The model options that the user set.
 
     Attributes:
         family: the name of the family whose rows are used, or a file that describes one; None to follow
@@ -40,7 +40,7 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         check_choice("RoPE layout", self.rope_layout, ROPE_LAYOUTS)
-        check_choice("way with tied embeddings", self.tied, WAYS)
+        check_choice("handling of tied embeddings", self.tied, WAYS)
 
 
 def check_choice(what: str, value: str | None, choices: Collection[str]) -> None:
@@ -77,9 +77,9 @@ def require_config(
     """
     if config is None:
         raise ConfigError(
-            "there is no config.json beside the weights",
+            "config.json does not exist next to the weights",
             location=location,
-            expected="the model's config.json, which says its family and sizes",
+            expected="the model's config.json, which gives its family and sizes",
             hint=hint or config_hint(location),
         )
     return config
@@ -88,13 +88,13 @@ def require_config(
 def config_hint(location: str) -> str:
     """Return a hint on how to put a model's configuration next to its weights."""
     if not location:
-        return "copy it there from where the weights came from"
+        return "copy it there from the source of the weights"
     converted = action("convert", location, "MODEL", format="safetensors")
-    elsewhere = f"{converted} and `cp {_OF_MODEL} MODEL`, and go on with MODEL"
+    elsewhere = f"{converted} and `cp {_OF_MODEL} MODEL`, and continue with MODEL"
     copy = config_copy_command(parse(location))
     if copy is None:
         return elsewhere
-    return f"`{copy}`, of the model that was trained; where nothing can be written there, {elsewhere}"
+    return f"`{copy}`, from the trained model; if that location is read-only, {elsewhere}"
 
 
 def config_copy_command(location: Location) -> str | None:

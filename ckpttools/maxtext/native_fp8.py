@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from ckpttools.quantized.schemes.base import Weight
 
 Quantized = Literal["dequantize", "keep"]
-"""What becomes of quantized weights."""
+"""Ways to handle quantized weights."""
 QUANTIZED: tuple[Quantized, ...] = ("dequantize", "keep")
 SCALE = "_scale"
 IGNORES_SCALES = (
     "from_pretrained of MaxText 0.2.5 (SFT, DPO, distillation, decoding) ignores the scales and computes "
-    "with the bare codes, without an error"
+    "with the unscaled values, without an error"
 )
 """Measured."""
 # The dtypes that MaxText accepts as quantized.
@@ -63,9 +63,8 @@ class ScaleGrids:
         values: notes about changed scales.
         problems: a line for each kind of weight whose scales the other side cannot represent.
         misfits: a line for each kind of weight whose grid `fits` reports as a misfit.
-        cells: target key -> the scales of cells, and the number of cells in a block on the last two axes:
-            all cells of
-            a block must be equal. Only for blocks of several cells.
+        cells: target key -> the scales of cells, and the number of cells in a block on the last two axes, for
+            blocks of several cells. All cells of a block must be equal.
     """
 
     table: Table
@@ -101,7 +100,7 @@ def split_quantized(tree: Tree) -> KeptWeights:
     """Separate the quantized weights of a tree from their scales, and check the scales.
 
     Raises:
-        UsageError: none of the weights is quantized.
+        UsageError: no weight is quantized.
         FormatError: weights have a scheme that MaxText does not support, or lack scales; lists all of them.
     """
     # Few models are quantized, and few of these stay so.
@@ -121,7 +120,7 @@ def split_quantized(tree: Tree) -> KeptWeights:
             hint=f"leave it out; or quantize the model first: {action('quantize', location or 'SRC', 'DST')}",
         )
     faults = [
-        f"{weight.name}: {weight.scheme}, which MaxText has no form of"
+        f"{weight.name}: {weight.scheme}, which MaxText does not support"
         for weight in weights
         if not _is_kept(weight)
     ]
@@ -168,7 +167,7 @@ def _kept_scales(arrays: Mapping[Path, LazyArray], paths: Mapping[str, Path], we
         return scales
     if not scales.dtype.is_float:
         raise FormatError(
-            "exponents that are stored as whole numbers have no form in MaxText",
+            "MaxText does not support exponents that are stored as integers",
             location=weight.scales[0].name,
             got=scales.dtype,
             hint=f"leave out {option('quantized', 'keep')}: the weights are dequantized",
@@ -204,7 +203,7 @@ def refused_weights(
 
 
 def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: KeptWeights) -> ScaleGrids:
-    """Return the scales for MaxText's kernels, and the table without value operations on the codes.
+    """Return the scales for MaxText's kernels, and the table without value operations on quantized values.
 
     Args:
         table: the table of the model.
@@ -243,8 +242,8 @@ def scale_pairs(arrays: Mapping[str, LazyArray]) -> dict[str, str]:
 def misfit_test(block: int) -> Fits:
     """Return a test that explains why an FP8 model of MaxText cannot use a grid of scales.
 
-    Models that are not FP8 accept any grid: MaxText multiplies their kernels by the scales when it loads
-    them.
+    Models that are not FP8 accept any grid, because MaxText multiplies their kernels by the scales when it
+    loads them.
 
     Args:
         block: MaxText's `weight_block_size`.
@@ -277,7 +276,7 @@ def misfits_remark(misfits: Sequence[str]) -> str:
     """Return a remark on FP8 weights that MaxText loads but cannot compute with in FP8."""
     return (
         f"MaxText can load these FP8 weights, but cannot compute in FP8 with {plural(len(misfits), 'kind')} "
-        f"of them: {action('maxtext_config', 'DST')} says why"
+        f"of them: {action('maxtext_config', 'DST')} gives the reasons"
     )
 
 
@@ -310,13 +309,13 @@ def native_parameters(
 
     Args:
         arrays: arrays by dotted names.
-        config: the model's configuration, which may state the block size; otherwise the grids of scales show
+        config: the model's configuration, which may state the block size; otherwise, the grids of scales show
             it.
-        location: for messages.
+        location: the location of the model, for messages.
         dtype: the dtype of the dequantized values; None to keep the leaves quantized.
 
     Raises:
-        FormatError: scales do not fit, or are not numeric; lists all of them.
+        FormatError: scales do not fit, or are not numeric; the error lists all of them.
     """
     pairs = scale_pairs(arrays)
     if not pairs:
@@ -448,4 +447,4 @@ def with_quantization_config(
         "weight_block_size": size,
         "modules_to_not_convert": unquantized_modules(others, weights),
     }
-    return {**config, FIELD: built}, (f"{FIELD} says {scheme(built)}, as weights are",)
+    return {**config, FIELD: built}, (f"{FIELD} is {scheme(built)}, like the weights",)

@@ -80,5 +80,5 @@ def with_uniform_dtypes(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, Lazy
             wide = DTYPES[_WIDEST if _WIDEST in kinds else _WIDE]
             built |= {key: cast(arrays[key], wide) for key in keys}
     widened = [key for key in built if built[key] is not arrays[key]]
-    declared = f"{array_count(widened)} are of other dtypes than those of other layers, and widened first"
+    declared = f"{array_count(widened)} differ in dtype from other layers, and are widened first"
     return built, (declared,) if widened else ()

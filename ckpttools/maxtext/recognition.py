@@ -1,5 +1,4 @@
-"""Recognize the model family of a tree by matching its names with the key templates of every family's
-rows."""
+"""Recognize the model family of a tree by matching its names with the key templates of all families."""
 
 from __future__ import annotations
 
@@ -26,12 +25,12 @@ from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import families, families_of_type
 
 NameGroup = tuple[str, tuple[str | None, ...]]
-"""What names have in common: their text with "#" for each number, and these; None for one that may be any."""
+"""The common form of names: their text with "#" for each number, and the numbers; None matches any number."""
 
-# Stands for the number in a field.
+# This stands for the number in a field.
 _FIELD_MARK = "\0"
 _NUMBER = re.compile(f"([0-9{_FIELD_MARK}]+)")
-# All fields without labels are matched as this one: axis and offset do not matter here.
+# All fields without labels match in the same way; axis and offset do not matter.
 _ANY_FIELD = Field(("number",))
 
 
@@ -62,7 +61,7 @@ class RowGroup:
 
 
 def _is_unconditional(rows: Sequence[Row]) -> bool:
-    """Return whether one of the rows exists whatever the model's flags are."""
+    """Return whether one of the rows exists for all flags."""
     if not all(row.when or row.unless for row in rows):
         return True
     flags = sorted(frozenset().union(*(row.flags for row in rows)))
@@ -103,8 +102,8 @@ class FamilyKeys:
     def required(self, met: frozenset[Key]) -> dict[Key, Key]:
         """Return the keys that a model with the names in `met` must have.
 
-        Among groups of layers with different names, only groups with a name in `met` count; if there are
-        none, all of them.
+        If groups of layers have different names, only groups with a name in `met` count; if there are none,
+        all of them count.
         """
         first, *layers = self.groups
         own = [group.forms.difference(*(o.forms for o in layers if o is not group)) for group in layers]
@@ -122,7 +121,8 @@ def hub_keys(family: Family) -> tuple[FamilyKeys, ...]:
     return _known_keys(family, False, None)
 
 
-# The templates of all families take 40 ms, and each checkpoint is compared with all of them.
+# Building the templates of all families takes 40 ms, so they are cached: each checkpoint is compared with
+# all.
 @lru_cache(maxsize=256)
 def _known_keys(family: Family, is_maxtext: bool, scan_axis: int | None) -> tuple[FamilyKeys, ...]:
     return tuple(_keys_of(family, is_maxtext, scan_axis))
@@ -234,7 +234,7 @@ class FamilyGuess:
 def guess_families(tree: Tree, among: Iterable[Family] | None = None) -> tuple[FamilyGuess, ...]:
     """Return the best matching families; none if less than half matches.
 
-    The configuration takes precedence over names: other families are compared only if none that it names
+    The configuration takes precedence over the names: other families are compared only if none that it names
     matches.
 
     Args:
@@ -361,7 +361,7 @@ def prefix_hint(prefixes: Sequence[str], tree: Tree) -> str:
     """Return the hint for a model below one of several prefixes."""
     location = tree.metadata.location or "SRC"
     ways = (action("select", location, "MODEL", prefix=prefix, format="safetensors") for prefix in prefixes)
-    return f"{' or '.join(ways)} has those of the model alone, under its own names"
+    return f"{' or '.join(ways)} extracts the model with its own names"
 
 
 def _unowned_names(tree: Tree, families: Sequence[Family]) -> tuple[str, ...]:
@@ -393,7 +393,7 @@ def family_fits(tree: Tree, families: Iterable[Family]) -> list[FamilyFit]:
     """Return how well each family matches, in each of its spellings."""
     view = view_of(tree)
     keys = [key for family in families for key in family_keys(family, view)]
-    # With two arrays of the same name either one will do, because their values are not used.
+    # If two arrays have the same name, either one suffices, because their values are not used.
     arrays = {dotted(path): array for path, array in view.parameters.items()}
     names = group_names(arrays, keys)
     config = tree.metadata.config or {}
@@ -408,7 +408,7 @@ def family_fits(tree: Tree, families: Iterable[Family]) -> list[FamilyFit]:
 def _left_out_names(
     keys: FamilyKeys, config: Mapping[str, object], arrays: Mapping[str, LazyArray]
 ) -> frozenset[str]:
-    """Return the names that MaxText has no place for, if the configuration identifies them."""
+    """Return the names that MaxText does not support, if the configuration identifies them."""
     try:
         return frozenset(keys.family.table(config, CONFIG).left_out_of(arrays))
     except CheckpointError:

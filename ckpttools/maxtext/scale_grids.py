@@ -1,4 +1,4 @@
-"""Block scales through a table: each grid follows the conversion of its weight."""
+"""Convert block scales with a table: each grid follows the conversion of its weight."""
 
 from __future__ import annotations
 
@@ -71,21 +71,20 @@ def scale_grids(
     """Return the scales of a table's quantized weights as expressions of the source's scales.
 
     Args:
-        table: rows, bound to a model.
+        table: the rows, bound to a model.
         arrays: source key -> array, including the values of quantized weights but not their scales.
         scales: source key of a quantized weight -> its scales: a grid of blocks, or a single scale.
         block: elements of a block on the last two axes of right arrays; None if a weight has one scale.
         inverse: whether left arrays are the source.
         cut: axes on which left arrays may be longer than in the model.
         fits: check of the grids of left arrays; the first grid that fits is used, or else the coarsest.
-        sounds: source key of a quantized weight -> check of its scales and of the converted scales, run when
-            they
-            are read.
+        sounds: source key of a quantized weight -> a check of its scales and of the converted scales, run
+            when they are read.
     """
     sizes, flags = table.known_of(arrays, left=inverse, cut=cut)
     known = {name for name, value in flags.items() if value}
     problems: dict[str, None] = {}
-    result: list[_Scaled] = []
+    quantized_rows: list[_Scaled] = []
     way = _Way(sizes, scales, block, fits, sounds or {}, inverse=inverse)
     for row in (row for row in table.rows if row.applies(known) and _is_known(row, sizes)):
         try:
@@ -93,18 +92,18 @@ def scale_grids(
         except MappingError as error:
             problems[_line(row, error)] = None
         else:
-            result += [] if scaled is None else [scaled]
-    built = _ScaleBuilder(result, way)
+            quantized_rows += [] if scaled is None else [scaled]
+    builder = _ScaleBuilder(quantized_rows, way)
     values: list[ValueNote] = []
-    for scaled in result:
+    for scaled in quantized_rows:
         try:
-            values += built.add(scaled)
+            values += builder.add(scaled)
         except MappingError as error:
             problems[_line(scaled.row, error)] = None
-    plain = {id(item.row): replace(item.row, op=None) for item in result}
+    plain = {id(item.row): replace(item.row, op=None) for item in quantized_rows}
     without = replace(table, rows=tuple(plain.get(id(row), row) for row in table.rows))
-    misfits = dict.fromkeys(f"{item.row.left.key}: {item.misfit}" for item in result if item.misfit)
-    return ScaleGrids(without, built.arrays, tuple(values), tuple(problems), tuple(misfits), built.cells)
+    misfits = dict.fromkeys(f"{item.row.left.key}: {item.misfit}" for item in quantized_rows if item.misfit)
+    return ScaleGrids(without, builder.arrays, tuple(values), tuple(problems), tuple(misfits), builder.cells)
 
 
 @dataclass(frozen=True)
@@ -139,17 +138,21 @@ def _scaled(row: Row, way: _Way) -> _Scaled | None:
     for index in target.indices(sizes):
         there = [key in scales for key in keys(index)]
         if any(there) and not all(there):
-            raise MappingError("only some of its parts are quantized", got=f"{sum(there)} of {len(there)}")
+            raise MappingError(
+                "only some of the parts of an array are quantized", got=f"{sum(there)} of {len(there)}"
+            )
         indices += [index] if any(there) else []
         count += 1
     if not indices:
         return None
     if len(indices) < count and row.op is not None:
-        raise MappingError("only some are quantized", got=f"{len(indices)} of {count}")
+        raise MappingError(
+            "only some of the weights of an array are quantized", got=f"{len(indices)} of {count}"
+        )
     if way.block is not None:
         return _cut(_Scaled(row, source, target, tuple(indices), {}), way, way.block)
     if source.join is not None or target.join is not None:
-        raise MappingError("its parts would need a scale each, and have one for all")
+        raise MappingError("the parts of an array would need separate scales, but share one")
     return _Scaled(row, _one_scale(source, target), _one_scale(target, source), tuple(indices), {})
 
 
@@ -225,21 +228,21 @@ class _ScaleBuilder:
         """
         expected, times = scaled.source.shape(cut), (1, 1) if self._inverse else scaled.times
         blocks = (*expected[:-2], *map(ceil_div, expected[-2:], times)) if scaled.counts else expected
-        built = _with_shape(key, self._scales[key], blocks, single=not scaled.counts)
+        scales = _with_shape(key, self._scales[key], blocks, single=not scaled.counts)
         if key in self._sounds:
-            built = elementwise(built, replace(self._sounds[key], then=op))
+            scales = elementwise(scales, replace(self._sounds[key], then=op))
         for axis, item in zip((-2, -1), times, strict=True):
             if item > 1:
-                built = repeat_elements(built, len(expected) + axis, item, expected[axis])
-        return built
+                scales = repeat_elements(scales, len(expected) + axis, item, expected[axis])
+        return scales
 
     def _blocks(self, scaled: _Scaled) -> Mapping[str, int]:
         """Return the blocks of a row's axes, and of the other parts of its arrays."""
         sides = [(True, scaled.source), (False, scaled.target)]
-        others = (
+        other_counts = (
             count for is_source, side in sides if side.join for count in self._counts[is_source, side.key]
         )
-        return merged_counts((scaled.counts, *others))
+        return merged_counts((scaled.counts, *other_counts))
 
     def _op(self, scaled: _Scaled) -> Multiply | None:
         """Return the op of the weights, which applies to their scales."""
@@ -247,18 +250,18 @@ class _ScaleBuilder:
             return None
         op = scaled.row.op.bound(self._sizes)
         if not isinstance(op, Multiply):
-            raise MappingError("its values are not only multiplied on the way", got=repr(op))
+            raise MappingError("the conversion does more than multiply the values", got=repr(op))
         return op if scaled.source.key == scaled.row.right.key else op.inverse()
 
-    def _add(self, scaled: _Scaled, key: str, built: LazyArray, cut: Mapping[str, int]) -> None:
+    def _add(self, scaled: _Scaled, key: str, scales: LazyArray, cut: Mapping[str, int]) -> None:
         target = scaled.target
         if self._inverse and scaled.times != (1, 1):
-            self.cells[key] = built, scaled.times
-            built = of_blocks(built, scaled.times)
+            self.cells[key] = scales, scaled.times
+            scales = of_blocks(scales, scaled.times)
         if target.join is None:
-            self.arrays[key] = built
+            self.arrays[key] = scales
             return
-        self._parts[key].append((target, built))
+        self._parts[key].append((target, scales))
         if len(self._parts[key]) == len(target.parts):
             self.arrays[key] = joined(self._parts[key], cut)
 
@@ -273,7 +276,9 @@ def _with_shape(key: str, scales: LazyArray, expected: Shape, *, single: bool) -
         for _ in scales.shape:
             scales = take(scales, 0, 0)
     if scales.shape != expected:
-        raise MappingError(f"other scales beside {key}", got=list(scales.shape), expected=list(expected))
+        raise MappingError(
+            f"{key} has scales of an unexpected shape", got=list(scales.shape), expected=list(expected)
+        )
     return scales
 
 

@@ -51,11 +51,11 @@ def known_scan_axis(view: MaxTextView) -> int | None:
     if view.is_axis_open:
         stacks = [keystr((DECODER, *key)) for key in view.stacked_keys]
         raise FormatError(
-            "shapes do not show on which axis layers are stacked",
+            "array shapes do not show the axis on which layers are stacked",
             location=view.metadata.location or None,
             got=f"arrays below {stacks[0]} that may have them on axis 0 or 1",
             expected=f"the axis: {option('scan_axis', 1)} if MaxText wrote it with its own param_scan_axis",
-            hint=f"say {option('scan_axis', 1)} or {option('scan_axis', 0)}",
+            hint=f"set {option('scan_axis', 1)} or {option('scan_axis', 0)}",
         )
     return view.scan_axis
 
@@ -80,7 +80,10 @@ def scan_axis_remarks(tree: Tree) -> tuple[str, ...]:
     view = view_of(tree)
     if not view.is_axis_open:
         return ()
-    return (f"shapes do not show on which axis layers are stacked: {view.scan_axis} is taken, MaxText's own",)
+    return (
+        f"array shapes do not show the axis on which layers are stacked; assumed {view.scan_axis}, "
+        f"MaxText's default",
+    )
 
 
 @dataclass(frozen=True)

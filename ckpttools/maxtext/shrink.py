@@ -46,7 +46,7 @@ from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import is_table
 
-# Maximum number of layer counts that are tried to find the nearest valid one.
+# The maximum number of layer counts that are tried to find the nearest valid one.
 _MAX_TRIED = 16
 
 
@@ -70,7 +70,7 @@ class Shrink:
         Raises:
             ConfigError: the configuration is missing, or its sizes do not fit the family with fewer layers.
             UsageError: the layers do not exist, or do not form a model in this order.
-            CoverageError: arrays match no row of the family, or cannot be cut; lists all of them.
+            CoverageError: arrays match no row of the family, or cannot be cut; the error lists all of them.
             FormatError: the tree is an adapter without its model, weights are quantized, or two arrays have
                 the same dotted name.
         """
@@ -81,7 +81,7 @@ class Shrink:
         tree = named.tree
         view, location = view_of(tree), tree.metadata.location
         files = ModelFiles.of(tree, self.like) if view.is_maxtext else ModelFiles(tree.metadata.config)
-        hint = f"say {option('like', 'HF_DIR')}, the model that it came from" if view.is_maxtext else None
+        hint = f"pass the original model with {option('like', 'HF_DIR')}" if view.is_maxtext else None
         config = require_config(files.config, location, hint)
         family = family_for(config, ModelOptions(self.family), location)
         small = smaller_config(config, family, self.how)
@@ -143,10 +143,10 @@ def _check_cycle(cycle: int, small: SmallerConfig) -> None:
     odd = [(a, b) for b, a in enumerate(small.layers) if a % cycle != b % cycle]
     if odd:
         raise UsageError(
-            f"layers of this family repeat every {cycle}, and their kinds would change",
-            got=f"layer {odd[0][0]} in the place of layer {odd[0][1]}",
-            expected=f"layers whose new numbers leave the same remainders by {cycle}",
-            hint="keep the first ones, by how many they are",
+            f"layers of this family repeat every {cycle} layers, and their kinds would change",
+            got=f"layer {odd[0][0]} in place of layer {odd[0][1]}",
+            expected=f"layers whose new indices have the same remainders modulo {cycle}",
+            hint="keep the first layers, given as a number",
         )
 
 
@@ -163,9 +163,10 @@ def _tree_cycle(tree: Tree) -> Cycle:
         return Cycle(local.shape[1] + 1, names)
     if top == BLOCKS:
         raise UsageError(
-            "layers of this model are stacked behind single ones, of which a smaller model has others",
+            "this model has stacked layers after single layers, and a smaller model would have other single "
+            "layers",
             location=tree.metadata.location or None,
-            hint=f"{action('unstack')} it first, and {action('stack')} what comes of it",
+            hint=f"run {action('unstack')} first, and {action('stack')} on the result",
         )
     return Cycle(len(inner), "layer" if inner[0].startswith(f"{LAYER}_") else "layers")
 
@@ -177,7 +178,7 @@ class _ModelCutter:
     Attributes:
         rows: the rows that map arrays.
         source: the tree that is cut.
-        parts: patterns of arrays that stay unchanged: towers and others without a place in MaxText.
+        parts: patterns of arrays that stay unchanged: towers and others without a counterpart in MaxText.
         tree: the remaining tree.
         dropped: names of arrays that do not exist in the smaller model.
     """
@@ -240,7 +241,7 @@ class _ModelCutter:
         return path[:start], dotted(path[start:end]), path[end:]
 
     def _without_parts(self, rest: Mapping[Path, Leaf]) -> Mapping[Path, Leaf]:
-        """Return the leaves that no row describes, without multi-token-prediction layers.
+        """Return the leaves that no row describes, without MTP layers.
 
         Raises:
             CoverageError: a parameter has no row.
@@ -258,9 +259,9 @@ class _ModelCutter:
         gone |= {name for name in arrays if matches_any(name, table.dropped)}
         if odd := [name for name in arrays if name not in gone]:
             raise CoverageError(
-                f"no row of the family is about {array_count(odd)}:{listing(odd)}",
+                f"{array_count(odd)} have no row in the family:{listing(odd)}",
                 location=self.source.metadata.location or None,
-                hint=f"leave out what is no part of the model: {action('select')}",
+                hint=f"leave out arrays that are not part of the model: {action('select')}",
             )
         self.dropped = tuple(sort_naturally(gone))
         return {path: leaf for path, leaf in rest.items() if dotted(path) not in gone}
@@ -285,7 +286,7 @@ class SmallerRows:
     Attributes:
         before, after: the rows with the sizes of the larger and of the smaller model, with single layers.
         layers: index of each kept layer -> its new index.
-        is_left: whether names are MaxText's.
+        is_left: whether the names are MaxText's.
     """
 
     before: Table
@@ -306,7 +307,7 @@ class SmallerRows:
                 table and some experts are removed.
             CoverageError: the array cannot be cut along an axis that becomes shorter.
         """
-        # A large model has 100,000 names, most of which differ only in indices.
+        # Large models have 100,000 names, and most differ only in indices.
         known = self._known.setdefault(_NUMBER.sub("#", name), [])
         for row in chain(known, filter(self.before.has, self.before.rows)):
             index = self._side(row).key.match(name, self._lengths[0])
@@ -335,10 +336,10 @@ class SmallerRows:
             for result in new.indices(number - new.offset, after):
                 return self._side(item).key.format({**others, **result}, after)
         raise UsageError(
-            "this layer is of a kind that the smaller model does not have there",
+            "the smaller model has another kind of layer at this position",
             got=str(row.right.key),
-            expected=f"a layer of its kind in the place of layer {number}",
-            hint="keep the first layers, or others whose kinds come in the same order",
+            expected=f"a layer of this kind in place of layer {number}",
+            hint="keep the first layers, or layers whose kinds have the same order",
         )
 
     def _equivalent_rows(self, row: Row) -> Iterator[Row]:
@@ -356,7 +357,7 @@ class SmallerRows:
         side = self._side(row)
         changed = {axis for axis in side.array_axes if before.get(axis) != after.get(axis)}
         if is_table(tuple(row.left.key.first().split("."))) and before.get("expert") != after.get("expert"):
-            raise UsageError(f"{name} holds numbers of experts, some of which would be gone")
+            raise UsageError(f"{name} contains expert indices, and some of these experts would be removed")
         if not changed:
             return array
         shape = list(array.shape)
@@ -367,8 +368,7 @@ class SmallerRows:
                 raise CoverageError(
                     f"{name} cannot be cut along {', '.join(sorted(changed))}",
                     got=f"{list(array.shape)} for {side}",
-                    hint="state of optimizers that is factored has axes of its own: leave it out first, with "
-                    f"{action('strip_optimizer')}",
+                    hint=f"factored optimizer state has other axes: run {action('strip_optimizer')} first",
                 )
             shape[at] = after[group[0]] * prod(before[axis] for axis in group[1:])
         return window(array, (0,) * len(shape), tuple(shape))

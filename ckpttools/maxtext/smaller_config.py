@@ -16,7 +16,7 @@ from ckpttools.maxtext.config.model_facts import BY_LAYER
 from ckpttools.maxtext.model_config import PREDICTION_FIELDS, prediction_layers
 from ckpttools.model_families.family import Family
 
-# Maximum number of layer counts in a message.
+# The maximum number of layer counts in a message.
 _MAX_LISTED = 8
 # Fields that state the number of decoder layers, by their last words.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers")
@@ -26,8 +26,8 @@ _LAYER_NUMBER_LISTS = ("mlp_only_layers", "moe_layers")
 _UNRELATED_LISTS = ("architectures", "token_id", "token_ids")
 _ROUTED_EXPERTS = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk")
 _GROUPS = {"n_group": 1, "topk_group": 1}
-# Layers before this index are of another kind: they have full attention unless a list gives each layer's kind
-# (Qwen2), have no experts (DeepSeek), or choose experts by a table (DeepSeek V4).
+# Layers before this index are of another kind: they have full attention unless a list gives the kind of each
+# layer (Qwen2), have no experts (DeepSeek), or select experts with a table (DeepSeek V4).
 _LAYER_THRESHOLDS = ("max_window_layers", "first_k_dense_replace", "num_hash_layers")
 # This many of the last layers reuse keys and values of an earlier layer (Gemma 4).
 _SHARED_KV_LAYERS = "num_kv_shared_layers"
@@ -96,7 +96,7 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: KeptParts) ->
 
 
 def _layer_fields(family: Family) -> list[str]:
-    """Return the fields with the number of text layers; towers have layers of their own."""
+    """Return the fields with the number of text layers; towers have separate layers."""
     text = family.text_layers
     keys = [parse_key(group.right) for group in family.layers if group not in text]
     of_towers = {axis for key in keys for axis in key.axes}
@@ -110,7 +110,7 @@ def _field(config: Mapping[str, Any], names: Sequence[str | int], what: str) -> 
     result = next((name for name in known if isinstance(nested_value(config, name), int)), None)
     if result is None:
         raise ConfigError(
-            f"the model has nothing that {option(what)} could make less of",
+            f"{option(what)} does not apply to this model",
             expected=" or ".join(dict.fromkeys(known)) or "a family whose rows have such an axis",
             hint=f"leave {option(what)} out",
         )
@@ -128,7 +128,7 @@ def _check_layers(kept: Sequence[int], count: int) -> None:
 
 def _check_fewer(expected: int, there: int, what: str) -> None:
     if not 1 <= expected <= there:
-        raise UsageError("there are not so many", got=option(what, expected), expected=f"1 to {there}")
+        raise UsageError("the model has fewer", got=option(what, expected), expected=f"1 to {there}")
 
 
 def _parts(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -193,7 +193,10 @@ def _removed_token_changes(config: dict[str, Any], field: str, vocab: int) -> It
             ]
             if gone:
                 numbers = ", ".join(map(str, gone))
-                yield f"{prefix}{name} is {numbers}, none of the {vocab} tokens: say another to generate"
+                yield (
+                    f"{prefix}{name} is {numbers}, none of the {vocab} tokens: choose another token to "
+                    f"generate"
+                )
 
 
 def _is_removed(token: object, vocab: int) -> bool:
@@ -207,19 +210,20 @@ def _is_per_layer(name: str, value: list[Any], count: int, predicting: int) -> b
     accepts.
 
     Raises:
-        ConfigError: a list is known to have one and is shorter; or it is unknown and has this length.
+        ConfigError: a list that must have one entry per layer is shorter; or an unknown list has this length.
     """
     is_known = name in BY_LAYER and bool(value)  # transformers replaces an empty list (Llama 4)
     is_enough = len(value) >= count if is_known else len(value) in (count, count + predicting)
     if name.endswith(_UNRELATED_LISTS) or is_known == is_enough:
         return is_known
     raise ConfigError(
-        f"{name} has something for each layer, and not for as many as there are"
+        f"{name} must have one entry for each layer, but has a different length"
         if is_known
-        else f"it is not known whether {name} has something for each layer, or is as long by chance",
+        else f"it is unknown whether {name} has one entry for each layer, or has this length by chance",
         got=f"{len(value)} entries",
-        expected=f"{count} or more of {', '.join(BY_LAYER)}, and no other list as long",
-        hint=f"cut a copy whose config.json has no {name}, and add it as the layers want that are kept",
+        expected=f"{count} or more of {', '.join(BY_LAYER)}, and no other list of this length",
+        hint=f"remove {name} from a copy of config.json, shrink that model, and add the list for the kept "
+        f"layers",
     )
 
 

@@ -31,7 +31,7 @@ def refuse_maxtext(tree: Tree) -> None:
     view = view_of(tree)
     if _has_embedding(tree, dotted(EMBEDDING)) and not _has_embedding(tree, _HUGGING_FACE):
         like = None if tree.metadata.config else "HF_DIR"
-        kind = f"{view.kind}, {view.flavour.name or 'no'} flavour" if view.kind else None
+        kind = f"{view.kind}, {view.flavour.name or 'no'} flavor" if view.kind else None
         instead = action("maxtext_to_hf", tree.metadata.location, "DST", like=like)
         raise _wrong_direction_error(tree, "MaxText", kind, instead, "Hugging Face", "orbax")
     if tree.metadata.format == "orbax" and tree.metadata.config is None:
@@ -47,10 +47,10 @@ def refuse_hugging_face(tree: Tree) -> None:
     config = tree.metadata.config if tree.metadata.format == "safetensors" else None
     if config is not None and not _has_known_family(config):
         raise FormatError(
-            "this is a Hugging Face checkpoint already, of a model that is not converted",
+            "this is already a Hugging Face checkpoint, and its model cannot be converted",
             location=tree.metadata.location,
             got=f"model_type {config.get('model_type')!r}",
-            hint=f"{_rewriting(tree, 'safetensors')} writes it with the names that it has",
+            hint=f"{_rewriting(tree, 'safetensors')} writes it with its present names",
         )
     if config is not None or _has_embedding(tree, _HUGGING_FACE):
         raise _wrong_direction_error(
@@ -64,7 +64,7 @@ def refuse_hugging_face(tree: Tree) -> None:
 
 
 def name_style(paths: Iterable[Path]) -> Literal["maxtext", "hf"] | None:
-    """Return whose names the paths have; None if neither MaxText's nor Hugging Face's."""
+    """Return the naming scheme of the paths; None if it is neither MaxText's nor Hugging Face's."""
     for path in paths:
         keys = list(map(str, path))
         if {DECODER, EMBEDDING[0]} & set(keys):
@@ -97,11 +97,10 @@ def refuse_adapters(tree: Tree) -> None:
             "this is a LoRA adapter, without the parameters of its model",
             location=tree.metadata.location,
             got=f"{array_count(factors)}, such as {factors[0]}",
-            expected="a complete model, adapters merged into its parameters",
+            expected="a complete model with merged adapters",
             hint=f"{action('merge_adapter', 'BASE', 'MODEL', adapter=location)} merges it, "
             f"{action('adapter_to_peft', location, 'DST', base='BASE')} converts it to PEFT; MaxText "
-            "loads it "
-            "next to its model (lora.lora_restore_path)",
+            "loads it next to its model (lora.lora_restore_path)",
         )
 
 
@@ -111,10 +110,10 @@ def _refuse_factors(tree: Tree) -> None:
     factors, _ = _factors(tree)
     if factors:
         raise FormatError(
-            "LoRA adapters lie beside the parameters of the model, and are not merged into them here",
+            "the checkpoint contains LoRA adapters that are not merged into the parameters",
             location=tree.metadata.location,
             got=f"{array_count(factors)}, such as {factors[0]}",
-            expected="a complete model, adapters merged into its parameters",
+            expected="a complete model with merged adapters",
             hint=_merge_hint(tree),
         )
 
@@ -131,11 +130,13 @@ def _merge_hint(tree: Tree) -> str:
     apart = parse(tree.metadata.location) / _ADAPTER_DIRECTORY
     if (apart / ADAPTER).is_file():
         merging = action("merge_adapter", "BASE", "DST", adapter=str(apart))
-        return f"the adapter lies by itself as well: {merging}"
+        return f"the adapter is also stored separately: {merging}"
     if wrapped_weights(tree):
-        return "merge them where they were trained: model.merge_and_unload() of PEFT, and save that"
+        return (
+            "merge them in the training environment with PEFT's model.merge_and_unload(), and save the result"
+        )
     leave = action("select", tree.metadata.location, "DST", drop=_FACTORS)
-    return f"merge them where they were trained; {leave} leaves them out, and with them what was tuned"
+    return f"merge them in the training environment; {leave} leaves them out, and the fine-tuning with them"
 
 
 def _refuse_part(tree: Tree) -> None:
@@ -143,12 +144,11 @@ def _refuse_part(tree: Tree) -> None:
     config = tree.metadata.config or {}
     if "model_type" not in config and "_class_name" in config:
         raise FormatError(
-            f"this is a part of a pipeline of diffusers ({config['_class_name']}), no language model",
+            f"this is a component of a diffusers pipeline ({config['_class_name']}), not a language model",
             location=tree.metadata.location,
             expected=f"a model that {action('families')} lists",
-            hint=f"{action('inspect')}, {action('diff')} and {action('hash')} take it; "
-            f"{_rewriting(tree, 'orbax')} "
-            "writes it with the names that it has",
+            hint=f"{action('inspect')}, {action('diff')} and {action('hash')} accept it; "
+            f"{_rewriting(tree, 'orbax')} writes it with its present names",
         )
 
 
@@ -157,18 +157,18 @@ def _missing_config_error(tree: Tree) -> CheckpointError:
     location = tree.metadata.location
     if _has_embedding(tree, _HUGGING_FACE):
         return ConfigError(
-            f"no {CONFIG} is carried along in this Orbax checkpoint",
+            f"this Orbax checkpoint does not contain a {CONFIG}",
             location=location,
-            expected=f"the model's {CONFIG}, which says its family and sizes",
-            hint=f"copy it from where the weights came from into {parse(location) / SIDECARS}",
+            expected=f"the model's {CONFIG}, which gives its family and sizes",
+            hint=f"copy it from the source of the weights to {parse(location) / SIDECARS}",
         )
     return FormatError(
-        "this is an Orbax checkpoint, whose names are neither Hugging Face's nor MaxText's",
+        "this Orbax checkpoint has neither Hugging Face nor MaxText names",
         location=location,
         got=first_names([dotted(path) for path in tree.arrays], 3),
         expected=f"the names of a model that {action('families')} lists",
-        hint=f"{action('inspect', tree.metadata.location)} shows all of them; "
-        f"{_rewriting(tree, 'safetensors')} writes it with the names that it has",
+        hint=f"{action('inspect', tree.metadata.location)} lists all names; "
+        f"{_rewriting(tree, 'safetensors')} writes it with its present names",
     )
 
 
@@ -180,10 +180,9 @@ def _wrong_direction_error(
     tree: Tree, this: str, kind: str | None, instead: str, other: str, rewrite: str
 ) -> FormatError:
     return FormatError(
-        f"this is a {this} checkpoint already",
+        f"this is already a {this} checkpoint",
         location=tree.metadata.location,
         got=kind,
-        hint=f"{instead} makes a {other} one of it; {_rewriting(tree, rewrite)} writes it with the names "
-        "that it "
-        "has",
+        hint=f"{instead} converts it to a {other} checkpoint; "
+        f"{_rewriting(tree, rewrite)} writes it with its present names",
     )

@@ -1,7 +1,7 @@
-"""Move every array of a tree to another given layout of its layers.
+"""Move every array of a tree to another layout of its layers.
 
-What mirrors parameters moves with them: moments of the optimizer on the same axis, and everything else that
-belongs to a layer, such as states of random number generators, on axis 0, as MaxText stacks them.
+Leaves that mirror parameters move with them: optimizer moments on the same axis, and everything else that
+belongs to a layer, such as states of random number generators, on axis 0, as in MaxText.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def unstack_layers(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
     """Return the tree with single layers.
 
     Args:
-        tree: stacked as `stacks` says.
-        stacks: its layout, `ckpttools.maxtext.layers.layer_stacks`.
-        axis: on which parameters are stacked.
+        tree: a tree with the layout `stacks`.
+        stacks: its layout, see `ckpttools.maxtext.layers.layer_stacks`.
+        axis: the axis on which parameters are stacked.
 
     Raises:
-        ShapeError: an array that belongs to the layers does not have as many as the parameters have.
-        FormatError: two arrays would get one path.
+        ShapeError: an array that belongs to the layers has another number of layers than the parameters.
+        FormatError: two arrays would get the same path.
     """
     by_key, axis_of = {item.key: item for item in stacks}, _axes(view_of(tree), axis)
     built: dict[Path, Leaf] = {}
@@ -54,18 +54,19 @@ def stack_layers(
 ) -> Tree:
     """Return the tree with its layers stacked. Invert `unstack_layers` with the same arguments.
 
-    What only some layers have beside parameters and optimizer stays with them: a random state that all layers
-    share is stored with the first of them alone.
+    Leaves outside parameters and optimizer that only some layers have stay there: a random state that all
+    layers share is stored with the first layer only.
 
     Args:
-        tree: with layers one by one.
-        stacks: the layout they get.
-        axis: on which parameters are stacked.
-        first_axis: names of those made, keys joined by "/", that are stacked on axis 0 all the same.
+        tree: a tree with single layers.
+        stacks: the layout of the result.
+        axis: the axis on which parameters are stacked.
+        first_axis: names of stacked arrays, keys joined by "/", that nevertheless have their layers on axis
+            0.
 
     Raises:
-        FormatError: layers hold different parameters or moments, or two arrays would get one path.
-        ShapeError: what belongs together has different shapes or dtypes.
+        FormatError: layers hold different parameters or moments, or two arrays would get the same path.
+        ShapeError: the arrays of a stack have different shapes or dtypes.
     """
     spots = {key: (item, spot) for item in stacks for spot, key in enumerate(item.layer_keys)}
     view = view_of(tree)
@@ -131,7 +132,7 @@ def _replace_key(path: Path, location: slice, key: Path) -> Path:
 
 def _axes(view: MaxTextView, axis: int) -> Callable[[Path], int]:
     """Return a function from a path to its stacking axis."""
-    # Those that lie elsewhere, or are seen with their layers moved to this axis, have them on axis 0.
+    # Parameters outside the model, or with their layers moved to this axis in the view, have them on axis 0.
     there = {
         home
         for inner, home in view.homes.items()
@@ -152,7 +153,7 @@ def _unstack_leaf(path: Path, location: slice, layers: LayerStack, leaf: Leaf, a
     axes = range(axis, axis + len(layers.shape))
     if leaf.shape[axes.start : axes.stop] != layers.shape:
         raise ShapeError(
-            f"the layers of this array are not those of the parameters beside it, on axis {axis}",
+            f"this array does not have the number of layers of its parameters on axis {axis}",
             location=keystr(path),
             got=list(leaf.shape),
             expected=f"{' and '.join(map(str, layers.shape))} on {' and '.join(f'axis {a}' for a in axes)}",
@@ -167,7 +168,7 @@ def _stack_leaves(path: Path, gathered: _StackLeaves) -> Leaf:
     """Stack the leaves of several layers into one."""
     if gathered.missing:
         raise FormatError(
-            "some of the layers that are to be stacked lack this" + listing([*map(keystr, gathered.missing)]),
+            "some of the layers to stack lack this array" + listing([*map(keystr, gathered.missing)]),
             location=keystr(path),
         )
     parts, axis = [gathered.leaves[spot] for spot in sorted(gathered.leaves)], gathered.axis
@@ -177,16 +178,14 @@ def _stack_leaves(path: Path, gathered: _StackLeaves) -> Leaf:
     if len(arrays) != len(parts):
         if all(part == parts[0] for part in parts):
             return parts[0]
-        raise FormatError(
-            "some of the layers that are to be stacked hold no data here", location=keystr(path)
-        )
+        raise FormatError("some of the layers to stack have no data here", location=keystr(path))
     kinds: dict[str, list[str]] = {}
     for spot, array in zip(sorted(gathered.leaves), arrays, strict=True):
         kinds.setdefault(f"{array.dtype.name}{list(array.shape)}", []).append(keystr(gathered.paths[spot]))
     if len(kinds) != 1 or len(arrays[0].shape) < axis:
         lines = [f"{kind}: {sample_names(names)}" for kind, names in sorted(kinds.items())]
         raise ShapeError(
-            "the layers' arrays cannot be stacked" + listing(lines),
+            "the arrays of these layers cannot be stacked" + listing(lines),
             location=keystr(path),
             expected=f"one shape of at least {axis} axes, one dtype",
         )
@@ -209,18 +208,18 @@ def _with_metadata(tree: Tree, built: Mapping[Path, Leaf], origins: Mapping[Path
 
 
 def check_moments(tree: Tree) -> None:
-    """Raise if an optimizer leaf of a layer has another shape than its parameter.
+    """Require optimizer leaves of layers to have the shapes of their parameters.
 
     Raises:
-        ShapeError: something does not.
+        ShapeError: an optimizer leaf of a layer has another shape than its parameter.
     """
     odd = list(_odd_moments(tree))
     if odd:
         raise ShapeError(
-            "parts of the optimizer's state do not mirror the parameters, so their layers are not known"
+            "parts of the optimizer state do not mirror the parameters, so their layers are unknown"
             + listing(odd),
             location=tree.metadata.location or None,
-            hint=f"leave the optimizer out first, with {action('strip_optimizer')}",
+            hint=f"first remove the optimizer state with {action('strip_optimizer')}",
         )
 
 

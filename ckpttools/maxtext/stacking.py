@@ -43,15 +43,15 @@ _EXPECTED = "keys below decoder such as layers or layers_0, as MaxText names the
 class StackLayers:
     """A transform that stacks layers as MaxText's scan_layers=true expects, with mirrored state.
 
-    Layers that `UnstackLayers` took apart come together as they were, unless a cycle or its names are given.
+    Layers from `UnstackLayers` are stacked as they were before, unless a cycle or its names are given.
 
     Attributes:
-        axis: of parameters, on which layers are stacked (MaxText's param_scan_axis).
-        cycle: layers after which their kinds repeat; None to infer it from what they hold, which gives one
-            stack where all hold the same. `StackAsModel` asks the model's family instead.
-        names: what the model calls the layers of a cycle, as `ckpttools.maxtext.cycles.Cycle`; None to infer.
-        maxtext: version that decides which variables have their layers on axis 0; None as they were before,
-            else the newest that has a place for the optimizer's state.
+        axis: the axis on which the layers of parameters are stacked (MaxText's param_scan_axis).
+        cycle: the number of layers after which their kinds repeat. None infers it from their contents, which
+            gives one stack if all are the same; `StackAsModel` uses the model's family instead.
+        names: the naming of a cycle, as in `ckpttools.maxtext.cycles.Cycle`; None to infer it.
+        maxtext: the version that decides which variables have their layers on axis 0; None for their previous
+            axis, else the newest version that supports the optimizer's state.
     """
 
     axis: int = SCAN_AXIS
@@ -63,17 +63,17 @@ class StackLayers:
         """Return the stacked tree.
 
         Raises:
-            UsageError: layers are stacked already, or there is no such cycle.
-            FormatError: there are no layers, numbers are missing, layers hold different arrays, or the
-                optimizer holds state that the version has no place for.
+            UsageError: layers are already stacked, or do not have this cycle.
+            FormatError: there are no layers, indices are missing, layers hold different arrays, or the
+                optimizer holds state that the version does not support.
             ShapeError: layers differ in shapes or dtypes, or moments do not mirror parameters.
         """
         view = _require_layers(tree)
         if view.is_stacked:
             raise UsageError(
-                "layers are stacked already",
+                "the layers are already stacked",
                 location=tree.metadata.location or None,
-                hint=f"nothing need be done; {action('unstack')} takes them apart",
+                hint=f"there is nothing to do; {action('unstack')} unstacks them",
             )
         notes = view.notes
         noted = self.cycle is None and self.names is None and notes_match(notes, view.single_layers)
@@ -95,10 +95,10 @@ class StackLayers:
 class UnstackLayers:
     """A transform that unstacks layers as MaxText's scan_layers=false expects.
 
-    How they were stacked is noted in the custom metadata (`ckpttools.maxtext.layer_notes`).
+    The custom metadata records how they were stacked (`ckpttools.maxtext.layer_notes`).
 
     Attributes:
-        axis: of parameters, on which layers are stacked; None as shapes show it, or as it is noted.
+        axis: the axis on which the layers of parameters are stacked; None to use shapes or notes.
     """
 
     axis: int | None = None
@@ -108,18 +108,18 @@ class UnstackLayers:
 
         Raises:
             UsageError: layers are not stacked.
-            FormatError: there are no layers, positions of a cycle are missing, or nothing shows the axis.
+            FormatError: there are no layers, positions of a cycle are missing, or the axis is unknown.
             ShapeError: groups of unequal length, another scan axis, moments that do not mirror parameters.
         """
         tree = with_scan_axis(tree, self.axis)
         view = _require_layers(tree)
         if not view.is_stacked:
             raise UsageError(
-                "layers are not stacked",
+                "the layers are not stacked",
                 location=tree.metadata.location or None,
-                hint=f"nothing need be done; {action('stack')} puts them together",
+                hint=f"there is nothing to do; {action('stack')} stacks them",
             )
-        # Of fewer layers than a cycle has none is on any axis.
+        # With fewer layers than a cycle, no layers are stacked.
         axis = (known_scan_axis(view) if self.axis is None else self.axis) or 0
         stacks = layer_stacks(view.decoder, axis)
         check_moments(tree)
@@ -135,8 +135,8 @@ class ForceUnroll:
     """A transform from a stacked training checkpoint to an unstacked one for inference.
 
     Attributes:
-        axis: as `UnstackLayers`.
-        keep_step, flavour: as `StripOptimizer`.
+        axis: see `UnstackLayers`.
+        keep_step, flavour: see `StripOptimizer`.
     """
 
     axis: int | None = None
@@ -148,8 +148,8 @@ class ForceUnroll:
 
         Raises:
             FormatError: there are no layers.
-            UsageError: this is no stacked training checkpoint.
-            CheckpointError: as the two transforms that this is made of.
+            UsageError: the tree is not a stacked training checkpoint.
+            CheckpointError: see `UnstackLayers` and `StripOptimizer`.
         """
         kind = _require_layers(tree).kind
         if kind != "stacked-training":
@@ -157,7 +157,7 @@ class ForceUnroll:
                 "only a stacked training checkpoint can be unrolled for inference",
                 location=tree.metadata.location or None,
                 got=kind,
-                hint=f"use {action('unstack')} or {action('strip_optimizer')} for what is left to do",
+                hint=f"use {action('unstack')} or {action('strip_optimizer')} for the remaining step",
             )
         first = KeepScanAxis(StripOptimizer(self.keep_step, self.flavour))(tree)
         then = UnstackLayers(self.axis)(first.tree)
@@ -169,7 +169,7 @@ def _require_layers(tree: Tree) -> MaxTextView:
     view = view_of(tree)
     if any(path[:1] == (PIPELINE,) for path in view.decoder):
         raise FormatError(
-            "layers are stacked by pipeline stages, which cannot be told apart here",
+            "layers are stacked by pipeline stages, which is not supported",
             location=tree.metadata.location or None,
             got=f"{DECODER}/{PIPELINE}",
             hint="save it from MaxText without pipeline parallelism",
@@ -178,13 +178,13 @@ def _require_layers(tree: Tree) -> MaxTextView:
         _refuse_peft(tree)
         location = tree.metadata.location or "SRC"
         raise FormatError(
-            "there are no layers",
+            "the checkpoint has no layers",
             location=tree.metadata.location or None,
             expected=_EXPECTED,
-            hint=f"{action('hf_to_maxtext', location, 'DST')} makes stacked layers of a Hugging Face model, "
-            f"and with {option('scan', False)} single ones"
+            hint=f"{action('hf_to_maxtext', location, 'DST')} converts a Hugging Face model to stacked "
+            f"layers, and to single ones with {option('scan', False)}"
             if tree.metadata.format == "safetensors"
-            else f"{action('inspect', location)} shows what is there",
+            else f"{action('inspect', location)} shows the contents",
         )
     return view
 
@@ -196,10 +196,10 @@ def _refuse_peft(tree: Tree) -> None:
     location = parse(tree.metadata.location)
     command = call("adapter_to_maxtext", str(location), "DST", base="BASE")
     raise FormatError(
-        f"this is {adapter_in(location.folder())}, in PEFT's names",
+        f"this is {adapter_in(location.folder())}, with PEFT's names",
         location=location,
         expected=_EXPECTED,
-        hint=f"`{command}` stacks its layers, and with {option('scan', False)} leaves them single"
+        hint=f"`{command}` stacks its layers, or leaves them single with {option('scan', False)}"
         if is_lora(location)
         else merging(location),
     )
@@ -215,15 +215,15 @@ _LAYERS_PREFIX = f"{DECODER}.{LAYERS}_"
 
 @dataclass(frozen=True, slots=True)
 class StackAsModel:
-    """`StackLayers` with the layout of the model, unless the user names another one.
+    """A transform like `StackLayers` with the layout of the model, unless the user chooses another one.
 
-    That is what `ckpttools.maxtext.stacking.UnstackLayers` noted; else that of the family: the one which the
-    configuration that was carried along names, or all whose names these are, if they agree.
+    The layout is the one that `UnstackLayers` recorded; otherwise that of the family: the one which the
+    carried configuration identifies, or all families with these names, if they agree.
 
     Attributes:
-        axis: as of `StackLayers`; None for the axis that was noted, or 1.
-        cycle, names, maxtext: as of `StackLayers`; the version decides about names, too.
-        family: name of the family, or a file that describes one; None to infer it.
+        axis: see `StackLayers`; None for the recorded axis, or 1.
+        cycle, names, maxtext: see `StackLayers`; the version also decides about names.
+        family: the name of the family, or a file that describes one; None to infer it.
     """
 
     axis: int | None = None
@@ -233,12 +233,12 @@ class StackAsModel:
     maxtext: str | None = None
 
     def __call__(self, tree: Tree) -> Transformed:
-        """As `StackLayers`.
+        """Return the stacked tree, as `StackLayers`.
 
         Raises:
-            UnknownNameError: there is no such family.
-            FormatError: nothing says which layout it is, or several fit.
-            UsageError: MaxText would leave out the layers after the last complete cycle.
+            UnknownNameError: the family does not exist.
+            FormatError: the layout is unknown, or several match.
+            UsageError: MaxText would ignore the layers after the last complete cycle.
         """
         view = view_of(tree)
         noted = view.notes.scan_axis if notes_match(view.notes, view.single_layers) else None
@@ -275,7 +275,7 @@ def cycle_of(family: Family, version: Version) -> Cycle:
     Raises:
         UsageError: MaxText does not scan such layers.
     """
-    family.refuse_scanned("leave them as they are: MaxText runs them with scan_layers=false")
+    family.refuse_scanned("keep them unstacked: MaxText runs them with scan_layers=false")
     groups = [group for group in family_in(family, version).layers if group.left.startswith(_LAYERS_PREFIX)]
     length = longest_stride(parse_key(group.left) for group in groups)
     return Cycle(length, _cycle_names([group.scanned for group in groups]) if length > 1 else None)
@@ -293,8 +293,8 @@ def refuse_incomplete_cycles(among: Collection[Family], tree: Tree) -> None:
     """Refuse layers that do not form complete cycles if MaxText scans complete cycles only.
 
     Args:
-        among: the families that the model may be of.
-        tree: with single layers.
+        among: the families that the model may belong to.
+        tree: a tree with single layers.
 
     Raises:
         UsageError: MaxText ignores the last layers in all of these families.
@@ -306,7 +306,7 @@ def refuse_incomplete_cycles(among: Collection[Family], tree: Tree) -> None:
             f"MaxText scans complete cycles of layers, and {plural(min(beyond), 'layer')} would be left over",
             location=tree.metadata.location or None,
             got=f"{plural(len(numbers), 'layer')} of family {', '.join(item.name for item in among)}",
-            hint="leave them as they are: MaxText runs them with scan_layers=false",
+            hint="keep them unstacked: MaxText runs them with scan_layers=false",
         )
 
 
@@ -328,7 +328,7 @@ def _matching_families(tree: Tree) -> list[Family]:
 
 
 def _layers_alone(tree: Tree) -> Tree:
-    """Return the parameters of the layers, which alone show how layers are stacked."""
+    """Return the parameters of the layers, which determine how layers are stacked."""
     result = view_of(tree).decoder
     return Tree({(DECODER, *path): item for path, item in result.items() if path and LAYERS in str(path[0])})
 
@@ -341,7 +341,7 @@ def _only_layout(layouts: Mapping[Cycle, Iterable[str]], location: str, names: C
     """Return the only matching layout.
 
     Raises:
-        FormatError: there is none, or there are several.
+        FormatError: no layout matches, or several do.
     """
     if len(layouts) == 1:
         return next(iter(layouts))
@@ -351,13 +351,13 @@ def _only_layout(layouts: Mapping[Cycle, Iterable[str]], location: str, names: C
     raise FormatError(
         "single layers do not show how the model stacks them, and "
         + (
-            "these layouts fit" + listing(sorted(lines))
+            "these layouts match" + listing(sorted(lines))
             if lines
-            else "their names are those of no known family"
+            else "their names do not match a known family"
         ),
         location=location or None,
-        hint=f"say {option('cycle')} N (1 for all in one stack) with {option('cycle_names')}, or "
-        f"{option('family', 'NAME')}, of which {action('families')} lists all",
+        hint=f"set {option('cycle')} N (1 for a single stack) with {option('cycle_names')}, or "
+        f"{option('family', 'NAME')} (see {action('families')})",
     )
 
 

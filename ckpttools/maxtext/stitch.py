@@ -19,9 +19,9 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.hf_defaults import default_values
 
 _TEXT = (DECODER, EMBEDDING[0])
-# By which arrays of one shape are cut into heads.
+# Fields that determine how arrays of one shape are split into heads.
 _HEAD_FIELDS = ("config.num_attention_heads", "config.num_key_value_heads", "config.head_dim")
-# What decides on numbers, and of which the configuration of the towers is kept.
+# Fields that affect values, which are kept from the configuration of the towers.
 _VALUE_FIELDS = (
     *("rope.theta", "rope.type", "rope.factor", "config.rms_norm_eps", "config.hidden_act"),
     *("config.sliding_window", "config.num_experts_per_tok", "config.norm_topk_prob"),
@@ -31,34 +31,34 @@ _VALUE_FIELDS = (
 def stitch_models(towers: Tree, decoder: Tree) -> Tree:
     """Return the model `towers` with the text model of `decoder`.
 
-    Both are Hugging Face models or both MaxText's. Files of the model, and its configuration, stay those of
+    Both are Hugging Face models or both are MaxText checkpoints. The files and the configuration are those of
     `towers`.
 
     Raises:
-        UsageError: one is MaxText's and the other is not, there are no towers, or there is training state.
-        CoverageError: the text models have other names or shapes; lists all.
-        ConfigError: a Hugging Face model has no configuration, or one of no family; or the text models have
-            heads of other sizes in arrays of one shape.
+        UsageError: only one is a MaxText checkpoint, there are no towers, or there is training state.
+        CoverageError: the text models differ in names or shapes; the error lists all differences.
+        ConfigError: a Hugging Face model has no configuration, or an unknown one; or the text models split
+            arrays of one shape into different heads.
     """
     sides = [view_of(item).is_maxtext for item in (towers, decoder)]
     if sides[0] != sides[1]:
         raise UsageError(
-            "one is MaxText's and the other Hugging Face's",
+            "one model is MaxText's and the other Hugging Face's",
             hint=f"convert one of them first: {action('convert')}",
         )
     if view_of(towers).optimizer or view_of(decoder).optimizer:
         raise UsageError(
-            "moments of one model are none of the other",
+            "the optimizer moments of one model do not belong to the other",
             location=towers.metadata.location or None,
-            hint=f"take parameters alone: {action('strip_optimizer')}",
+            hint=f"first keep only the parameters with {action('strip_optimizer')}",
         )
     text, other = (_of_maxtext if sides[0] else _of_hugging_face)(towers, decoder)
     location = towers.metadata.location or None
     if len(text) == len(towers.arrays):
         raise UsageError(
-            "there are no towers",
+            "the first model has no towers",
             location=location,
-            expected="first a model that sees or hears, then the one whose text model it gets",
+            expected="a multimodal model first, then the model with the new text model",
         )
     _check_text_models(text, other, towers, decoder)
     config_remarks = _check_configs(towers, decoder)
@@ -73,7 +73,7 @@ def _check_configs(towers: Tree, decoder: Tree) -> tuple[str, ...]:
     """Return remarks on fields that the kept configuration states differently.
 
     Raises:
-        ConfigError: its arrays are cut into heads otherwise.
+        ConfigError: the arrays are split into different heads.
     """
     configs = [item.metadata.config for item in (towers, decoder)]
     if configs[0] is None or configs[1] is None:
@@ -88,15 +88,15 @@ def _check_configs(towers: Tree, decoder: Tree) -> tuple[str, ...]:
     }
     if cut := [text for name, text in odd.items() if name in _HEAD_FIELDS]:
         raise ConfigError(
-            "the text models have other heads in arrays of the same shapes",
+            "the text models split arrays of the same shape into different heads",
             location=towers.metadata.location or None,
             got="; ".join(cut),
         )
-    return tuple(f"{CONFIG}, which stays: {text}" for text in odd.values())
+    return tuple(f"{CONFIG}, which is kept: {text}" for text in odd.values())
 
 
 TextArrays = tuple[Mapping[str, Path], Mapping[str, LazyArray]]
-"""Of the first model where the arrays of its text model are, of the second these arrays, by common names."""
+"""The paths of text arrays in the first model, and the text arrays of the second one, by common names."""
 
 
 def _of_maxtext(towers: Tree, decoder: Tree) -> TextArrays:
@@ -124,7 +124,7 @@ def _check_text_models(
     text: Mapping[str, Path], other: Mapping[str, LazyArray], towers: Tree, decoder: Tree
 ) -> None:
     odd = [f"{name}: missing" for name in text if name not in other]
-    odd += [f"{name}: left over" for name in other if name not in text]
+    odd += [f"{name}: extra" for name in other if name not in text]
     odd += [
         f"{name}: {list(other[name].shape)}, expected {list(towers.arrays[path].shape)}"
         for name, path in text.items()
@@ -132,7 +132,7 @@ def _check_text_models(
     ]
     if odd:
         raise CoverageError(
-            f"the text models are not alike:{listing(odd)}",
+            f"the text models do not match:{listing(odd)}",
             location=decoder.metadata.location or None,
             expected=f"the names and shapes of {towers.metadata.location or 'the other model'}",
         )

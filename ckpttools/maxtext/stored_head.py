@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from ckpttools.maxtext.conversion_options import ToMaxText
 
-# Scratch memory per element: both sides as float64, their difference, and a mask.
+# The scratch memory per element: both sides as float64, their difference, and a mask.
 _ELEMENTS = 1 << 18
 _SCRATCH = 64 * _ELEMENTS
-# Number of groups of adjacent rows in a sample of a table.
+# The number of groups of adjacent rows in a sample of a table.
 _SAMPLES = 16
 
 
@@ -46,7 +46,7 @@ class StoredHead:
 
     @property
     def oriented(self) -> LazyArray:
-        """The head with one row per token, like the embedding."""
+        """Return the head with one row per token, like the embedding."""
         if not self.is_transposed or len(self.head.shape) != 2:
             return self.head
         return swap_last_axes(self.head)
@@ -105,7 +105,7 @@ class HeadDeviation:
 
     def __str__(self) -> str:
         if self.largest is None:
-            return "another shape"
+            return "a different shape"
         return f"{self.rows:,} of {plural(self.compared, 'row')} differ, by up to {self.largest:.3g}"
 
 
@@ -125,7 +125,7 @@ def refuse_lost_head(lost: StoredHead, tree: Tree, *, memory: int, reserved: int
     if deviation is None:
         return
     location, names = tree.metadata.location, lost.names
-    without = f"{option('drop', names.head)} leaves it out for good"
+    without = f"{option('drop', names.head)} discards it"
     if lost.is_transposed:
         pattern = f"*{names.head.replace('.', '/')}"
         selected = action("select", "SRC", "DST", drop=[pattern])

@@ -36,15 +36,15 @@ _AUXILIARY: Path = (NNX_AUX,)
 class StripOptimizer:
     """A transform that keeps the parameters: no optimizer state, no random states, no step by default.
 
-    All that is learned stays. Variables that MaxText keeps in `nnx_aux` come to lie among the parameters,
-    with their layers on axis 0 as before: so MaxText loads them.
+    All learned arrays are kept. Variables in MaxText's `nnx_aux` are moved to the parameters, with their
+    layers on axis 0 as before, so that MaxText loads them.
 
     Attributes:
-        keep_step: keep the step's array and the number of the step directory; else the directory is 0, and in
-            Linen's flavour so is the array, as MaxText's own tool writes them. The NNX flavour has no array.
+        keep_step: keep the step's array and the number of the step directory. Otherwise the directory is 0,
+            and in Linen's flavor so is the array, as in MaxText's own tool. The NNX flavor has no array.
         flavour: how to nest the parameters: "same" as in the source, "linen" or "nnx".
-        keep: patterns, as those of `ckpttools.transforms.select.Select`, of what is to stay whatever it is.
-        drop: patterns of what is not to stay, before all else.
+        keep: patterns, as in `ckpttools.transforms.select.Select`, of leaves that are always kept.
+        drop: patterns of leaves that are dropped, with precedence over everything else.
     """
 
     keep_step: bool = False
@@ -53,12 +53,12 @@ class StripOptimizer:
     drop: Sequence[str] = ()
 
     def __call__(self, tree: Tree) -> Transformed:
-        """Return the parameters, in Linen's flavour with the nodes that MaxText writes.
+        """Return the parameters, with MaxText's additional nodes in Linen's flavor.
 
         Raises:
             MappingError: a quantized weight would lose its scales.
-            FormatError: there are no parameters, it is unclear what they are, or some have no place in
-                the other flavour.
+            FormatError: there are no parameters, it is unclear what they are, or the other flavor does not
+                support some of them.
             UsageError: there is nothing to strip, no step to keep, or a pattern matches nothing.
         """
         require_matches((*self.keep, *self.drop), tree, tree.metadata.location)
@@ -69,21 +69,21 @@ class StripOptimizer:
         self._require_clear(left)
         if not any(path in left.arrays for path in view.of_role("parameter")):
             raise FormatError(
-                "there are no parameters", location=location, expected="more than state of an optimizer"
+                "the checkpoint has no parameters", location=location, expected="more than optimizer state"
             )
         new_paths = _parameter_paths(view, target)
         kept = {path: path for path in left if first_match(path, self.keep)} | new_paths
         dropped = [path for path in tree.arrays if path not in kept and path not in STEPS]
         if not dropped and target == own:
             raise UsageError(
-                "there is nothing to strip: no optimizer state and no random states that are known",
+                "there is nothing to strip: the checkpoint has no known optimizer state or random states",
                 location=location,
-                hint=f"to cast it, use {action('cast')}; to leave out what only you know, "
+                hint=f"to cast it, use {action('cast')}; to leave out other arrays, "
                 + option("drop", "PATTERN"),
             )
         leaves = {new: left[old] for old, new in kept.items()}
         built = _with_flavour_nodes(leaves, tree, target, self._step(tree))
-        # A step that is made stands in the place of the source's.
+        # A new step takes the position of the source's step.
         stays = {*kept, *(STEPS if STEP in built else ())}
         dropped = [path for path in tree.arrays if path not in stays]
         if quantized_view(tree).weights:
@@ -98,10 +98,10 @@ class StripOptimizer:
         heads = dict.fromkeys(head for path in left if (head := known.unclear_of(path)))
         if heads:
             first = _pattern(next(iter(heads)), left)
-            beside = f" beside {keystr(known.mirrored)}" if known.mirrored else ""
+            beside = f" next to {keystr(known.mirrored)}" if known.mirrored else ""
             copy = f" if it, not {keystr(known.mirrored)}, is the copy" if known.mirrored else " a copy"
             raise FormatError(
-                "it is unclear whether this is state of an optimizer or learned, such as an average of "
+                "it is unclear whether this is optimizer state or learned, such as an average of "
                 f"parameters{beside}" + listing([_ambiguous_line(tree, head) for head in heads]),
                 location=tree.metadata.location or None,
                 hint=f"{quoted_option('keep', first)} if it is learned; "
@@ -114,7 +114,7 @@ class StripOptimizer:
             return None
         step = next((tree.arrays[path] for path in STEPS if path in tree.arrays), None)
         if step is None:
-            raise UsageError("there is no step to keep", location=tree.metadata.location or None)
+            raise UsageError("the checkpoint has no step to keep", location=tree.metadata.location or None)
         return step
 
 
@@ -126,7 +126,7 @@ def _dropped_remarks(tree: Tree, dropped: Sequence[Path]) -> tuple[str, ...]:
     others = len(dropped) - len(state) - len(random)
     kinds = {"of the optimizer": len(state), "of random states": len(random), "of neither": others}
     counts = [f"{count:,} {kind}" for kind, count in kinds.items() if count]
-    return (f"what is dropped, by kind: {', '.join(counts)}",) if counts else ()
+    return (f"dropped, by kind: {', '.join(counts)}",) if counts else ()
 
 
 def _pattern(head: Path, paths: Sequence[Path]) -> str:
@@ -146,13 +146,14 @@ def _parameter_paths(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
     """Map the paths of learned arrays to their paths in the new tree.
 
     Raises:
-        FormatError: another flavour has no place for what is not of the model, or two would get one path.
+        FormatError: the target flavor does not support arrays outside the model, or two arrays would get the
+            same path.
     """
     own, model = view.flavour, {home: inner for inner, home in view.homes.items()}
     learned = view.of_role("parameter")
     empty = {path for path in learned if path not in view.arrays}
     if target == own:
-        # In a collection of its own MaxText's training looks for it, but not its post-training.
+        # MaxText's training looks for it in a separate collection, but MaxText's post-training does not.
         moved = {
             **{
                 path: own.wrapped(model[path]) for path in learned if path in model and path[:1] == _AUXILIARY
@@ -165,9 +166,10 @@ def _parameter_paths(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
         odd = [keystr(path) for path in learned if path not in placed and path not in empty]
         if odd:
             raise FormatError(
-                f"the flavour {target.name} has no place for what lies beside the parameters" + listing(odd),
+                f"the flavor {target.name} does not support these arrays outside the parameters"
+                + listing(odd),
                 location=view.metadata.location or None,
-                hint=f"keep the flavour with {option('flavour', 'same')}, or leave this out with "
+                hint=f"keep the flavor with {option('flavour', 'same')}, or leave this out with "
                 f"{option('drop', 'PATTERN')}",
             )
     refuse_collisions(placed.values())
@@ -178,7 +180,7 @@ def _with_axis_notes(built: Tree, view: MaxTextView, kept: Mapping[Path, Path], 
     """Return the new tree with notes of arrays whose layers are on axis 0."""
     notes = view.notes
     were: list[Path] = [tuple(name.split("/")) for name in notes.first_axis]
-    # Of layers that were taken apart only the note says it.
+    # For unstacked layers, only the note records the axis.
     moved = [target.wrapped(path[2:]) for path in were if path[:1] == _AUXILIARY]
     there = [kept[path] for path in view.on_first_axis if path in kept]
     stay = [path for path in were if path[:1] != _AUXILIARY]
@@ -195,7 +197,7 @@ def _only_item(tree: Tree) -> Tree:
 def _with_flavour_nodes(
     kept: Mapping[Path, Leaf], tree: Tree, target: Flavour, step: LazyArray | None
 ) -> Tree:
-    """Add the nodes that the flavour has around parameters. A step of None becomes 0."""
+    """Add the nodes that the flavor has around parameters. A step of None becomes 0."""
     leaves, scalars, source = dict(kept), tree.metadata.scalars, tree.metadata
     if target == LINEN:
         around = linen_state({}, 0, {})

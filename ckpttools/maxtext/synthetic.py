@@ -27,12 +27,12 @@ from ckpttools.model_families.registry import family_of
 from ckpttools.quantized.config import without_quantization
 from ckpttools.transforms.conversion import Convert
 
-# What transformers takes where a configuration does not say it.
+# The default of transformers if a configuration does not state it.
 _DEFAULT_RANGE = 0.02
 _RANGE_FIELD = "initializer_range"
-# Ten standard deviations of it are still a number of float16.
+# Ten standard deviations of it are still within the range of float16.
 _MAX_SCALE = 6000
-# Fields that say of other arrays than the rows of a family whose rules have them so.
+# Fields whose other values mean other arrays than the rows of the family.
 _ARRAY_FIELDS = frozenset(
     (
         *("config.decoder_sparse_step", "config.mlp_only_layers", "config.moe_layer_freq"),
@@ -47,7 +47,7 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, Shape]:
     """Return the names and shapes of a model's tensors in layer order.
 
     Raises:
-        ConfigError, ShapeError: no family is of its type, or the configuration lacks a size.
+        ConfigError, ShapeError: no family has its type, or the configuration lacks a size.
     """
     return _in_natural_order(right_shapes(_table(config, family_of(config, CONFIG))))
 
@@ -59,18 +59,18 @@ def _in_natural_order(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 def synthetic_model(
     config: Mapping[str, Any], seed: int = 0, dtype: DType | None = None, location: str = ""
 ) -> Tree:
-    """Return a Hugging Face model with weights as before training.
+    """Return a Hugging Face model with randomly initialized weights.
 
     Args:
-        config: the model's `config.json`; says all of its sizes.
-        seed: the same gives the same model.
-        dtype: of the weights; None for bfloat16.
-        location: where the configuration lies.
+        config: the model's `config.json`, which states all of its sizes.
+        seed: the seed; equal seeds give equal models.
+        dtype: the dtype of the weights; None for bfloat16.
+        location: the location of the configuration.
 
-    Towers of which no configuration says all sizes, as of Gemma 3, are left out, and the notes say so.
+    Towers whose configuration does not state all sizes, as in Gemma 3, are left out with a note.
 
     Raises:
-        ConfigError, ShapeError: as `shapes_of`; or the configuration is of other arrays than the rows.
+        ConfigError, ShapeError: see `shapes_of`; or the configuration describes other arrays than the rows.
     """
     plain = without_quantization(config)
     family = family_of(plain, CONFIG)
@@ -91,7 +91,7 @@ def _scale(config: Mapping[str, Any], location: str) -> float:
     result = next((item for item in declared if item is not None), _DEFAULT_RANGE)
     if isinstance(result, bool) or not isinstance(result, int | float) or not 0 <= result <= _MAX_SCALE:
         raise ConfigError(
-            f"{_RANGE_FIELD} is no standard deviation of weights",
+            f"{_RANGE_FIELD} is not a standard deviation of weights",
             location=location or CONFIG,
             got=repr(result),
         )
@@ -104,7 +104,7 @@ def _refuse_other_arrays(config: Mapping[str, Any], family: Family, location: st
     odd = [limit for limit in limits if not limit.conditions and not limit.holds(facts)]
     if odd:
         raise ConfigError(
-            f"the rows of family {family.name} are not the arrays of this configuration",
+            f"this configuration describes other arrays than the rows of family {family.name}",
             location=location or CONFIG,
             got=", ".join(f"{facts.location_of(item.expected.left.name)}: {item.reason}" for item in odd),
             expected=" and ".join(str(item.expected).replace("config.", "") for item in odd),
@@ -117,10 +117,10 @@ def has_omitted_towers(tree: Tree) -> bool:
 
 
 def text_model_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the configuration of the text model alone; None if it has none of its own.
+    """Return the configuration of the separate text model; None if there is none.
 
     Raises:
-        ConfigError: no family is of this model type.
+        ConfigError: no family has this model type.
     """
     spellings = family_of(config, CONFIG).spellings
     text = next((spelling for spelling in spellings if spelling.name == TEXT), None)
@@ -156,7 +156,7 @@ def _array(name: str, shape: Shape, row: Row | None, noise: tuple[int, float], d
         return Constant(shape, DTYPES["int64"], bytes(8))
     last = name.rpartition(".")[2]
     if len(shape) == 1 and ("norm" in name or last == "layer_scalar") and last != "bias":
-        # A norm that MaxText has one more of is one of 1 + weight.
+        # Norms that MaxText stores plus 1 are stored as offsets, so 0 is neutral.
         return _filled_array(shape, 0.0 if isinstance(op, Shift) else 1.0, dtype)
     if last == "bias" or last.endswith("_bias"):
         return _filled_array(shape, 0.0, dtype)

@@ -54,10 +54,10 @@ def tied_flags(way: str | None, head: str | None, names: Mapping[str, LazyArray]
     """Return the flag that the user sets; nothing if the configuration decides.
 
     Args:
-        way: "keep" goes by the arrays that are there, "drop" is for a model without a head, "materialize"
-            for one that gets one.
-        head: the name that the source's head has, or None.
-        names: what the source holds.
+        way: "keep" follows the existing arrays, "drop" means a model without a head, "materialize" one that
+            gets a head.
+        head: the name of the source's head, or None.
+        names: the arrays of the source.
     """
     if way is None or head is None:
         return {}

@@ -73,11 +73,11 @@ class HuggingFaceModel:
 
     Attributes:
         tree: the arrays under their Hugging Face names.
-        config: what `config.json` says, None where none is known.
-        notes: what the user should know.
+        config: the content of `config.json`; None if it is unknown.
+        notes: notes for the user.
         has_text_model: whether the family has a text model without towers.
-        extra: name -> rows of the array it was made from that the model has no place for; MaxText's name
-            -> an array that it alone has.
+        extra: name -> rows of the array it was made from that the model does not have; MaxText's name -> an
+            array that only MaxText has.
         lost_head: The output head that is left out as a copy of the embedding. It has not been compared yet.
     """
 
@@ -91,13 +91,13 @@ class HuggingFaceModel:
 
 @dataclass(frozen=True)
 class _ConvertedArrays:
-    """The arrays that the rows give for a source.
+    """The arrays that the rows produce for a source.
 
     Attributes:
-        mapped: without quantized weights.
-        codes: the codes of weights that stay quantized.
-        grids: their scales, and rows that leave the codes as they are.
-        plain: the arrays of `mapped`; changed ones in the dtype that they had in the model.
+        mapped: the mapped arrays without quantized weights.
+        codes: the values of weights that stay quantized.
+        grids: their scales, and rows that leave these values unchanged.
+        plain: the arrays of `mapped`; changed ones have the dtype of the original model.
     """
 
     mapped: Mapped
@@ -107,7 +107,7 @@ class _ConvertedArrays:
 
     @property
     def quantized(self) -> dict[str, LazyArray]:
-        """Return the codes and scales that stay quantized."""
+        """Return the values and scales that stay quantized."""
         return {**self.codes, **{key + BLOCK_SCALE: scales for key, scales in self.grids.scales.items()}}
 
 
@@ -115,9 +115,9 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     """Convert a MaxText tree to a Hugging Face one.
 
     Raises:
-        ConfigError: nothing says which model it is, or its configuration contradicts the carried one.
-        CoverageError: the arrays are not those of that model.
-        FormatError: weights are quantized, or nothing shows on which axis layers are stacked.
+        ConfigError: the model is unknown, or its configuration contradicts the carried one.
+        CoverageError: the arrays do not match that model.
+        FormatError: weights are quantized, or the scan axis is unknown.
     """
     source = bind_source(tree, options, files)
     bound, files = source.bound, source.files
@@ -137,7 +137,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     )
     copied = _head_to_copy(source, converted)
     copy_remarks = () if copied is None else (copied.copy_remark,)
-    # Only of a model that is at hand it is known what it could give.
+    # Only an available model shows which arrays it could provide.
     lacking = bool(files.weights) and not left_out
     notes = (
         tree.metadata.notes
@@ -159,16 +159,16 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
 
 
 def _deviations(bound: BoundModel, files: ModelFiles) -> Iterator[str]:
-    """Yield what transformers computes differently than the MaxText run that made the arrays."""
+    """Yield the deviations of transformers from the MaxText run that produced the arrays."""
     if files.config is None or not bound.family.settings.settings:
         return
     flags = {name: flag.value for name, flag in bound.table.flags.items()}
     facts = ModelFacts(files.config, lengths_of(bound.table.sizes), flags, default_values(files.config))
     for deviation in deviations(bound.family, facts):
-        # Towers, and a head that is rounded as its stored values are, have no measured effect on text.
+        # Towers, and a head that is rounded like its stored values, have no measured effect on text.
         if deviation.effect and deviation.what not in (TIED_HEAD, VISION_TOWER):
             yield (
-                "transformers computes this model differently than MaxText: "
+                "transformers computes this model differently from MaxText: "
                 f"{deviation.what}: {deviation.reason}"
             )
 
@@ -203,7 +203,7 @@ def _build_arrays(
 
 
 def _head_to_copy(source: BoundSource, converted: _ConvertedArrays) -> tying.Head | None:
-    """Return the names of the head that is made from the embedding, and of the embedding; None if none is."""
+    """Return the names of a head that is copied from the embedding, and of the embedding, or None."""
     head = _head(source)
     is_copied = source.options.model.tied == "materialize" and head and head.head not in converted.plain
     return head if is_copied else None
@@ -232,7 +232,7 @@ def _mapped(
     """Map the arrays by the model's table.
 
     Raises:
-        CoverageError: they are not those of the model; of one that the user names in few lines.
+        CoverageError: the arrays do not match the model; the error is short if the user named the model.
     """
     try:
         return bound.table.to_right(arrays, (VOCAB,))
@@ -240,26 +240,26 @@ def _mapped(
         if options.like is None:
             raise
         raise CoverageError(
-            f"the arrays are not those of the model that {option('like')} names" + error.coverage.summary(),
+            f"the arrays do not match the model in {option('like')}" + error.coverage.summary(),
             location=error.location,
             got=files.location,
             expected="the model that this checkpoint came from",
             hint=f"leave {option('like')} out: the checkpoint carries a {CONFIG}"
             if files.overruled
-            else f"check which model that is, and that all of the checkpoint is there: {error.raw.hint}",
+            else f"check that this is the right model, and that the checkpoint is complete: {error.raw.hint}",
         ) from error
 
 
 def _surplus_arrays(
     table: Table, arrays: Mapping[str, LazyArray], mapped: Mapped
 ) -> Iterator[tuple[str, Surplus]]:
-    """Yield what is left out: part of an array by its new name, a whole array by its own."""
+    """Yield surplus rows that are left out by the new array name, and complete arrays by their own name."""
     for row in table.rows:
         name = str(row.left.key)
         if name in mapped.extra:
             kept = mapped.sizes[VOCAB]
             yield str(row.right.key), Surplus.of(name, arrays[name], mapped.extra[name], kept)
-    # Without a configuration arrays alone decide.
+    # Without a configuration, only the arrays decide.
     known = table.flags
     reasons = {
         str(row.left.key): "; ".join(known[flag].source for flag in row.unless.split() if flag in known)
@@ -273,10 +273,10 @@ def _surplus_arrays(
 def _carried_arrays(
     left_out: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles, *, quantized: bool
 ) -> dict[str, LazyArray]:
-    """Return the arrays that MaxText has no place for but that are written.
+    """Return the written arrays that MaxText does not support.
 
     Raises:
-        FormatError: they are quantized, unlike those that come from MaxText.
+        FormatError: they are quantized, unlike MaxText's arrays.
     """
     if options.spelling == TEXT:
         return {}
@@ -287,10 +287,10 @@ def _carried_arrays(
 
 
 def _with_plain_carried(files: ModelFiles, dtype: DType | None) -> tuple[ModelFiles, Notes]:
-    """Dequantize the carried arrays, like those that come from MaxText.
+    """Dequantize the carried arrays, like MaxText's arrays.
 
     Raises:
-        FormatError: of their scales no numbers can be made.
+        FormatError: their scales cannot be dequantized.
     """
     leaves: dict[TreePath, LazyArray] = {(name,): array for name, array in files.carried.items()}
     tree = Tree(leaves, Metadata(config=files.config, location=files.location))
@@ -308,18 +308,18 @@ def require_towers(model: HuggingFaceModel, files: ModelFiles, location: str) ->
     """Raise if the configuration declares towers without arrays.
 
     Raises:
-        ConfigError: it describes towers of which no array is there.
+        ConfigError: the configuration describes towers without arrays.
     """
     names = [dotted(path) for path in model.tree]
     absent = absent_towers(model.config.config, names) if model.config else ()
     if absent:
         alone = f", or write the text model alone with {option('names', TEXT)}"
         raise ConfigError(
-            "the model has parts of which no array is there: what loads it would begin them anew, at random",
+            "parts of the model have no arrays, so loaders would initialize them randomly",
             location=location,
             got=f"{' and '.join(absent)} in {files.location}",
             expected="all of the model's arrays, or the configuration of a model without these parts",
-            hint=f"take them from the model with {like_and_carry()}{alone if model.has_text_model else ''}",
+            hint=f"copy them from the model with {like_and_carry()}{alone if model.has_text_model else ''}",
         )
 
 
@@ -341,10 +341,10 @@ def hf_value_notes(
     """Return notes on changed values for the user.
 
     Args:
-        mapped: the arrays and what their rows do to values.
-        built: the same, rounded to the dtypes that they had.
-        options: what the user wants.
-        dropped: what is left out.
+        mapped: the arrays, and the effect of their rows on values.
+        built: the same arrays, rounded to their original dtypes.
+        options: the user's options.
+        dropped: the arrays that are left out.
     """
     rounded = {
         key: built[key].dtype for key in mapped.changed if built[key].dtype != mapped.arrays[key].dtype
@@ -359,10 +359,10 @@ def hf_value_notes(
     for axis, (there, kept) in mapped.cut.items():
         text = f"{there} in MaxText, {kept} in the model: the last {there - kept} are cut off"
         if options.padding_rows is None:
-            values.append(Note(axis, f"{text}, all of them zeros"))
+            values.append(Note(axis, f"{text}, all of which are zeros"))
         else:
             inexact.append(
-                Note(axis, f"{text}, whatever they hold, as {option('padding_rows', 'drop')} says")
+                Note(axis, f"{text}, including values that are not zero ({option('padding_rows', 'drop')})")
             )
     if options.dtype is not None:
         inexact += cast_notes(mapped.arrays, options.dtype)
@@ -378,7 +378,7 @@ def _rounded_dtypes(note: ValueNote, rounded: Mapping[str, DType]) -> str:
 
 
 def _operation(note: ValueNote) -> str:
-    """Return what happens to values, without the exactness."""
+    """Return the operation on values, without its exactness."""
     return note.reason.partition(",")[0]
 
 
@@ -389,7 +389,7 @@ def config_to_write(
     built: Mapping[str, LazyArray],
     tied: bool | None,
 ) -> WeightsConfig | None:
-    """Return the configuration of the output, or None. Errors as `without_absent_parts`."""
+    """Return the configuration of the output, or None. Raise the errors of `without_absent_parts`."""
     if files.config is None:
         return None
     text = text_config(files.config, bound.spelling) if options.spelling == TEXT else None
@@ -399,7 +399,7 @@ def config_to_write(
     config = config_for_weights(text or files.config, built, tied, tied_by=rule, vocab=vocab)
     if text is None:
         return without_absent_parts(bound.family, config, built, files.location)
-    return replace(config, changes=("it is that of the text model alone", *config.changes))
+    return replace(config, changes=("it describes only the text model", *config.changes))
 
 
 def config_remarks(
@@ -408,26 +408,26 @@ def config_remarks(
     """Yield remarks on the configuration.
 
     Args:
-        config: None where there is none.
-        built: what is written beside it.
-        lacking: whether the model at hand has nothing but what comes from MaxText.
+        config: the configuration; None if there is none.
+        built: the arrays that are written with it.
+        lacking: whether the available model has no additional arrays.
     """
     if config is None:
-        remedy = f"{option('like')} takes the one of the model it came from"
-        yield f"no {CONFIG} is written, as none is known: {remedy}"
+        remedy = f"{option('like')} uses that of the original model"
+        yield f"no {CONFIG} is written, because none is known: {remedy}"
         return
     yield from (f"{CONFIG}: {change}" for change in config.changes)
     prediction = absent_mtp_field(config.config, built)
     if prediction:
-        remedy = "nor in the model" if lacking else f"{like_and_carry()} takes them from the model"
+        remedy = "nor in the model" if lacking else f"{like_and_carry()} copies them from the model"
         yield (
-            f"{CONFIG}: {prediction} is {config.config[prediction]}, but layers that predict further tokens "
-            f"are not there{', ' if lacking else '; '}{remedy}"
+            f"{CONFIG}: {prediction} is {config.config[prediction]}, but MTP layers "
+            f"do not exist here{', ' if lacking else '; '}{remedy}"
         )
 
 
 def like_and_carry() -> str:
-    """Return the options that take arrays from the original model."""
+    """Return the options that copy arrays from the original model."""
     return f"{option('like', 'HF_DIR')} {option('carry', True)}"
 
 
@@ -436,9 +436,9 @@ class BoundSource:
     """A MaxText tree that is being converted, with the rows of its model.
 
     Attributes:
-        tree: with its layers on the axis that the user names.
+        tree: the tree, with its layers on the axis that the user chose.
         native: its parameters, with the scales of those that stay quantized.
-        unbound: its parameters, with what the user, the model's files and the arrays themselves say of them.
+        unbound: its parameters, with the user's options and the files of the model.
         bound: the rows.
         head, towers: names of parameters that are not expected: the output head, and towers.
     """
@@ -481,7 +481,7 @@ class BoundSource:
 
 
 def bind_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> BoundSource:
-    """Identify the model of a tree. Errors as `to_huggingface`."""
+    """Identify the model of a tree. Raise the errors of `to_huggingface`."""
     tree = with_scan_axis(tree, options.scan_axis)
     arrays = named_parameters(tree, options.prefix)
     numbers = options.dtype or DTYPES["bfloat16"] if options.dequantizes else None

@@ -68,7 +68,10 @@ from ckpttools.transforms.strip_wrappers import drop_states, strip_wrappers
 if TYPE_CHECKING:
     from ckpttools.maxtext.stored_head import StoredHead
 
-_OF_FLAX = f"these are names of Flax, whose matrices have inputs first: rules of {action('remap')} mend both"
+_OF_FLAX = (
+    "these are Flax names, and Flax matrices have their inputs first: "
+    f"rules for {action('remap')} change both"
+)
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,11 @@ class MaxTextState:
     """The result of converting a Hugging Face tree.
 
     Attributes:
-        state: the tree that MaxText's own converter makes.
-        carried: arrays that MaxText has no place for and that are to be kept.
-        spelling: how the source writes names.
-        notes: what the user should know.
-        dtypes: as of `ckpttools.maxtext.original_dtypes.recorded_dtypes`, for the way back.
+        state: the tree that MaxText's own converter writes.
+        carried: arrays without a counterpart in MaxText that are kept.
+        spelling: the spelling of names in the source.
+        notes: notes for the user.
+        dtypes: see `ckpttools.maxtext.original_dtypes.recorded_dtypes`; for the reverse conversion.
         lost_head: The output head that is left out as a copy of the embedding. It has not been compared yet.
         tied: How the output head was handled; None if the configuration decided.
         recomputed: States of modules and buffers in the source, which are left out, by name.
@@ -105,9 +108,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     """Convert a Hugging Face tree to the one that MaxText's own converter writes.
 
     Raises:
-        ConfigError: there is no configuration, or it is not one.
-        CoverageError: the arrays do not match it, or a part of the model would be lost unasked.
-        FormatError: weights are quantized in a way that is not read, or are not with their scales.
+        ConfigError: the configuration is missing or invalid.
+        CoverageError: the arrays do not match it, or a part of the model would be lost without a request.
+        FormatError: weights have an unsupported quantization scheme, or lack their scales.
     """
     drop = expand_branches(dotted_patterns(options.drop, tree), map(dotted, tree.arrays))
     bare = drop_states(tree, drop)
@@ -123,7 +126,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         return replace(state, recomputed=recomputed) if recomputed else state
     except UsageError as error:
         if error.raw.got is not None and error.raw.got in options.drop:
-            expected = None if hub.tree is tree else "names of the source, or those that they become"
+            expected = None if hub.tree is tree else "names of the source, or their converted names"
             from ckpttools.transforms.select import unmatched
 
             raise unmatched(error.raw.got, [*tree, *hub.tree], tree.metadata.location, expected) from error
@@ -134,11 +137,14 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         if any(dotted(path).endswith(".kernel") for path in hub.tree.arrays):
             raise error.at(hint=_OF_FLAX) from error
         if others := patterns_outside_model(hub.tree, options.drop):
-            hint = f"there is more than a model in it: leave that out with {repeated_option('drop', others)}"
+            hint = (
+                f"the checkpoint contains arrays outside the model: leave them out with "
+                f"{repeated_option('drop', others)}"
+            )
             built = error.folded(others, hint) if isinstance(error, NotCoveredError) else error.at(hint=hint)
             raise built from error
         if (result := find_unowned_arrays(hub.tree)) and result.prefixes:
-            raise error.at(hint=f"{prefix_hint(result.prefixes, hub.tree)}; convert that") from error
+            raise error.at(hint=f"{prefix_hint(result.prefixes, hub.tree)}; convert the result") from error
         if isinstance(error, NotCoveredError):
             _refuse_kinds_of_layers(error, tree, options)
         if isinstance(error, NotCoveredError):
@@ -181,11 +187,11 @@ def dotted_patterns(drop: Sequence[str], tree: Tree) -> list[str]:
 
 
 def _hub_patterns(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tuple[str, ...]:
-    """Return the patterns of dropped arrays in names of the hub.
+    """Return the patterns of dropped arrays under Hub names.
 
     Args:
-        drop: patterns of whole names of the source.
-        tree, plain, hub: the source, what it is without wrappers, and that in names of the hub.
+        drop: patterns of complete names of the source.
+        tree, plain, hub: the source, the source without wrappers, and the latter under Hub names.
     """
     if not drop:
         return ()
@@ -196,7 +202,7 @@ def _hub_patterns(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tu
     renamed = [now.get(id(own[name]), name) for name in matching(own, of_source)]
     if hub is not plain:
         renamed = [hub_name(name) or name for name in renamed]
-    # What is not there any more was left out with the names.
+    # Arrays that no longer exist were left out with the wrappers.
     literal = (name for name in renamed if name in names)
     return (*(item for item in result if item not in of_source), *literal)
 
@@ -228,8 +234,8 @@ def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, Scal
     """Return MaxText's arrays, and the scales of those that stay quantized.
 
     Raises:
-        ConfigError: the family that the user names makes other values than that of the configuration.
-        CoverageError: the arrays are not those of the model.
+        ConfigError: the family that the user names gives other values than that of the configuration.
+        CoverageError: the arrays do not match the model.
         FormatError: weights are quantized in blocks that cannot be rearranged.
     """
     tree, arrays, drop, config = source.kept.tree, source.arrays, source.drop, source.config
@@ -248,7 +254,7 @@ def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, Scal
 
 
 def _state(mapped: Mapped, grids: ScaleGrids, options: ToMaxText) -> Tree:
-    """Return the tree of MaxText's state: cast arrays, unchanged codes, and scales."""
+    """Return the tree of MaxText's state: cast arrays, unchanged quantized values, and scales."""
     built = {
         key: cast(array, options.dtype) if options.dtype and key not in grids.scales else array
         for key, array in mapped.arrays.items()
@@ -288,7 +294,7 @@ def value_notes(
     inexact = () if options.dtype is None else cast_notes(mapped.arrays, options.dtype)
     values = [*_vocab_notes(family, mapped.sizes.get("vocab"), options.pad_vocab)]
     if carried:
-        values.append(Note.of_arrays(len(carried), "carried along, for the way back"))
+        values.append(Note.of_arrays(len(carried), "kept for the reverse conversion"))
     dropped = tuple(key for key in mapped.dropped if key not in carried)
     return notes_of(mapped.values) + Notes(tuple(inexact), tuple(values), dropped)
 
@@ -314,30 +320,32 @@ def maxtext_remarks(
 def _stale_config_remarks(declared: Mapping[str, object] | None) -> Iterator[str]:
     """Yield a remark if a configuration declares plain weights quantized."""
     if declared:
-        yield f"{CONFIG} says {scheme(declared)}, but no weight is quantized: they are taken as they are"
+        yield (
+            f"{CONFIG} declares {scheme(declared)}, but no weight is quantized: the values are used unchanged"
+        )
 
 
 def _lost_array_remarks(names: Collection[str]) -> Iterator[str]:
     """Yield a remark on arrays that the reverse conversion will lack."""
     if names:
-        again = f"with {option('carry', True)} the way back has them again"
-        yield f"MaxText has no place for {array_count(names)}; {again}"
+        again = f"with {option('carry', True)} the reverse conversion restores them"
+        yield f"MaxText does not support {array_count(names)}; {again}"
 
 
 def _tower_handling(family: Family, options: ToMaxText) -> str:
     """Describe how unconverted towers are handled."""
     if options.carry:
-        return "are carried along, for the way back"
-    model = "which takes them from the model"
+        return "are kept for the reverse conversion"
+    model = "which copies them from the model"
     if any(spelling.name == "text" for spelling in family.spellings):
-        model += f", or writes the text model alone ({option('names', 'text')})"
-    return f"are left out, also for the way back, {model}"
+        model += f", or writes only the text model ({option('names', 'text')})"
+    return f"are left out, also in the reverse conversion, {model}"
 
 
 def _tower_remarks(towers: Collection[str], way: str) -> Iterator[str]:
     """Yield a remark on towers that are left out."""
     if towers:
-        yield f"as {option('text_only', True)} says, the towers {way}: {array_count(towers)}"
+        yield f"the towers {way} ({option('text_only', True)}): {array_count(towers)}"
 
 
 def _vocab_notes(family: Family, vocab: int | None, pad_vocab: int | None) -> Iterator[Note]:
@@ -359,10 +367,10 @@ class HuggingFaceSource:
 
     Attributes:
         kept: the tree without scales.
-        arrays: by name, with an output head that is to be made.
-        family, table, spelling: of the model.
-        drop: patterns of what is left out, the output head's name among them where it is.
-        remarks: what to say of dtypes.
+        arrays: the arrays by name, including an output head that is created.
+        family, table, spelling: the family, rows and spelling of the model.
+        drop: patterns of arrays to leave out, including the name of an output head that is left out.
+        remarks: remarks on dtypes.
         lost_head: The output head that is left out although no pattern of the user names it.
         tied: How the output head is handled; None if the configuration decides.
     """
@@ -386,7 +394,7 @@ class HuggingFaceSource:
         return self.kept.tree.metadata.location
 
     def unplaced_keys(self) -> dict[str, LazyArray]:
-        """Return the arrays without a place in MaxText, except those that the user leaves out."""
+        """Return the arrays without a counterpart in MaxText, except those that the user leaves out."""
         left = self.table.left_out_of({**self.arrays, **self.kept.aside})
         return {key: array for key, array in left.items() if not matches_any(key, self.drop)}
 
@@ -399,7 +407,7 @@ def bind_hf_source(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSource:
         arrays, widened = with_uniform_dtypes(arrays)
     family, table = _table(tree, arrays, options)
     if not kept.scales:
-        # Of all arrays: those that are left out may be the scales of others.
+        # All arrays are used, because the arrays that are left out may be scales of others.
         refuse_quantized(arrays, tree.metadata.config, tree.metadata.location)
     spelling = family.spelling_of(arrays)
     head, drop, lost = tying.right_head(family, spelling), options.drop, None
@@ -463,10 +471,12 @@ def bind_family(
 
 
 def _refuse_scanned(family: Family, table: Table) -> None:
-    """Raise if MaxText does not scan such layers. Errors as `Family.refuse_scanned`."""
+    """Raise if MaxText does not scan such layers. Raise the errors of `Family.refuse_scanned`."""
     has_towers = any(table.flags[tower].value for tower in family.towers)
     alone = "" if family.never_scanned else f"; {option('text_only', True)} leaves the towers out"
-    hint = f"{option('scan', False)} keeps them apart, and MaxText runs them with scan_layers=false{alone}"
+    hint = (
+        f"{option('scan', False)} keeps them unscanned, and MaxText runs them with scan_layers=false{alone}"
+    )
     family.refuse_scanned(hint, has_towers=has_towers)
 
 
@@ -474,18 +484,18 @@ def _require_towers(family: Family, table: Table, arrays: Mapping[str, LazyArray
     """Raise if the configuration declares a tower without any arrays.
 
     Raises:
-        CoverageError: it does; where parts of a tower are missing, the rows tell which.
+        CoverageError: a declared tower has no arrays; the rows report partially missing towers.
     """
     for tower in family.towers:
         flag = table.flags[tower]
         if flag.value and not arrays_of(family, tower, arrays):
             raise CoverageError(
-                f"the model has a tower ({tower}) of which no array is there",
+                f"the arrays of the tower {tower} are missing",
                 location=location,
                 got=flag.source,
                 expected="all of the model's arrays",
-                hint=f"check that all of its files are there, or {option('text_only', True)} "
-                "converts the text model alone",
+                hint=f"check that all of its files exist, or use {option('text_only', True)} "
+                "to convert only the text model",
             )
 
 
@@ -510,18 +520,21 @@ def _family(tree: Tree, config: Mapping[str, object], model: ModelOptions) -> Fa
         fitting = families_with_names_of(tree)
         own = option("family", "FILE.toml")
         hint = (
-            f"{action('families')} lists what there is, none with these names: describe yours in a "
+            f"{action('families')} lists all families, but none has these names: describe yours in a "
             f"file, {own}"
         )
         if len(fitting) == 1:
             (only,) = fitting
             chosen = option("family", only)
-            hint = f"its arrays have the names of {only}: if the model computes alike, {chosen} converts it"
+            hint = (
+                f"its arrays have the names of {only}: if the model computes in the same way, {chosen} "
+                f"converts it"
+            )
         elif fitting:
             chosen = option("family", "NAME")
             hint = (
-                f"its arrays have the names of {', '.join(fitting)}, of which each makes values of its own: "
-                f"{chosen}, of the one that computes as the model does"
+                f"its arrays have the names of {', '.join(fitting)}, which give different values: "
+                f"choose the one that computes like the model with {chosen}"
             )
         raise error.at(hint=hint) from error
 
@@ -532,7 +545,7 @@ def _padded_lengths(table: Table, pad_vocab: int | None) -> dict[str, int]:
     vocab = table.sizes.get("vocab")
     if vocab and pad_vocab < vocab.length:
         raise UsageError(
-            "padding cannot take rows away",
+            "padding cannot remove rows",
             got=option("pad_vocab", pad_vocab),
             expected=f"at least {vocab.length} ({vocab.source})",
             hint=f"leave it out, and {vocab_setting(vocab.length)}",
@@ -541,6 +554,6 @@ def _padded_lengths(table: Table, pad_vocab: int | None) -> dict[str, int]:
 
 
 def vocab_setting(rows: int) -> str:
-    """Describe how to tell MaxText the number of embedding rows."""
+    """Describe the MaxText setting for the number of embedding rows."""
     where = "in MaxText's configs/models/*.yml, or on its command line"
     return f"set vocab_size={rows} (rows of the embedding) {where}"

@@ -29,13 +29,13 @@ from ckpttools.transforms.base import Transform, Transformed
 class ForVersion:
     """A transform to the layout of a MaxText version, including state that mirrors parameters.
 
-    Variables in collections of their own come to lie among the parameters, where every way of loading them
-    looks. In training states those that the version does not train as parameters lie in `nnx_aux`, the others
-    among the parameters. Layers stay stacked, or one by one, on the axis that they have.
+    Variables in separate collections are moved to the parameters, where every way of loading them looks. In
+    training states, variables that the version does not train as parameters are in `nnx_aux`, and the others
+    among the parameters. Layers stay stacked or unstacked, on their present axis.
 
     Attributes:
-        maxtext: the version, as `ckpttools.maxtext.versions.VERSIONS` names it.
-        family: of the model, or a file that describes one; None to infer it.
+        maxtext: the name of the version in `ckpttools.maxtext.versions.VERSIONS`.
+        family: the family of the model, or a file that describes one; None to infer it.
     """
 
     maxtext: str = NEWEST
@@ -45,15 +45,16 @@ class ForVersion:
         """Return the tree in the version's layout.
 
         Raises:
-            FormatError: it is none of MaxText's, nothing says which layout its layers have, an optimizer
-                holds state that the version has no place for, or the version knows no quantized weights.
-            UsageError: it is in the version's layout already.
-            UnknownNameError: there is no such version, or no such family.
+            FormatError: the tree is not a MaxText checkpoint, the layout of its layers is unknown, an
+                optimizer holds state that the version does not support, or the version does not support
+                quantized weights.
+            UsageError: the tree already has the version's layout.
+            UnknownNameError: the version or the family does not exist.
         """
         version = version_called(self.maxtext)
         if not view_of(tree).is_maxtext:
             raise FormatError(
-                "this is no checkpoint of MaxText's",
+                "this is not a MaxText checkpoint",
                 location=tree.metadata.location or None,
                 expected="its layers",
             )
@@ -71,9 +72,9 @@ class ForVersion:
         built = _with_untrained_variables(built, version)
         if built.keys() == tree.keys() and built.arrays == tree.arrays:
             raise UsageError(
-                f"this is in the layout of MaxText {version.name} already",
+                f"this checkpoint already has the layout of MaxText {version.name}",
                 location=tree.metadata.location or None,
-                hint="nothing need be done",
+                hint="there is nothing to do",
             )
         return Transformed(built, Notes(remarks=tuple(_missing_moments_remarks(trained, version))))
 
@@ -89,8 +90,8 @@ class ForVersion:
         except (FormatError, ShapeError, UsageError) as error:
             if "cycle" not in option_names(error.raw.hint or ""):
                 raise
-            # How to stack is not for the user to say here, but of which family the model is.
-            hint = f"say {option('family', 'NAME')}, of which {action('families')} lists all"
+            # The user cannot choose the stacking here, only the family of the model.
+            hint = f"set {option('family', 'NAME')} (see {action('families')})"
             raise error.at(hint=hint) from error
         is_moved = {stack.key for stack in view.stacks} != {stack.key for stack in view_of(stacked).stacks}
         if not is_moved and not any(misplaced_variables(view, version)):
@@ -100,13 +101,13 @@ class ForVersion:
 
 
 def _axis(tree: Tree) -> int:
-    """Return the scan axis. Errors as `known_scan_axis`."""
+    """Return the scan axis. Raise the errors of `known_scan_axis`."""
     try:
         return known_scan_axis(view_of(tree)) or 0
     except FormatError as error:
         apart = action("unstack", "SRC", "DST", scan_axis="N")
         raise error.at(
-            hint=f"take them apart first, {apart}, which notes it for {action('stack')}"
+            hint=f"unstack them first with {apart}, which records the axis for {action('stack')}"
         ) from error
 
 
@@ -121,7 +122,7 @@ def _with_collected_variables(tree: Tree) -> Tree:
     """Return a tree with the variables of collections among the parameters.
 
     Raises:
-        FormatError: two arrays would get one path.
+        FormatError: two arrays would get the same path.
     """
     view = view_of(tree)
     moved = collection_moves(view)
@@ -138,7 +139,7 @@ def _with_trained_variables(tree: Tree, version: Version) -> tuple[Tree, list[Pa
     """Move variables in `nnx_aux` that a version trains to the parameters.
 
     Raises:
-        FormatError: two arrays would get one path.
+        FormatError: two arrays would get the same path.
     """
     view = view_of(tree)
     known = {
@@ -161,7 +162,7 @@ def _with_untrained_variables(tree: Tree, version: Version) -> Tree:
     """Move variables that a version does not train to `nnx_aux` in a training state.
 
     Raises:
-        FormatError: an optimizer holds state of them, or two arrays would get one path.
+        FormatError: an optimizer holds state of them, or two arrays would get the same path.
     """
     view = view_of(tree)
     moved = {
@@ -174,7 +175,7 @@ def _with_untrained_variables(tree: Tree, version: Version) -> Tree:
     refuse_moments(tree, version)
     refuse_collisions([*tree, *moved.values()])
     built = Tree({moved.get(path, path): leaf for path, leaf in tree.items()}, tree.metadata)
-    # All that lies there has its layers on axis 0.
+    # All arrays there have their layers on axis 0.
     return with_layer_notes(
         built, view.notes.with_first_axis(view.notes.first_axis - first_axis_names(moved))
     )
@@ -183,6 +184,6 @@ def _with_untrained_variables(tree: Tree, version: Version) -> Tree:
 def _missing_moments_remarks(trained: list[Path], version: Version) -> Iterator[str]:
     if trained:
         yield (
-            f"the optimizer has no state of {array_count(trained)} that MaxText {version.name} trains as "
-            f"parameters, such as {keystr(trained[0])}: it loads them as parameters, but does not resume"
+            f"the optimizer has no state for {array_count(trained)} that MaxText {version.name} trains as "
+            f"parameters, such as {keystr(trained[0])}: it can load the parameters, but not resume training"
         )

@@ -1,4 +1,4 @@
-"""Variables of a class of their own, such as biases of routers, among parameters stacked on the scan axis."""
+"""Variables with a separate class, such as router biases, among parameters stacked on the scan axis."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stacked_variables(view: MaxTextView, version: Version) -> Iterator[tuple[Pat
 def with_variable_axes(tree: Tree, version: Version) -> Tree:
     """Return a tree whose variables have their layers on axis 0, as a version stores them.
 
-    That is noted, as shapes do not show it where there are as many layers as experts.
+    The axis is recorded, because shapes do not show it if the numbers of layers and experts are equal.
     """
     view = view_of(tree)
     moved: dict[Path, LazyArray] = {}
@@ -73,15 +73,15 @@ def refuse_moments(tree: Tree, version: Version) -> None:
     """Raise if the optimizer holds state of parameters that become variables.
 
     Raises:
-        FormatError: there is such state; lists it.
+        FormatError: such state exists; the error lists it.
     """
     odd = _variable_moments(view_of(tree), version)
     if odd:
         raise FormatError(
-            f"the optimizer holds state of what MaxText {version.name} does not train with it"
+            f"the optimizer holds state of parameters that MaxText {version.name} does not train with it"
             + listing([*map(keystr, odd)]),
             location=tree.metadata.location or None,
-            hint=f"leave the optimizer out first, with {action('strip_optimizer')}",
+            hint=f"first remove the optimizer state with {action('strip_optimizer')}",
         )
 
 
@@ -111,8 +111,8 @@ def matching_versions(view: MaxTextView, families: Collection[str]) -> tuple[str
     """Return the MaxText versions with the layout of a tree, newest first.
 
     Args:
-        view: of the tree.
-        families: names of those that it may be of.
+        view: the view of the tree.
+        families: names of the families that it may belong to.
     """
     fitting = (version for version in VERSIONS.values() if _matches_version(view, families, version))
     return tuple(item.name for item in fitting) if view.is_maxtext else ()

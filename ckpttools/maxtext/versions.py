@@ -1,4 +1,4 @@
-"""The supported versions of MaxText and their differences in reading and storing.
+"""Supported versions of MaxText, and how they read and store checkpoints.
 
 Rows of families (`ckpttools.model_families`) have the layout of the newest version;
 `ckpttools.maxtext.family_layouts` has the layouts of the others.
@@ -13,8 +13,8 @@ from ckpttools.array.tree import Path
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UnknownNameError, did_you_mean
 
-# How the paths of variables of a class of their own end, layers of which are stacked on axis 0: the biases of
-# routers in DeepSeek V3 and V4, and the experts of each token where V4 routes by a table.
+# Path suffixes of variables with a separate class, whose layers are stacked on axis 0: router biases in
+# DeepSeek V3 and V4, and the experts of each token in V4's routing tables.
 _BIAS_V3: Path = ("DeepSeekMoeBlock_0", "MoeBlock_0", "gate", "bias")
 _BIAS_V4: Path = ("mlp", "MoeBlock_0", "gate", "bias")
 _TABLE_V4: Path = ("mlp", "MoeBlock_0", "tid2eid")
@@ -25,21 +25,21 @@ class Version:
     """One version of MaxText.
 
     Attributes:
-        name: as `maxtext` takes it.
-        orbax: the API by which paths of the user's are read: "v0" takes the directory of the item and nothing
-            else; "v1" the step above it, so a trailing `/items` is cut off first.
+        name: the value of the option `maxtext`.
+        orbax: the API that reads the user's paths. "v0" reads exactly the directory of the item; "v1" reads
+            the step above it, so a trailing `/items` is cut off first.
         parameters_need_checkpointing: whether load_parameters_path is refused with enable_checkpointing
-            false, as load_full_state_path is by all.
+            false, as load_full_state_path is in all versions.
         renames_before_deletion: whether checkpoint_todelete_subdir may be set.
-        learned_variables: whether variables of a class of their own, such as router biases, must be among the
+        learned_variables: whether variables with a separate class, such as router biases, must be among the
             parameters.
-        variables: how the paths of variables of a class of their own end; their layers are on axis 0,
-            whatever the scan axis. Other versions have parameters of these paths.
-        stacked_by_kind: families that have a stack for each kind of layers in their cycle; of the other
-            models with linear attention each position in it has one. Names of models begin with these.
-        absent_models: names of models that it does not know.
-        absent_settings: names of settings that it no longer has.
-        has_fp8: whether it has FP8 weights beside their scales.
+        variables: path suffixes of variables with a separate class; their layers are always on axis 0. Other
+            versions have parameters at these paths.
+        stacked_by_kind: families with a stack for each kind of layer in their cycle; other models with linear
+            attention have one for each position. Model names begin with these.
+        absent_models: names of unsupported models.
+        absent_settings: names of removed settings.
+        has_fp8: whether it supports FP8 weights with scales.
     """
 
     name: str
@@ -96,12 +96,12 @@ def version_called(name: str) -> Version:
     """Return the version with this name.
 
     Raises:
-        UnknownNameError: the rules of no version of this name are known.
+        UnknownNameError: the version is unknown.
     """
     if name not in VERSIONS:
         raise UnknownNameError(
-            f"the rules of MaxText {name!r} are not known",
+            f"unknown MaxText version {name!r}",
             expected=f"one of {', '.join(VERSIONS)}",
-            hint=did_you_mean(name, VERSIONS) or "take the one that is nearest",
+            hint=did_you_mean(name, VERSIONS) or "use the nearest version",
         )
     return VERSIONS[name]

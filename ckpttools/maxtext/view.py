@@ -1,10 +1,10 @@
-"""What a tree is to MaxText: kind, flavour, layers, parameters; each worked out once for a tree.
+"""A view of a tree as a MaxText checkpoint: kind, flavor, layers, parameters, each computed once.
 
     view = view_of(open_tree(path))
     view.kind, view.flavour.name, view.scan_axis            "stacked-training", "linen", 1
     view.parameters["decoder", "layers", "mlp", "wi_0", "kernel"]
 
-Inferred from paths, shapes and custom metadata alone; nothing is read.
+Everything is inferred from paths, shapes and custom metadata, without reading arrays.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Optimizer:
     """The optimizer whose state a tree holds.
 
     Attributes:
-        name: of optax's chain "adamw", of Pax's flat state "adam_pax".
-        moments: where parameters are mirrored, such as "opt_state/0/mu".
-        mirrored: whether all of them have the parameters' shapes.
+        name: "adamw" for optax's chain, "adam_pax" for Pax's flat state.
+        moments: the paths that mirror the parameters, such as "opt_state/0/mu".
+        mirrored: whether all of them have the shapes of the parameters.
     """
 
     name: OptimizerName
@@ -71,13 +71,13 @@ def optimizer_of(
     Args:
         state: all leaves of an optimizer.
         inner: their paths within its state.
-        parameters: of the model, under their paths in it.
-        flavour: of the tree.
+        parameters: the model's parameters, under their paths in the model.
+        flavour: the flavor of the tree.
     """
     inner = [path for path in inner if path]
     if not inner:
         return None
-    # A chain has a place for each of its parts; the first is the one that scales gradients.
+    # A chain has an entry for each of its parts; the first one scales gradients.
     chained = {str(path[1]) for path in inner if len(path) > 1 and str(path[0]) == "0"}
     named = {str(key) for path in inner for key in path[:2] if not str(key).isdecimal()}
     heads = _mirrored_heads(state, parameters, flavour)
@@ -114,7 +114,7 @@ def view_of(tree: Tree) -> MaxTextView:
 
 
 def _view(tree: Tree) -> MaxTextView:
-    # Not of the tree itself, which would then keep itself alive.
+    # The view does not refer to the tree, which would otherwise keep itself alive.
     return MaxTextView(tree.leaves, MappingProxyType(tree.arrays), tree.metadata, roles(tree))
 
 
@@ -123,8 +123,8 @@ class MaxTextView:
     """A tree as a MaxText checkpoint.
 
     Attributes:
-        leaves, arrays, metadata: the tree's.
-        roles: of its leaves.
+        leaves, arrays, metadata: those of the tree.
+        roles: the roles of its leaves.
     """
 
     leaves: Mapping[Path, Leaf] = field(repr=False)
@@ -145,7 +145,7 @@ class MaxTextView:
     def is_training(self) -> bool:
         """Return whether the tree has optimizer state, or an empty optimizer node.
 
-        Plain gradient descent has such a place; where parameters alone were saved it is empty.
+        Plain gradient descent has such a node; it is empty if only parameters were saved.
         """
         has_location = any(any(map(container, path[:-1])) for path in self.leaves)
         return has_location or any(path in self.arrays for path in self.of_role("optimizer"))
@@ -190,9 +190,9 @@ class MaxTextView:
     def parameters(self) -> Mapping[Path, LazyArray]:
         """Return the model's parameters by their paths without the flavour's wrapping.
 
-        Optimizer state, step and random states are left out, and so is what lies beside the model: other
-        collections than `params`, other models than `base`. What is stacked on axis 0 and lies beside the
-        others (`ckpttools.maxtext.view`) has its layers on the scan axis here.
+        Optimizer state, step and random states are left out, and so are arrays outside the model: collections
+        other than `params`, and models other than `base`. Variables outside the parameters that are stacked
+        on axis 0 have their layers on the scan axis here.
         """
         if all(map(is_, self.homes, self.homes.values())) and len(self.homes) == len(self.arrays):
             return self.arrays
@@ -210,7 +210,7 @@ class MaxTextView:
         """Return the parameters by dotted names.
 
         Raises:
-            FormatError: two of them have one name.
+            FormatError: two of them have the same name.
         """
         return by_name(self.parameters)
 
@@ -249,7 +249,7 @@ class MaxTextView:
     def is_axis_open(self) -> bool:
         """Return whether names, shapes and notes leave the scan axis ambiguous.
 
-        `scan_axis` is MaxText's own then, as good a guess as there is.
+        `scan_axis` is then MaxText's default.
         """
         axes = scan_axes(self.decoder)
         return {*SCAN_AXES} <= {*axes} and self.notes.scan_axis not in axes
@@ -293,7 +293,7 @@ class MaxTextView:
         declared = self.metadata.custom.get(SCAN_LAYERS)
         if isinstance(declared, bool) and declared != self.is_stacked:
             are = "stacked" if self.is_stacked else "not stacked"
-            yield f"custom metadata says {SCAN_LAYERS}={str(declared).lower()}, but layers are {are}"
+            yield f"custom metadata states {SCAN_LAYERS}={str(declared).lower()}, but layers are {are}"
         try:
             _ = self.stacks
         except CheckpointError as error:
@@ -301,10 +301,10 @@ class MaxTextView:
             yield " ".join(error.raw.message.split()) + location
 
 
-# The parameters of a model, wherever in a tree they are: path in the model -> path in the tree.
+# The parameters of a model, anywhere in a tree: path in the model -> path in the tree.
 #
-# Variables that the model learns in another way lie in `nnx_aux` or in a collection of their class. They are
-# parameters under their paths in the model, and have their layers on axis 0 whatever the scan axis.
+# Variables that the model learns in another way are in `nnx_aux` or in a collection of their class. They are
+# parameters under their paths in the model, and always have their layers on axis 0.
 
 
 def parameter_homes(parameters: Collection[Path], flavour: Flavour) -> dict[Path, Path]:
@@ -312,7 +312,7 @@ def parameter_homes(parameters: Collection[Path], flavour: Flavour) -> dict[Path
 
     Args:
         parameters: paths of all leaves of a tree with this role.
-        flavour: of the tree.
+        flavour: the flavor of the tree.
     """
     if flavour.name is None:
         result = {path: path for path in parameters}
@@ -344,9 +344,10 @@ def with_layers_on_scan_axis(
     """Yield arrays with layers on axis 0, with their layers moved to the scan axis.
 
     Args:
-        arrays: all of the model.
-        odd: those of which this is known; of others it follows from the number of layers.
-        noted: the scan axis that is known, as of `ckpttools.maxtext.layers.scan_axis`.
+        arrays: all arrays of the model.
+        odd: paths of arrays that are known to have layers on axis 0; for others, the number of layers
+            decides.
+        noted: the known scan axis, see `ckpttools.maxtext.layers.scan_axis`.
     """
     decoder = decoder_parameters({path: item for path, item in arrays.items() if path not in odd})
     axis = scan_axis(decoder, noted)

@@ -1,7 +1,7 @@
 """MaxText rows beyond a model's vocabulary: zero padding, or learned values.
 
-One rule for conversions and comparisons: what is zeros throughout is padding and counts for nothing, which is
-said; what is not counts, unless the user says otherwise.
+Conversions and comparisons share one rule: rows of zeros are padding and are left out, with a remark; other
+rows count, unless the user decides otherwise.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.maxtext.layout import VOCABULARY
 
 WAYS = ("keep", "drop")
-"""What a user may want of such rows, whatever they hold."""
+"""Ways to handle such rows, regardless of their values."""
 
 _MAX_PIECE_BYTES = 4 << 20
-# What is noted of elements takes a byte for each.
+# The scratch memory per element, for a mask.
 _COMPARED_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Surplus:
-    """The rows of an array beyond the model's.
+    """The rows of an array that the model does not have.
 
     Attributes:
-        name: of the array.
-        rows: the rows beyond, lazily.
-        axis: the axis of the array along which they lie.
-        kept: how many rows the model has; none of an array that MaxText alone has.
-        fill: what all elements are as long as nothing was learned.
-        because: what of the model's configuration says that it has no such array; empty where nothing could
-            say otherwise.
+        name: the name of the array.
+        rows: the surplus rows, lazily.
+        axis: the axis of the rows.
+        kept: the number of rows in the model; 0 for an array that only MaxText has.
+        fill: the value of all elements before training.
+        because: the reason in the model's configuration why it has no such array; empty if no configuration
+            could change that.
     """
 
     name: str
@@ -79,12 +79,12 @@ class Surplus:
         """Return the first row that is not `fill`; None if all are. 0 and -0 are equal.
 
         Args:
-            memory: bytes that may be resident at most.
-            reserved: bytes of the memory that something else takes meanwhile.
+            memory: the peak memory limit in bytes.
+            reserved: bytes of it that are already in use.
 
         Raises:
-            MemoryBudgetError: not even a small piece fits into the memory.
-            FormatError, StorageError: they cannot be read.
+            MemoryBudgetError: even a small piece does not fit in memory.
+            FormatError, StorageError: an array cannot be read.
         """
         from ckpttools.plan.pieces import Tiles, fit_pieces
 
@@ -113,8 +113,8 @@ def find_surpluses(arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape])
     """Return the rows of MaxText's arrays beyond those of arrays with the same names.
 
     Args:
-        arrays: by MaxText's names, keys joined by "/".
-        shapes: by the same names those that the others have.
+        arrays: arrays by MaxText's names, keys joined by "/".
+        shapes: the shapes of the other arrays, by the same names.
     """
     result: dict[str, Surplus] = {}
     for name, axis in ((keystr(path), axis) for path, axis in VOCABULARY.items()):
@@ -139,8 +139,9 @@ class CountedRows:
     """The rows beyond a vocabulary that a comparison counts.
 
     Attributes:
-        arrays: by name. Rows that count have the names of their places: the other side has none of them.
-        remarks: what was done with which rows, in words.
+        arrays: the arrays by name. Rows that count are named with their range, because the other side lacks
+            them.
+        remarks: descriptions of how rows were handled.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -153,8 +154,8 @@ def without_vocabulary_padding(
     """Return MaxText's arrays without padding, and the surplus rows that count.
 
     Args:
-        arrays, shapes: as of `find_surpluses`.
-        way, memory: as of `counted_rows`; errors, too.
+        arrays, shapes: see `find_surpluses`.
+        way, memory: see `counted_rows`, also for errors.
     """
     result = find_surpluses(arrays, shapes)
     rows = counted_rows(result, way, memory)
@@ -166,13 +167,13 @@ def counted_rows(extra: Mapping[str, Surplus], way: str | None, memory: int) -> 
     """Return the surplus rows that count. Read them to distinguish padding from learned values.
 
     Args:
-        extra: by whatever names.
-        way: "keep" where all count and "drop" where none does, unread; None where their content decides, as
-            it always does of arrays that MaxText alone has.
-        memory: bytes that may be resident at most.
+        extra: the surplus rows by any names.
+        way: "keep" counts all rows and "drop" none, without reading them; None lets their content decide, as
+            always for arrays that only MaxText has.
+        memory: the peak memory limit in bytes.
 
     Raises:
-        CheckpointError: as `Surplus.first_learned`.
+        CheckpointError: see `Surplus.first_learned`.
     """
     arrays: dict[str, LazyArray] = {}
     remarks: list[str] = []
@@ -184,14 +185,14 @@ def counted_rows(extra: Mapping[str, Surplus], way: str | None, memory: int) -> 
             continue
         row = item.first_learned(memory=memory) if way is None else None
         if way == "drop":
-            remarks.append(f"left out, as {dropping} says: {item.location}")
+            remarks.append(f"left out ({dropping}): {item.location}")
         elif way is None and row is None:
-            remarks.append(f"left out, as a vocabulary is padded with zeros: {item.location}")
+            remarks.append(f"left out, because vocabularies are padded with zeros: {item.location}")
         else:
             arrays[item.location] = item.rows
         if row is not None:
             remarks.append(
-                f"beyond the vocabulary, and row {row} is not zero: {item.location}; "
+                f"beyond the vocabulary, but row {row} is not zero: {item.location}; "
                 f"{dropping} compares without it"
             )
     return CountedRows(arrays, tuple(remarks))
@@ -203,15 +204,15 @@ def refuse_learned_rows(
     """Raise if learned rows would be left out. Read them to find out.
 
     Args:
-        extra: by whatever names.
-        location: the checkpoint, for messages.
-        way: what the user wants of rows beyond the vocabulary; these are not read where there is any.
-        memory, reserved: as of `Surplus.first_learned`.
+        extra: the surplus rows by any names.
+        location: the location of the checkpoint, for messages.
+        way: how the user wants to handle surplus rows; if set, they are not read.
+        memory, reserved: see `Surplus.first_learned`.
 
     Raises:
-        ConfigError: a row beyond the vocabulary is not zero, or an array that MaxText alone has is not what
-            it began as.
-        CheckpointError: as `Surplus.first_learned`.
+        ConfigError: a row beyond the vocabulary is not zero, or an array that only MaxText has was changed by
+            training.
+        CheckpointError: see `Surplus.first_learned`.
     """
     for item in extra.values():
         if way is not None and not item.is_whole:
@@ -219,29 +220,32 @@ def refuse_learned_rows(
         row = item.first_learned(memory=memory, reserved=reserved)
         if row is not None and item.is_whole:
             raise ConfigError(
-                f"Hugging Face's model computes as if this were {item.fill:g} throughout, and it is not",
+                f"the Hugging Face model computes as if all values of this array were {item.fill:g}, but "
+                f"they are not",
                 location=f"{item.name} in {location}",
-                got=f"something else at {row}: it was trained",
-                expected=f"{item.fill:g} throughout, as MaxText begins with",
+                got=f"a different value at {row}, from training",
+                expected=f"{item.fill:g} everywhere, as MaxText initializes it",
                 hint=_trained_array_hint(item),
             )
         if row is not None:
             raise ConfigError(
-                f"the last {item.count} rows of the vocabulary would be cut off, and they are not zero",
+                f"the last {item.count} rows of the vocabulary would be cut off, but are not zero",
                 location=f"{item.name} in {location}",
                 got=f"{item.there} rows for a vocabulary of {item.kept}; row {row} is not zero",
-                expected=f"zeros from row {item.kept} on, as {option('pad_vocab')} adds them",
+                expected=f"zeros from row {item.kept} on, as added by {option('pad_vocab')}",
                 hint=f"{option('padding_rows', 'keep')} writes them, with a vocab_size (rows of the "
-                f"embedding) of {item.there} in the config.json of what is written; "
-                f"{option('padding_rows', 'drop')} leaves them out for good",
+                f"embedding) of {item.there} in the written config.json; "
+                f"{option('padding_rows', 'drop')} discards them",
             )
 
 
 def _trained_array_hint(trained: Surplus) -> str:
     """Return the hint for a trained array that only MaxText has."""
     why = trained.because
-    otherwise = f"to write it, change what says that the model has no such array ({why}); or " if why else ""
+    otherwise = (
+        f"to write it, change the configuration so that the model has this array ({why}); or " if why else ""
+    )
     return (
-        f"{otherwise}take a step at which it is unchanged, or train again with it frozen "
+        f"{otherwise}use a step at which it is unchanged, or train again with it frozen "
         "(trainable_parameters_mask in MaxText)"
     )

@@ -1,1 +1,1 @@
-"""One file of data for each model family; `ckpttools.model_families.registry` finds them."""
+"""Model families, one data file each; `ckpttools.model_families.registry` finds them."""

@@ -36,7 +36,7 @@ HEAD_NORMS = rows("""
     self_attention.key_norm.scale:   head_dim <-> self_attn.k_norm.weight: head_dim
 """)
 
-# MaxText's models of these families do not scale in attention: 1/sqrt(head_dim) is in the query's weights.
+# MaxText's attention does not scale in these families; the query weights contain 1/sqrt(head_dim).
 SCALED_ATTENTION = (
     *rows("""
         self_attention.query.kernel: embed heads head_dim
@@ -45,8 +45,8 @@ SCALED_ATTENTION = (
     *ATTENTION[1:],
 )
 
-# RoPE has two layouts. Hugging Face rotates (x[i], x[i + head_dim/2]); MaxText's `llama3.1` rope rotates
-# neighbors, so there head_dim is stored as (pair half), not (half pair). Its default rope keeps halves.
+# RoPE has two layouts. Hugging Face rotates (x[i], x[i + head_dim/2]). MaxText's `llama3.1` rope rotates
+# neighbors, so it stores head_dim as (pair half), not (half pair). Its default rope keeps the halves.
 SCALED_ROTARY_ATTENTION = rows("""
     below self_attention <-> self_attn
     query.kernel: embed heads head_dim
@@ -68,10 +68,10 @@ SIZES = {
     "kv_heads": ("num_key_value_heads", "num_attention_heads"),
     "head_dim": ("head_dim",),
 }
-# Where none is stated.
+# The default if the configuration does not state one.
 HEADS = {"head_dim": "embed // heads"}
 
-# What MaxText is told of any of these decoders.
+# MaxText settings that all these decoders share.
 DECODER_SETTINGS = """
     base_emb_dim:                embed
     base_num_query_heads:        heads
@@ -121,7 +121,7 @@ NO_WINDOW = (
 NO_SWITCHED_WINDOW = (
     """
     must config.use_sliding_window is false -- MaxText's block has no sliding window
-    idle sliding_window, max_window_layers -- nothing has a window
+    idle sliding_window, max_window_layers -- no layer has a sliding window
 """
     + EVERY_LAYER
 )
@@ -129,9 +129,9 @@ EXPERTS_EVERYWHERE = """
     must config.norm_topk_prob is true -- MaxText always normalizes the weights of the chosen experts
     must config.decoder_sparse_step is 1 -- MaxText has experts in every layer
     must config.mlp_only_layers is [] -- MaxText has experts in every layer
-    idle intermediate_size -- no layer is without experts
+    idle intermediate_size -- every layer has experts
 """
-# The rotary embedding of Llama 3.1, which takes no numbers from a configuration.
+# MaxText's rotary embedding of Llama 3.1 has fixed parameters.
 LLAMA3_LIMITS = """
     must rope.factor is 8, if rope.type is "llama3" -- MaxText hardcodes 8
     must rope.low_freq_factor is 1, if rope.type is "llama3" -- MaxText hardcodes 1
@@ -140,7 +140,7 @@ LLAMA3_LIMITS = """
         -- MaxText hardcodes 8192
 """
 LLAMA_SETTINGS = DECODER_SETTINGS + HEAD_DIM_SETTING + ROPE_SETTINGS + LLAMA3_LIMITS
-# Routing by the softmax of those that are chosen, which is that of all, renormalized.
+# Routing takes the softmax of the chosen experts, which equals the renormalized softmax of all.
 EXPERT_SETTINGS = """
     num_experts:         expert
     num_experts_per_tok: config.num_experts_per_tok
@@ -149,14 +149,14 @@ EXPERT_SETTINGS = """
 
 TIED = FlagRule(
     ("tie_word_embeddings", "text_config.tie_word_embeddings"),
-    remedy="{tied} keep, drop or materialize decides otherwise: use drop if the stored head duplicates the "
+    remedy="{tied} keep, drop or materialize overrides it: use drop if the stored head duplicates the "
     "embedding, as FSDP and DeepSpeed save it",
 )
-# transformers 5 computes with two arrays for all experts of a layer, which what is saved of its state has;
-# published files have arrays for each expert.
+# Published files have arrays for each expert. transformers 5 fuses all experts of a layer into two arrays,
+# also in saved state dicts.
 FUSED = FlagRule((), by_arrays=True)
-# `rope_scaling` until transformers 4, `rope_parameters` from 5 on, which takes the older one where both are
-# there; `type` is the older name of `rope_type`.
+# transformers 4 has `rope_scaling`. transformers 5 has `rope_parameters`, but prefers the older field if both
+# exist. `type` is the older name of `rope_type`.
 LLAMA3_ROPE = FlagRule(
     (
         "rope_scaling.rope_type",
@@ -166,7 +166,7 @@ LLAMA3_ROPE = FlagRule(
     ),
     ("llama3",),
 )
-# A flag that no configuration sets, only the user.
+# A flag that only the user sets.
 NEVER = FlagRule(())
 # Buffers that transformers before 4.32 saved with the weights; recomputed from the configuration.
 ROTARY_BUFFERS = ("model.layers.*.self_attn.rotary_emb.inv_freq",)

@@ -5,8 +5,8 @@ from ckpttools.mapping.settings import SettingRules
 from ckpttools.model_families.decoder import DECODER_SETTINGS, EMBEDDINGS, FUSED, MLP, NORMS, TIED
 from ckpttools.model_families.family import Family, FlagRule
 
-# `query` is the part of a head that meets keys (with and without position), `kv` its key and value parts
-# that come out of the latent vector; MaxText leaves the columns of both as they are.
+# `query` is the part of a head that meets keys, with and without position. `kv` are its key and value parts
+# from the latent vector. MaxText keeps the columns of both.
 ATTENTION = rows("""
     below self_attention <-> self_attn
     kv_norm.scale: kv_latent              <-> kv_a_layernorm.weight:     kv_latent
@@ -22,7 +22,7 @@ ATTENTION = rows("""
     wq_a.kernel:   embed q_latent         <-> q_a_proj.weight:           q_latent embed
     wq_b.kernel:   q_latent heads query   <-> q_b_proj.weight:           (heads query) q_latent
 """)
-# V3.2 chooses what each token attends to.
+# V3.2 selects the tokens that each token attends to.
 INDEXER = rows("""
     below self_attention.indexer <-> self_attn.indexer, when indexer
     wq_b.kernel:         q_latent ix_heads ix_dim <-> wq_b.weight:         (ix_heads ix_dim) q_latent
@@ -51,7 +51,7 @@ EXPERTS = rows("""
     wo:          expert expert_mlp embed <-> experts.down_proj:    expert embed expert_mlp
 """)
 
-# Ways of choosing experts that a learned bias corrects, and the models that have it where none is named.
+# The expert selection methods with a learned bias, and the model types that use one by default.
 CORRECTED = ("noaux_tc", "deepseek_v3", "deepseek_v32", "kimi_k2")
 
 FAMILY = Family(
@@ -109,7 +109,7 @@ FAMILY = Family(
         "indexer": FlagRule(("index_n_heads",)),
         "score_correction": FlagRule(("topk_method", "model_type"), CORRECTED),
     },
-    # Layers after the last one predict further tokens.
+    # Layers after the last one are multi-token-prediction (MTP) layers.
     left_out=("model.layers.{prediction+#layers}.*",),
     settings=SettingRules(
         """
@@ -142,7 +142,7 @@ FAMILY = Family(
     routed_score_func:                "softmax"
     n_routing_groups:                 config.n_group, if config.n_group not in [null, 1]
     topk_routing_group:               config.topk_group, if config.n_group not in [null, 1]
-    # Where nothing is stretched, YaRN by a factor of 1: only that turns neighbors.
+    # Without scaling, use YaRN with a factor of 1, because only YaRN rotates neighbors.
     rope_type:                        "yarn"
     rope_max_timescale:               rope.theta | 10000
     rope_factor:                      rope.factor, if rope.type is "yarn"
@@ -159,7 +159,7 @@ FAMILY = Family(
     must rope.mscale is rope.mscale_all_dim, if rope.type is "yarn" -- MaxText scales only the scores
     must rope.attention_factor in [null, 1], if rope.type is "yarn" -- MaxText scales only the scores
     must config.norm_topk_prob is flag.score_correction -- MaxText derives it from the scoring function
-    must config.topk_group is 1, if config.n_group in [null, 1] -- MaxText chooses among all experts
+    must config.topk_group is 1, if config.n_group in [null, 1] -- MaxText chooses from all experts
     must config.scoring_func is "sigmoid", if flag.score_correction
         -- MaxText uses the sigmoid if scores are corrected, as transformers does
     must config.scoring_func is "softmax", if flag.score_correction is false
@@ -167,10 +167,10 @@ FAMILY = Family(
     must config.moe_layer_freq is 1 -- MaxText has experts in every layer after the first dense ones
     must config.attention_bias is false -- MaxText's block has no attention biases
     must config.mlp_bias is false -- MaxText's block has no MLP biases
-    idle head_dim, qk_head_dim -- latent attention has heads of its own sizes
-    idle layer_types -- of one model type all layers attend alike
-    note if flag.indexer -- trained further, MaxText trains the indexer alone, with a loss of 0, unless
-        -- indexer_sparse_training=true is said, too
+    idle head_dim, qk_head_dim -- latent attention has its own head sizes
+    idle layer_types -- all layers of this model type have the same attention
+    note if flag.indexer -- in further training, MaxText trains only the indexer, with a loss of 0, unless
+        -- indexer_sparse_training=true is set as well
     must config.num_key_value_heads is heads -- MaxText's latent attention has separate keys for each head
     must flag.indexer, if config.model_type is "deepseek_v32" -- DeepSeek V3.2 has an indexer
     must config.model_type is "deepseek_v32", if flag.indexer -- MaxText has an indexer only in V3.2

@@ -1,4 +1,4 @@
-"""DeepSeek V4: hyper-connections, compressed attention, and first layers that route by a table of tokens."""
+"""DeepSeek V4: hyper-connections, compressed attention, and first layers with token-based routing tables."""
 
 from ckpttools.mapping.row import Layers, rows
 from ckpttools.mapping.settings import SettingRules
@@ -13,8 +13,9 @@ EMBEDDINGS = rows("""
     decoder.hc_head.hc_base:     streams      <-> hc_head_base:  streams
     decoder.hc_head.hc_scale:    one          <-> hc_head_scale: one
 """)
-# A hyper-connection mixes the streams before a block, after it, and past it: each has a part of its arrays.
-# MaxText has a norm before them that can be learned. In the model it has no weight; what is behind it has.
+# A hyper-connection mixes the streams before a block, after it, and past it; each step has a part of the
+# arrays. MaxText adds a norm with a learned scale before them. In the model, that scale is part of the next
+# array.
 HYPER_CONNECTIONS = rows("""
     mhc_attention.mhc_norm.scale:   wide                   <-> hc_attn_fn.norm: wide, factor
     mhc_attention.pre_alpha:        wide streams           <-> hc_attn_fn:    +streams wide
@@ -64,14 +65,14 @@ EXPERTS = rows("""
     wi_1:        expert embed expert_mlp <-> experts.{expert}.w3.weight: expert_mlp embed
     wo:          expert expert_mlp embed <-> experts.{expert}.w2.weight: embed expert_mlp
 """)
-# The experts of each token, and what corrects the choice where a router makes it.
+# The experts of each token, and the correction bias of a router.
 TABLE = rows("""
     mlp.MoeBlock_0.tid2eid: vocab chosen <-> ffn.gate.tid2eid: vocab chosen, whole int32 int64
 """)
 BIAS = rows("""
     mlp.MoeBlock_0.gate.bias: expert <-> ffn.gate.bias: expert
 """)
-# Heavily compressed, and compressed with an index of what to attend to.
+# Heavily compressed attention, and compressed sparse attention with an indexer.
 HEAVY = rows("""
     below self_attention.hca_compressor <-> attn.compressor
     gate_proj.kernel: embed head_dim <-> wgate.weight: head_dim embed
@@ -95,7 +96,7 @@ SPARSE = rows("""
     weights_proj.kernel: embed ix_heads           <-> weights_proj.weight:     ix_heads embed
 """)
 LAYER = (*ATTENTION, *HYPER_CONNECTIONS, *EXPERTS)
-# As transformers 5.23 writes a model again: not all names are those of the hub. It reads either.
+# transformers 5.23 writes some names differently from the Hub, and reads both.
 RESAVED = Spelling(
     {
         "layers.": "model.layers.",
@@ -106,7 +107,7 @@ RESAVED = Spelling(
     name="transformers",
     inner={".attn.kv_norm.": ".attn.norm."},
 )
-# What MaxText calls what a layer attends to.
+# MaxText's compression ratio for each attention type of a layer.
 RATIOS = """
     {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 """
@@ -116,7 +117,7 @@ FAMILY = Family(
     model_types=("deepseek_v4",),
     models=("DeepSeek-V4-Flash", "DeepSeek-V4-Pro"),
     rows=EMBEDDINGS,
-    # The layers that route by a table are never stacked; those behind them are in pairs.
+    # The layers with a routing table are never stacked; the following layers are stacked in pairs.
     layers=(
         Layers("layers.{hashed}", "decoder.layers_{hashed}", "decoder.layers_{hashed}", (), (*LAYER, *TABLE)),
         Layers(
@@ -148,7 +149,7 @@ FAMILY = Family(
     ),
     sizes={
         "layers": ("num_hidden_layers",),
-        # transformers writes what each layer is, and of both takes that.
+        # transformers writes the type of each layer, and prefers it if both fields exist.
         "hash": ("mlp_layer_types.#hash_moe", "num_hash_layers", 3),
         "embed": ("hidden_size",),
         "vocab": ("vocab_size",),
@@ -169,7 +170,7 @@ FAMILY = Family(
     },
     constants={"one": 1, "sparse": 4, "heavy": 128},
     derived={
-        # A model may have fewer layers than it has for tables.
+        # A model may have fewer layers than `num_hash_layers`.
         "hashed": "min(hash, layers)",
         "start": "min(2, hashed)",
         "third": "hashed - start",
@@ -188,7 +189,7 @@ FAMILY = Family(
             ("layer_types.0", "compress_ratios.0"), (128, "heavily_compressed_attention"), default=True
         ),
     },
-    # What predicts further tokens.
+    # Multi-token-prediction (MTP) layers.
     left_out=("mtp.*",),
     spellings=(PLAIN, RESAVED),
     settings=SettingRules(
@@ -223,13 +224,13 @@ FAMILY = Family(
     norm_topk_prob:               config.norm_topk_prob | true
     mlp_activations_limit:        config.swiglu_limit | 10
     rope_type:                    "default"
-    # transformers 5 nests both, and ignores the older fields then.
+    # transformers 5 nests both values, and then ignores the older fields.
     rope_max_timescale:           config.rope_parameters.main.rope_theta | config.rope_theta | 10000
     compressed_rope_max_timescale:  config.rope_parameters.compress.rope_theta | config.compress_rope_theta
                                   | 160000
     max_position_embeddings:      config.max_position_embeddings
     must rope.type is "default" -- MaxText does not apply YaRN to compressed layers
-    idle rope_scaling.*, rope_parameters.compress.* -- nothing is stretched, as is said of its type
+    idle rope_scaling.*, rope_parameters.compress.* -- no scaling applies, because the type must be "default"
     must config.partial_rotary_factor is 0.125, if config.qk_rope_head_dim is null
         -- MaxText is configured for an eighth of each head, as in released models
     must config.rope_parameters.main.partial_rotary_factor is 0.125, if config.qk_rope_head_dim is null

@@ -1,4 +1,4 @@
-"""What a family is: rows, the configuration fields that give its sizes, and the flags that choose rows."""
+"""Model families: rows, the config fields that give the sizes, and the flags that select rows."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from ckpttools.model_families.hf_defaults import default_fields
 
 @dataclass(frozen=True, slots=True)
 class FlagRule:
-    """When a flag of the model is set.
+    """A rule for when a flag of the model is set.
 
     Attributes:
-        field: configuration field that decides, dots for nested ones; alternatives in order.
-        equals: values that set the flag; any other leaves it unset. Empty: any value but false and 0 sets it.
-        default: what an absent field means.
-        remedy: what a user can do where the arrays are not as the configuration says; `{tied}` in it is the
-            option of this name.
-        by_arrays: whether arrays of a Hugging Face model decide, where they show it, by names or shapes: a
-            matter of how files were written. The configuration then decides the way back alone.
+        field: configuration field to read, with dots for nested ones; alternatives in order.
+        equals: values that set the flag; if empty, every value except false and 0 does.
+        default: value of the flag if no field is stated.
+        remedy: what a user can do if the arrays contradict the configuration; `{tied}` in it is the option of
+            this name.
+        by_arrays: whether the names or shapes of Hugging Face arrays decide, because the flag only describes
+            how files were written. The configuration alone decides in the reverse conversion.
     """
 
     field: tuple[str, ...]
@@ -42,16 +42,19 @@ class FlagRule:
     remedy: str = ""
     by_arrays: bool = False
 
-    def read(self, config: Mapping[str, Any], location: str, silent: Mapping[str, Any] | None = None) -> Flag:
-        """The flag as a configuration sets it, or as transformers does where that is silent.
+    def read(
+        self, config: Mapping[str, Any], location: str, defaults: Mapping[str, Any] | None = None
+    ) -> Flag:
+        """Return the flag from a configuration, or from the defaults of transformers.
 
         Args:
             config: the parsed `config.json`.
-            location: of the configuration, for messages.
-            silent: the `default_fields` of the configuration, for whoever reads many flags.
+            location: the location of the configuration, for messages.
+            defaults: the `default_fields` of the configuration, to read many flags without computing them
+                again.
         """
-        silent = default_fields(config) if silent is None else silent
-        name, value, source = first_stated(config, self.field, location, silent)
+        defaults = default_fields(config) if defaults is None else defaults
+        name, value, source = first_stated(config, self.field, location, defaults)
         if name is not None:
             there = value in self.equals if self.equals else bool(value)
             return self._flag(there, source or f"{location}: {name} is {json.dumps(value)}")
@@ -63,13 +66,13 @@ class FlagRule:
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedPart:
-    """A part of a model that MaxText has no place for, with weights that somebody trained.
+    """A trained part of a model that MaxText does not support.
 
     Attributes:
         keys: patterns of its Hugging Face keys, as files have them.
-        promise: configuration fields of which the first that is stated says whether a model has it; the first
-            of all is what a configuration without it sets to false. Empty where none does.
-        idle: whether no model of the family asks it, so that it may be left out unasked.
+        promise: configuration fields that say whether a model has it. The first stated field counts; the
+            first field of all is set to false in a configuration without the part. Empty if no field does.
+        idle: whether no model of the family uses it, so that it may be left out without the user's consent.
     """
 
     keys: tuple[str, ...]
@@ -77,25 +80,25 @@ class UnsupportedPart:
     idle: bool = False
 
     def of(self, names: Iterable[str]) -> list[str]:
-        """Of names, those of this part."""
+        """Return the names that belong to this part."""
         return [name for name in names if matches_any(name, self.keys)]
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How some files write Hugging Face keys: the rows' prefixes and what stands there instead.
+    """The Hugging Face names in some files, as replacements in the keys of the rows.
 
     Attributes:
         prefixes: prefix of the rows -> prefix in the files.
-        inner: what the rows' keys have further on -> what stands there in the files.
-        model_types: values of `model_type` whose files are written so; empty for all others.
+        inner: text inside the keys of the rows -> text in the files.
+        model_types: values of `model_type` whose files have this spelling; empty for all others.
         name: what users call it.
-        architecture: of transformers, that the configuration of such files names; empty where it follows from
-            that of the whole model.
-        without: fields of the whole model's text part that this configuration does not have, dots for nested
-            ones.
-        defaults: what it states where the whole model's text part is silent, as the two mean different things
-            by that.
+        architecture: the transformers class in the configuration of such files; empty if it follows from that
+            of the complete model.
+        without: fields of the complete model's text part that this configuration does not have, with dots for
+            nested ones.
+        defaults: fields that this configuration must state if the complete model's text part does not,
+            because their defaults differ.
     """
 
     prefixes: Mapping[str, str] = field(default_factory=dict)
@@ -107,7 +110,7 @@ class Spelling:
     inner: Mapping[str, str] = field(default_factory=dict)
 
     def key(self, key: Key) -> Key:
-        """A key template of the rows as these files have it."""
+        """Return a key template of the rows in this spelling."""
         first, *rest = key.parts
         if isinstance(first, str):
             first = _swapped_prefix(first, self.prefixes)
@@ -115,12 +118,12 @@ class Spelling:
         return Key(tuple(_swap_prefix(part, self.inner) if isinstance(part, str) else part for part in parts))
 
     def plain(self, name: str) -> str:
-        """A name of these files as the rows have it."""
+        """Return the row's name for a name in these files."""
         name = _swapped_prefix(name, {theirs: ours for ours, theirs in self.prefixes.items()})
         return _swap_prefix(name, {theirs: ours for ours, theirs in self.inner.items()})
 
     def row(self, row: Row) -> Row:
-        """A row as these files have it."""
+        """Return a row in this spelling."""
         if not (self.prefixes or self.inner):
             return row
         return replace(row, right=replace(row.right, key=self.key(row.right.key)))
@@ -130,9 +133,9 @@ PLAIN = Spelling()
 
 
 def _swapped_prefix(text: str, prefixes: Mapping[str, str]) -> str:
-    """With another prefix, the first of these that it has."""
-    result = next((prefix for prefix in prefixes if text.startswith(prefix)), None)
-    return text if result is None else prefixes[result] + text.removeprefix(result)
+    """Replace the first of these prefixes that the text has."""
+    match = next((prefix for prefix in prefixes if text.startswith(prefix)), None)
+    return text if match is None else prefixes[match] + text.removeprefix(match)
 
 
 def _swap_prefix(text: str, words: Mapping[str, str]) -> str:
@@ -146,12 +149,12 @@ def _module(name: str) -> str:
 
 
 def _rows_of(towers: Collection[str], rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows that only a model with one of these towers has."""
+    """Return the rows that require one of these towers."""
     return (row for row in rows if not set(towers).isdisjoint(row.when.split()))
 
 
 def _pattern_of(key: Key) -> Key:
-    """A pattern of all keys of a template, whatever stands in its fields."""
+    """Return a pattern that matches all keys of a template."""
     return Key(("".join("*" if isinstance(part, Field) else part for part in key.parts),))
 
 
@@ -164,31 +167,31 @@ def decoder_layers(
     when: str = "",
     unless: str = "",
 ) -> Layers:
-    """A group of layers with one number on both sides, `number` in the language of keys.
+    """Return a group of layers with the same index, in key syntax, on both sides.
 
     Args:
-        number: such as "layer", or "4*block+position".
+        number: the index in key syntax, such as "layer" or "4*block+position".
         scanned: prefix below MaxText's decoder in a scanned model, such as "layers.layers_{position}"; empty
-            as of `Layers`.
-        stacked, rows, when, unless: as of `Layers`.
+            as in `Layers`.
+        stacked, rows, when, unless: as in `Layers`.
     """
     right, left = f"model.layers.{{{number}}}", f"decoder.layers_{{{number}}}"
     return Layers(right, left, f"decoder.{scanned}" if scanned else "", stacked, rows, when, unless)
 
 
 def tower_blocks(right: str, left: str, rows: tuple[Row, ...], tower: str = "vision") -> Layers:
-    """The blocks of a tower: each has a number of its own, whether or not MaxText scans its layers.
+    """Return the blocks of a tower. They have indices even if MaxText scans the layers.
 
     Args:
         right, left: prefixes of keys, each with a field for the number.
-        rows: what is below them.
+        rows: the rows below them.
         tower: the flag of the tower.
     """
     return Layers(right, left, left, (), rows, when=tower)
 
 
 def nested_below(sizes: Mapping[str, Alternatives], *prefixes: str) -> dict[str, Alternatives]:
-    """Sizes of which the fields stand below one of several prefixes; the first that has one counts."""
+    """Return sizes with fields below each of several prefixes; the first stated field counts."""
     named = {axis: [item for item in fields if isinstance(item, str)] for axis, fields in sizes.items()}
     defaults = {axis: fields[len(named[axis]) :] for axis, fields in sizes.items()}
     return {
@@ -199,32 +202,32 @@ def nested_below(sizes: Mapping[str, Alternatives], *prefixes: str) -> dict[str,
 
 @dataclass(frozen=True)
 class Family:
-    """A model family as data.
+    """A model family, described by data.
 
     Attributes:
         name: what users call it.
         model_types: values of `model_type` in a Hugging Face `config.json`.
         models: examples of released models, for help texts.
-        rows: MaxText on the left (without flavour prefix), Hugging Face on the right; those outside of
-            layers, the embedding first.
+        rows: rows outside of layers, the embedding first: MaxText on the left (without a flavor
+            prefix), Hugging Face on the right.
         layers: groups of layers, each with its rows.
-        sizes: axis -> configuration fields that say its length; axes not named come from shapes.
+        sizes: axis -> configuration fields that state its length; other lengths come from shapes.
         derived: axis -> formula over other axes, such as `layers // 6`.
         constants: axis -> length that is the same in every model.
         flags: flag -> rule.
-        dropped: patterns of Hugging Face keys that hold nothing a model needs.
-        left_out: templates of Hugging Face keys as files have them, or patterns, for which MaxText has
-            no place.
-        parts: parts of a model for which it has none, either, by name.
-        towers: flags whose rows are a part beside the text model, such as "vision": a checkpoint of MaxText's
-            may have it or not.
-        spellings: how files write the rows' Hugging Face keys; the first is written where none is asked for.
-        maxtext_vocab: vocabulary of released models -> rows that MaxText's own configuration has.
-        hints: pattern of Hugging Face keys -> what to do where a file has such.
-        never_scanned: why MaxText cannot scan the layers; empty where it can.
-        unscanned_with_towers: why it scans those of the text model alone; empty where towers do not matter.
-        others: families that models of these types are of where a rule is met, by name.
-        settings: what MaxText must be told of a model.
+        dropped: patterns of Hugging Face keys without information that a model needs.
+        left_out: templates of Hugging Face keys as files have them, or patterns, that MaxText does not
+            support.
+        parts: parts of a model that MaxText does not support either, by name.
+        towers: flags of parts in addition to the text model, such as "vision"; a MaxText checkpoint may be
+            without them.
+        spellings: how files write the rows' Hugging Face keys; the first is the default for writing.
+        maxtext_vocab: vocabulary of released models -> vocabulary in MaxText's own configuration.
+        hints: pattern of Hugging Face keys -> hint for files with such keys.
+        never_scanned: why MaxText cannot scan the layers; empty if it can.
+        unscanned_with_towers: why it can scan the layers only without towers; empty if towers do not matter.
+        others: family name -> the rule by which a model of these types belongs to that family.
+        settings: the rules for the MaxText settings of a model.
     """
 
     name: str
@@ -252,10 +255,10 @@ class Family:
         return hash(self.name)
 
     def refuse_scanned(self, hint: str, *, has_towers: bool = False) -> None:
-        """Refuses a layout that MaxText does not have.
+        """Refuse a scanned layout that MaxText does not support.
 
         Raises:
-            UsageError: no model of this family can be scanned, or none with towers; with the hint.
+            UsageError: this family cannot be scanned, or not with towers; with the hint.
         """
         why = self.never_scanned or (self.unscanned_with_towers if has_towers else "")
         if why:
@@ -265,7 +268,7 @@ class Family:
         """Return the number of layers after the last complete cycle, in a family that scans complete cycles.
 
         Args:
-            lengths: length of each axis of a model.
+            lengths: the length of each axis of the model.
         """
         fields = [
             item for group in self.layers if not group.scanned for item in parse_key(group.right).fields
@@ -273,7 +276,7 @@ class Family:
         return max((lengths.get(axis, 0) for item in fields for axis in item.axes), default=0)
 
     def all_rows(self, scan_axis: int | None) -> tuple[Row, ...]:
-        """All rows, for layers stacked on `scan_axis`, or for layers with numbers where it is None."""
+        """Return all rows, for layers stacked on `scan_axis`, or for unscanned layers if it is None."""
         if scan_axis not in self._built_rows:
             of_layers = (row for group in self.layers for row in group.all_rows(scan_axis))
             self._built_rows[scan_axis] = with_parts((*self.rows, *of_layers))
@@ -281,7 +284,7 @@ class Family:
 
     @cached_property
     def _built_rows(self) -> dict[int | None, tuple[Row, ...]]:
-        """What `all_rows` has made so far: everything that is asked of a family begins with it."""
+        """Return the cache of `all_rows`, which most other methods call first."""
         return {}
 
     def table(
@@ -294,18 +297,18 @@ class Family:
         overrides: Mapping[str, Flag] | None = None,
         without: Collection[str] = (),
     ) -> Table:
-        """The family's rows bound to what one model's configuration says.
+        """Return the family's rows, bound to the configuration of a model.
 
         Args:
-            config: the parsed `config.json`; None where there is none, and the arrays must show it.
-            location: where it lies, for messages.
-            scan_axis: the axis on which MaxText's layers are stacked; None for layers with numbers.
+            config: the parsed `config.json`; None if there is none, so that array shapes decide.
+            location: its location, for messages.
+            scan_axis: the axis on which MaxText's layers are stacked; None for unscanned layers.
             spelling: how the Hugging Face files write their keys.
-            overrides: flags that the user sets, whatever the configuration says.
-            without: towers that are left out, whatever the configuration says.
+            overrides: flags that the user sets, which override the configuration.
+            without: towers to leave out, even if the configuration has them.
 
         Raises:
-            ConfigError: a size in the configuration is not one, or its layers do not form whole groups.
+            ConfigError: a size in the configuration is invalid, or the layers do not form complete groups.
         """
         sizes = {axis: Size(n, f"family {self.name}") for axis, n in self.constants.items()}
         # A rule without fields needs no configuration.
@@ -315,14 +318,15 @@ class Family:
         if config is not None:
             sizes = {**sizes_from_config(config, self.sizes, location, silent), **sizes}
             sizes = derive(sizes, self.derived, location)
-        if scan_axis is not None and (rest := self.layers_beyond_cycles(lengths_of(sizes))):
+        if scan_axis is not None and (leftover := self.layers_beyond_cycles(lengths_of(sizes))):
             raise ConfigError(
-                f"MaxText scans complete cycles of layers, and {plural(rest, 'layer')} would be left over",
+                f"MaxText scans complete cycles of layers, and {plural(leftover, 'layer')} would be left "
+                f"over",
                 location=location,
                 got=plural(sizes["layers"].length, "layer"),
-                hint=f"{option('scan', False)} keeps them apart, for scan_layers=false in MaxText",
+                hint=f"{option('scan', False)} keeps the layers unscanned, for scan_layers=false in MaxText",
             )
-        absent = {name: Flag(False, f"the model is taken without {name}") for name in without}
+        absent = {name: Flag(False, f"{name} is left out of the model") for name in without}
         return Table(
             rows=tuple(map(spelling.row, self.all_rows(scan_axis))),
             sizes=sizes,
@@ -336,9 +340,10 @@ class Family:
         )
 
     def spelling_of(self, names: Collection[str]) -> Spelling:
-        """How files with arrays of these names write their keys; the first where none fits.
+        """Return the spelling of files with these array names; the first spelling if none fits.
 
-        Spellings may differ in the names of layers or towers alone: then that which has most of the names.
+        If spellings differ only in the names of layers or towers, the one that matches most names is
+        returned.
         """
         anchor = self.rows[0].right.key
         fitting = [item for item in self.spellings if str(item.key(anchor)) in names]
@@ -348,48 +353,48 @@ class Family:
         return max(fitting, key=lambda spelling: sum(spelling.key(key).first() in names for key in keys))
 
     def tower_patterns(self, towers: Collection[str]) -> tuple[Key, ...]:
-        """Patterns of the towers' Hugging Face keys, however files write them."""
+        """Return patterns of the towers' Hugging Face keys, in all spellings."""
         keys = [row.right.key for row in _rows_of(towers, self.all_rows(None))]
         return tuple(
             dict.fromkeys(_pattern_of(spelling.key(key)) for spelling in self.spellings for key in keys)
         )
 
     def towers_in(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The towers of which an array is among these names of MaxText's."""
+        """Return the towers that have an array among these MaxText names."""
         modules = set(map(_module, names))
         return tuple(tower for tower in self.towers if modules & self._modules([tower]))
 
     def towers_not_in(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The others."""
-        there = self.towers_in(names)
-        return tuple(tower for tower in self.towers if tower not in there)
+        """Return the towers that have no array among these MaxText names."""
+        present = self.towers_in(names)
+        return tuple(tower for tower in self.towers if tower not in present)
 
     def of_towers(self, names: Iterable[str], towers: Collection[str] | None = None) -> frozenset[str]:
-        """Of names of MaxText's, those of these towers; None for all."""
+        """Return the MaxText names that belong to these towers; None for all towers."""
         modules = self._modules(self.towers if towers is None else towers)
         return frozenset(name for name in names if _module(name) in modules)
 
     def _modules(self, towers: Collection[str]) -> set[str]:
-        """What the towers' names begin with."""
+        """Return the first keys of the towers' MaxText names."""
         return {_module(str(row.left.key)) for row in _rows_of(towers, self.all_rows(None))}
 
     @property
     def unplaced_keys(self) -> tuple[str, ...]:
-        """Templates and patterns of all Hugging Face keys for which MaxText has no place."""
+        """Return templates and patterns of all Hugging Face keys that MaxText does not support."""
         return (*self.left_out, *(key for part in self.parts.values() for key in part.keys))
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Patterns of Hugging Face keys that no model of the family uses in computation."""
+        """Return patterns of Hugging Face keys that no model of the family computes with."""
         idle = (key for part in self.parts.values() if part.idle for key in part.keys)
         return (*self.dropped, *idle)
 
     @property
     def text_layers(self) -> tuple[Layers, ...]:
-        """The groups of layers that are no tower's."""
+        """Return the groups of layers that belong to the text model."""
         return tuple(group for group in self.layers if not set(group.when.split()) & set(self.towers))
 
     def spelling_for(self, model_type: str | None) -> Spelling:
-        """How files of a model of this type are written."""
+        """Return the spelling of files for a model type."""
         fitting = (spelling for spelling in self.spellings if model_type in spelling.model_types)
         return next(fitting, self.spellings[0])

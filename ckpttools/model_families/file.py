@@ -1,4 +1,4 @@
-"""A family out of a file of one's own: TOML, or Python with `FAMILY = Family(...)` in it."""
+"""Load a family from a user's file: TOML, or Python with `FAMILY = Family(...)`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NAME = "FAMILY"
 
 
 def family_from_file(path: Path) -> Family:
-    """The family that a file describes. A Python file is run; a TOML file is only read.
+    """Load the family from a file. A Python file is executed; a TOML file is only read.
 
     Raises:
         StorageError: the file cannot be read.
-        UsageError: it is neither of the two.
+        UsageError: the file is neither TOML nor Python.
         CodeNotAllowedError: only a plan names the Python file.
-        FormatError: it is not TOML, or running it fails; says in which line.
-        MappingError: what it says is no family.
+        FormatError: the file is not valid TOML, or running it fails; the error names the line.
+        MappingError: the content is not a family.
     """
     if path.suffix not in SUFFIXES:
         raise UsageError("a family is described in a file that ends in .toml or .py", got=path)
@@ -48,7 +48,7 @@ def _content(path: Path) -> str:
 
 
 def _run(path: Path) -> Family:
-    """What a Python file calls FAMILY."""
+    """Run a Python file and return its FAMILY."""
     try:
         names = run_path(str(path), run_name="ckpttools_family_file")
     except MappingError as error:
@@ -57,16 +57,22 @@ def _run(path: Path) -> Family:
     except (Exception, SystemExit) as error:
         got = f"{type(error).__name__}: {error}"
         raise FormatError("running the file fails", location=_line(error, path), got=got) from error
-    result = names.get(_NAME)
-    if isinstance(result, Family):
-        return result
-    others = [name for name, value in names.items() if isinstance(value, Family)]
-    got = f"{_NAME} of type {type(result).__name__}" if _NAME in names else ", ".join(others) or "no family"
-    raise MappingError("the file makes no family", location=path, got=got, expected=f"{_NAME} = Family(...)")
+    family = names.get(_NAME)
+    if isinstance(family, Family):
+        return family
+    family_names = [name for name, value in names.items() if isinstance(value, Family)]
+    got = (
+        f"{_NAME} of type {type(family).__name__}"
+        if _NAME in names
+        else ", ".join(family_names) or "no family"
+    )
+    raise MappingError(
+        "the file does not define a family", location=path, got=got, expected=f"{_NAME} = Family(...)"
+    )
 
 
 def _line(error: BaseException, path: Path) -> str:
-    """The file, with the line at which running it failed."""
+    """Return the file with the line at which running it failed."""
     lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
     if isinstance(error, SyntaxError) and error.filename == str(path):
         lines.append(error.lineno)

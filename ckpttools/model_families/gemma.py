@@ -1,21 +1,21 @@
-"""What the Gemma families share: norms stored as weight + 1, and how their files write names."""
+"""Shared data of the Gemma families: norms stored as weight + 1, and the names in their files."""
 
 from ckpttools.mapping.row import row
 from ckpttools.model_families.decoder import TIED
 from ckpttools.model_families.family import FlagRule
 
-# Gemma's norm multiplies by 1 + weight. MaxText keeps the sum, in float32 whatever the other arrays are.
+# Gemma's norm multiplies by 1 + weight. MaxText stores the sum, always in float32.
 FINAL_NORM = row("decoder.decoder_norm.scale: embed <-> model.norm.weight: embed, shift 1")
 HEAD = row("decoder.logits_dense.kernel: embed vocab <-> lm_head.weight: vocab embed, unless tied")
 
-# Gemma's classes tie the embeddings where the configuration is silent.
+# Gemma's classes tie the embeddings by default.
 TIED_BY_DEFAULT = FlagRule(TIED.field, default=True, remedy=TIED.remedy)
 
-# Prefixes of the rows -> of files: a text model within a multimodal one, and as transformers has it inside.
+# Prefixes of the rows -> prefixes of files: a text model in a multimodal one, and in transformers.
 NESTED = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
 INTERNAL = {"model.": "model.language_model."}
 
-# Text models have these at the top of their configuration, multimodal ones in a part of it.
+# Text models state these at the top level of their configuration, multimodal ones in a section.
 TEXT_SIZES = {
     "layers": ("text_config.num_hidden_layers", "num_hidden_layers"),
     "embed": ("text_config.hidden_size", "hidden_size"),
@@ -26,7 +26,7 @@ TEXT_SIZES = {
     "head_dim": ("text_config.head_dim", "head_dim"),
 }
 
-# Gemma multiplies embeddings by the root of their length, and so the logits of tied ones are divided by it.
+# Gemma multiplies embeddings by the square root of their length, so logits of tied ones are divided by it.
 FIRST_SETTINGS = """
     normalize_embedding_logits: true
     mlp_activations:            config.hidden_activation as {"gelu_pytorch_tanh": ["gelu", "linear"]}
@@ -35,7 +35,7 @@ FIRST_SETTINGS = """
     rope_type:                  "default"
     head_dim:                   head_dim | embed // heads
     must config.attention_bias is false -- MaxText's block has no attention biases
-    idle hidden_act -- hidden_activation says it
+    idle hidden_act -- hidden_activation states it
 """
 SETTINGS = (
     """

@@ -1,4 +1,4 @@
-"""Gemma 3: cycles of six layers, what remains, and the vision tower of multimodal models."""
+"""Gemma 3: cycles of six layers, the remaining layers, and the vision tower of multimodal models."""
 
 from ckpttools.mapping.row import row, rows
 from ckpttools.mapping.settings import SettingRules
@@ -68,14 +68,14 @@ VISION_BLOCKS = tower_blocks(
     "vision_encoder.Gemma3VisionEncoderLayer_0.Transformer.encoderblock_{vision_layer}",
     VISION_BLOCK,
 )
-# Until transformers 4 the tower was a model within a model.
+# Before transformers 5, the tower was nested one level deeper.
 MODEL_IN_MODEL = {"vision_tower.": "vision_tower.vision_model."}
 WITHIN = {
     "vision_tower.": "model.vision_tower.",
     "multi_modal_projector.": "model.multi_modal_projector.",
 }
 
-# A head over what the tower sees, which no Gemma asks.
+# A head on top of the tower, which no Gemma model uses.
 POOLING = UnsupportedPart(
     (
         "vision_tower.head.*",
@@ -114,13 +114,13 @@ FAMILY = Family(
         Spelling(
             {**WITHIN, "vision_tower.": "model.vision_tower.vision_model.", **INTERNAL}, name="transformers"
         ),
-        # As transformers 5 saves it, and has it inside.
+        # The names that transformers 5 saves, and those of its modules.
         Spelling(NESTED, name="hub-5"),
         Spelling({**WITHIN, **INTERNAL}, name="transformers-5"),
         Spelling(model_types=("gemma3_text",), name="text"),
     ),
     maxtext_vocab={262208: 262144},
-    # How queries are scaled, MaxText takes from the name of the model.
+    # MaxText derives the scale of queries from the model name.
     settings=SettingRules(
         """
     model_name:                 "gemma3-4b", if config.query_pre_attn_scalar is head_dim
@@ -141,7 +141,7 @@ FAMILY = Family(
     must config.vision_config.hidden_act is "gelu_pytorch_tanh", if flag.vision
         -- MaxText's tower has no other activation
     must config.mm_tokens_per_image is 256, if flag.vision -- MaxText's tower produces 256 tokens per image
-    idle vision_config.vision_use_head -- no Gemma asks that head
+    idle vision_config.vision_use_head -- no Gemma model uses this head
     must config._sliding_window_pattern is 6
         -- only every sixth MaxText layer uses full attention
     local_rope_max_timescale:   rope.local_theta | 10000

@@ -50,7 +50,7 @@ MLPS = rows("""
     wo.kernel:   mlp embed <-> down_proj.weight: embed mlp
 """)
 LOCAL = (*ATTENTION, *HEAD_NORMS, *NORMS, *MLPS)
-# Global layers have heads of another size, and in most models no values of their own: keys serve as such.
+# Global layers have a different head size, and in most models their keys also serve as values.
 GLOBAL_ATTENTION = rows("""
     below self_attention <-> self_attn
     query.kernel: embed heads global_head_dim <-> q_proj.weight: (heads global_head_dim) embed
@@ -64,9 +64,9 @@ GLOBAL_ATTENTION = rows("""
 """)
 GLOBAL = (*GLOBAL_ATTENTION, *NORMS, *MLPS)
 
-# E2B and E4B say the same model type.
+# E2B and E4B have the same model type.
 PER_LAYER_INPUT = FlagRule(("text_config.hidden_size_per_layer_input", "hidden_size_per_layer_input"))
-# MaxText standardizes what comes out, whether the model does or not: with these numbers it changes nothing.
+# MaxText always standardizes the output. Where the model does not, these values make it the identity.
 VISION_ROWS = rows("""
     below vision_encoder.Gemma4VisionEncoderLayer_0 <-> vision_tower, when vision
     vision_entry.input_projection.kernel: patch vision_embed
@@ -112,8 +112,8 @@ VISION_BLOCKS = tower_blocks(
 )
 WITHIN = {"vision_tower.": "model.vision_tower.", "embed_vision.": "model.embed_vision."}
 
-# Layers that attend to everything have sizes of their own. transformers 5.23 writes them layer by layer,
-# numbers with zeros before them where some have two digits: the sixth is the first of these.
+# Layers with full attention have their own sizes. transformers 5.23 writes them per layer, with zero-padded
+# indices if some have two digits. Layer 5 is the first of these.
 GLOBAL_SIZES = nested_below(
     {
         "global_head_dim": (
@@ -142,7 +142,7 @@ SETTINGS_4 = (
     must rope.type in ["default", "proportional"] -- MaxText's block supports no other RoPE type
     must rope.type is "proportional", if rope.partial_rotary_factor is not null
         -- MaxText rotates the same part of each head as this type
-    idle per_layer_config -- what it says of heads is read, and arrays show the rest
+    idle per_layer_config -- its head sizes are read, and array shapes show the others
     must rope.local_type is "default" -- MaxText's block supports no other RoPE type
     must config.use_bidirectional_attention in [null, false, "vision"] -- MaxText's layers are causal
     must config.attn_logit_softcapping in [null, 0] -- MaxText's block does not cap attention logits
@@ -159,7 +159,7 @@ FAMILY = Family(
     layers=(
         decoder_layers("6*block+local", "scanned_blocks.local_layers", ("block", "local"), LOCAL),
         decoder_layers("6*block+5", "scanned_blocks.global_layer", ("block",), GLOBAL),
-        # What remains is never six layers, so never reaches a global one.
+        # The remaining layers are fewer than six, so they never include a global one.
         decoder_layers("rest+#cycled", "layers_remainder.local_layers", ("rest",), LOCAL),
         VISION_BLOCKS,
     ),
@@ -223,13 +223,14 @@ FAMILY = Family(
         -- MaxText's tower has no other activation
     must config.vision_config.pooling_kernel_size is 3, if flag.vision
         -- MaxText's tower pools 3 x 3 patches into one token
-    must config.vision_config.use_clipped_linears is false, if flag.vision -- MaxText's tower clips nothing
+    must config.vision_config.use_clipped_linears is false, if flag.vision
+        -- MaxText's tower does not clip activations
     must config.vision_config.attention_bias is false, if flag.vision -- its attention has no biases
     must config.vision_config.rope_parameters.rope_type in ["axial", "default"], if flag.vision
         -- MaxText's tower supports no other RoPE type
     idle vision_config.global_head_dim, vision_config.num_global_key_value_heads
         -- the tower has no such layers
-    idle vocab_size_per_layer_input -- its layers have no embeddings of their own
+    idle vocab_size_per_layer_input -- its layers have no per-layer embeddings
     global_head_dim:           global_head_dim
     global_num_kv_heads:       global_kv_heads
     share_kv_projections:      flag.keys_are_values

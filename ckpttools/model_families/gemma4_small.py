@@ -1,7 +1,7 @@
-"""Gemma 4 E2B and E4B: an embedding for each layer; the last layers take keys and values of earlier ones.
+"""Gemma 4 E2B and E4B: per-layer embeddings; the last layers reuse the keys and values of earlier ones.
 
-One layer of five (E2B), or six (E4B), is global. Which layers share keys and values follows no such cycle, so
-groups of layers say each a part of a layer: a layer is in several.
+One layer of five (E2B) or six (E4B) is global. The layers that share keys and values do not follow such a
+cycle. Therefore each group of layers describes a part of a layer, and a layer is in several groups.
 """
 
 from ckpttools.mapping.row import rows
@@ -61,8 +61,8 @@ GLOBAL_KEY = rows("""
     value.kernel:   embed kv_heads global_head_dim <-> v_proj.weight: (kv_heads global_head_dim) embed
     key_norm.scale: global_head_dim                <-> k_norm.weight: global_head_dim
 """)
-# Layers that take keys and values of earlier ones need none of their own; files may have some that
-# nothing reads.
+# Layers that reuse keys and values of earlier ones need none of their own; files may contain some that are
+# never used.
 UNREAD = (
     "model.language_model.layers.{shared+#own}.self_attn.k_proj.weight",
     "model.language_model.layers.{shared+#own}.self_attn.v_proj.weight",
@@ -71,7 +71,7 @@ UNREAD = (
 FIVES = FlagRule(("text_config.layer_types.4", "layer_types.4"), ("full_attention",))
 WIDE = FlagRule(("text_config.use_double_wide_mlp", "use_double_wide_mlp"))
 
-# Of the first layer that attends to everything, as of Gemma 4's larger models.
+# The head size of the first layer with full attention, as in larger Gemma 4 models.
 GLOBAL_HEAD = nested_below(
     {
         "global_head_dim": (
@@ -136,7 +136,7 @@ FAMILY = Family(
         "audio": UnsupportedPart(("model.audio_tower.*", "model.embed_audio.*")),
     },
     spellings=(Spelling(INTERNAL, name="transformers"), Spelling(model_types=("gemma4_text",), name="text")),
-    never_scanned="layers share keys and values across what a scan would make one",
+    never_scanned="layers share keys and values across the blocks that a scan would merge",
     settings=SettingRules(
         """
     model_name:                  "gemma4-e2b", if flag.fives
@@ -149,7 +149,7 @@ FAMILY = Family(
     use_double_wide_mlp:         flag.wide
     must config.enable_moe_block is false -- MaxText's block has no experts
     must config.attention_k_eq_v is false -- MaxText's block has a separate value projection
-    idle vision_soft_tokens_per_image -- MaxText has no tower of this model
+    idle vision_soft_tokens_per_image -- MaxText does not have the tower of this model
     must layer_types.full_every_5, if flag.fives
         -- only every fifth MaxText layer uses full attention
     must layer_types.full_every_6, if flag.fives is false

@@ -1,4 +1,4 @@
-"""gpt-oss: local and global layers in turn, experts with biases, gate and up columns interleaved."""
+"""gpt-oss: alternating local and global layers, experts with biases, gate and up columns interleaved."""
 
 from ckpttools.mapping.row import rows
 from ckpttools.mapping.settings import SettingRules
@@ -53,7 +53,7 @@ FAMILY = Family(
     must layer_types.full_every_2 -- only every second MaxText layer uses full attention
     must config.attention_bias is true -- MaxText's block has attention biases
     idle initial_context_length -- the rotary embedding has it as original_max_position_embeddings
-    idle experts_per_token -- num_experts_per_tok says it
+    idle experts_per_token -- num_experts_per_tok states it
     must config.swiglu_alpha is 1.702 -- MaxText hardcodes 1.702
     """
         + EXPERT_SETTINGS

@@ -1,4 +1,4 @@
-"""What transformers takes where a `config.json` is silent: published files state little of some models."""
+"""Defaults of transformers for fields that a `config.json` does not state."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ckpttools.mapping.documents import pairs
 from ckpttools.mapping.sizes import nested_value, states_field
 from ckpttools.model_families.transformers_defaults import COMPARED_DEFAULTS, DEFAULTS
 
-# Where a rotary embedding is stated, this alone of it counts.
+# If a rotary embedding is stated, only its base has a default here.
 THETA = "rope.theta"
 _USUAL_THETA = 10000.0
-# Where a multimodal configuration has its text model.
+# Fields of multimodal configurations that contain the text model.
 TEXT_PARTS = ("thinker_config.text_config", "text_config")
-# The fields that transformers reads from the configuration of the whole model, not from its text part.
+# The fields that transformers reads from the top level of a configuration, not from its text part.
 _TOP_LEVEL_FIELDS = ("tie_word_embeddings",)
-# Types whose text model has the output head, and therefore its field.
+# Model types whose text model has the output head, and therefore its field.
 _HEAD_IN_TEXT = ("llama4",)
 _THINKER = "thinker_config"
 # Fields with an older name.
@@ -38,7 +38,7 @@ _ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation_function")
 
 
 def without_alias(name: str, value: Any) -> Any:
-    """Return the value of a field, and of an activation function the one name that stands for all its names.
+    """Return the value of a field, with activation functions under one canonical name.
 
     Args:
         name: of the field, with or without the parts that it is in.
@@ -49,19 +49,19 @@ def without_alias(name: str, value: Any) -> Any:
 
 
 def default_theta(config: Mapping[str, Any]) -> float | None:
-    """Return the base of the rotary embedding that transformers takes if none is stated.
+    """Return the base of the rotary embedding that transformers uses by default.
 
     Returns:
-        None if the type of the model is unknown.
+        The base; None if the model type is unknown.
     """
-    result = default_values(config)
-    return float(result.get(THETA, _USUAL_THETA)) if result else None
+    defaults = default_values(config)
+    return float(defaults.get(THETA, _USUAL_THETA)) if defaults else None
 
 
 def default_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Field -> what transformers takes where a model of this type says nothing; none of unknown types.
+    """Return field -> the default of transformers for this model type; empty for unknown types.
 
-    Fields are the text model's, and those of towers below `vision_config` and `audio_config`.
+    Fields are those of the text model, and of towers below `vision_config` and `audio_config`.
     """
     return _values(config, _by_type())
 
@@ -78,9 +78,9 @@ def _top_level_values(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def default_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What transformers takes for the fields that a configuration does not state, as it would state them.
+    """Return the defaults of transformers for unstated fields, nested as in a configuration.
 
-    A field that is null is stated. Of a tower of which nothing is said at all, nothing is taken.
+    A field that is null counts as stated. A tower without any stated field gets no defaults.
     """
     return _filled(config, default_values(config))
 
@@ -103,44 +103,46 @@ def compared_names() -> frozenset[str]:
 def _filled(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     part, of_the_whole = _text_part(config), _top_level_values(config)
     around = _THINKER if isinstance(config.get(_THINKER), Mapping) else ""
-    built: dict[str, Any] = {}
+    filled: dict[str, Any] = {}
     for name, value in values.items():
         location = around if "." in name or name in of_the_whole else part
         full = f"{location}.{name}" if location else name
         parent = full.rpartition(".")[0]
         is_there = not parent or isinstance(nested_value(config, parent), Mapping)
         if is_there and not name.startswith("rope.") and not _is_stated(config, full):
-            _set_default(built, full, value)
-    return built
+            _set_default(filled, full, value)
+    return filled
 
 
 def contradicted_defaults(text: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
-    """What the text part of a whole configuration means and a configuration of its own must say.
+    """Return the defaults of a text part that a separate configuration must state explicitly.
 
     Args:
         text: the text part as a model of a type of its own.
         whole: the configuration that it is a part of.
 
     Returns:
-        Fields of which both say nothing, and by which the two types mean different things.
+        The unstated fields whose defaults differ between the two model types.
     """
-    own, theirs = default_values(text), default_values(whole)
+    own_defaults, whole_defaults = default_values(text), default_values(whole)
     fields = {
-        name: value for name, value in theirs.items() if "." not in name and name not in _TOP_LEVEL_FIELDS
+        name: value
+        for name, value in whole_defaults.items()
+        if "." not in name and name not in _TOP_LEVEL_FIELDS
     }
-    declared = {
+    differing = {
         name: value
         for name, value in fields.items()
-        if not _is_stated(text, name) and own.get(name, value) != value
+        if not _is_stated(text, name) and own_defaults.get(name, value) != value
     }
     ropes = [text, *(part for name in _ROPES if isinstance(part := text.get(name), Mapping))]
-    if theirs.get(THETA) != own.get(THETA) and not any(_THETA in rope for rope in ropes):
-        declared[_THETA] = theirs.get(THETA, _USUAL_THETA)
-    return declared
+    if whole_defaults.get(THETA) != own_defaults.get(THETA) and not any(_THETA in rope for rope in ropes):
+        differing[_THETA] = whole_defaults.get(THETA, _USUAL_THETA)
+    return differing
 
 
 def _is_stated(config: Mapping[str, Any], name: str) -> bool:
-    """Whether a configuration states a field, by whichever of its names."""
+    """Return whether a configuration states a field under any of its names."""
     parent, dot, last = name.rpartition(".")
     return states_field(config, name) or (
         last in _OLDER and states_field(config, f"{parent}{dot}{_OLDER[last]}")
@@ -148,15 +150,15 @@ def _is_stated(config: Mapping[str, Any], name: str) -> bool:
 
 
 def _set_default(config: dict[str, Any], name: str, value: Any) -> None:
-    first, _, rest = name.partition(".")
-    if rest:
-        _set_default(config.setdefault(first, {}), rest, value)
+    first, _, remainder = name.partition(".")
+    if remainder:
+        _set_default(config.setdefault(first, {}), remainder, value)
     else:
         config[first] = value
 
 
 def _text_part(config: Mapping[str, Any]) -> str:
-    """Where a configuration has its text model, dots for nested ones; "" at the top."""
+    """Return the field with the text model, with dots for nested ones; "" at the top level."""
     return next((name for name in TEXT_PARTS if isinstance(nested_value(config, name), Mapping)), "")
 
 

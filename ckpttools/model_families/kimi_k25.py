@@ -1,4 +1,4 @@
-"""Kimi K2.5: the text part is Kimi K2 under another name; MaxText has no place for its tower."""
+"""Kimi K2.5: the text part is Kimi K2 under other names; MaxText does not support its tower."""
 
 from dataclasses import replace
 
@@ -8,9 +8,9 @@ from ckpttools.model_families.deepseek import FAMILY as DEEPSEEK
 from ckpttools.model_families.family import FlagRule, Spelling, UnsupportedPart, nested_below
 
 HUB = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
-# As transformers 5.23 writes a model again: it calls all layers as the tower's are called on the hub.
+# transformers 5.23 writes the text layers with the name that tower layers have on the Hub.
 RESAVED = Spelling({"model.layers.": "language_model.model.blocks.", **HUB}, name="transformers")
-# As its modules are called.
+# The names of its modules in transformers.
 NESTED = Spelling({"model.": "model.language_model."}, name="nested")
 
 FAMILY = replace(

@@ -1,4 +1,4 @@
-"""Llama 2, 3, 3.1, 3.2 and everything fine-tuned from them, any size, tied or not."""
+"""Llama 2, 3, 3.1, 3.2 and models fine-tuned from them, of any size, tied or not."""
 
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.model_families.decoder import (

@@ -1,4 +1,4 @@
-"""Llama 4: cycles of four layers, with experts in every or in every second one, and the vision tower."""
+"""Llama 4: cycles of four layers, with experts in every layer or every second layer, and the vision tower."""
 
 from dataclasses import replace
 
@@ -139,7 +139,7 @@ FAMILY = Family(
         "rest_pair": "rest // 2",
     },
     flags={
-        # transformers reads this of the text model, which has the head, and never of the whole model.
+        # transformers reads this field from the text model, which has the head, never from the top level.
         "tied": replace(TIED, field=TIED.field[::-1]),
         "interleaved_experts": FlagRule(
             ("text_config.interleave_moe_layer_step", "interleave_moe_layer_step"), (2,)
@@ -183,8 +183,8 @@ FAMILY = Family(
     must config.rms_norm_eps is 1e-05, if flag.vision -- MaxText's tower uses it, and was trained with 1e-05
     must config.attention_bias is false -- MaxText's block has no attention biases
     idle vision_config.norm_eps -- transformers takes 1e-05
-    idle moe_layers -- interleave_moe_layer_step says it
-    idle for_llm_compressor -- a mark of who wrote the files
+    idle moe_layers -- interleave_moe_layer_step states it
+    idle for_llm_compressor -- a marker of the tool that wrote the files
     base_mlp_dim:                       mlp, if flag.interleaved_experts
     base_mlp_dim:                       expert_mlp
     base_moe_mlp_dim:                   expert_mlp

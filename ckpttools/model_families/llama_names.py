@@ -1,12 +1,12 @@
-"""Names of Meta's own Llama code, which torchtitan has too, beside those of files of the hub.
+"""Names of Meta's own Llama code and torchtitan, and their Hub names.
 
-Both elements of a rotary pair lie side by side there, on the hub in two halves (torchtitan,
+There, the elements of a rotary pair are adjacent; Hub files have them in two halves (torchtitan,
 `models/llama3/state_dict_adapter.py`, `_permute`).
 """
 
 LAYER, HUB = "layers.{layer}", "model.layers.{layer}"
 
-# Template of the name, that on the hub, the axes of the array, and those on the hub.
+# Name template, name template on the Hub, axes, axes on the Hub.
 REARRANGED = (
     (
         f"{LAYER}.attention.wq.weight",
@@ -34,8 +34,8 @@ RENAMED = (
     ("tok_embeddings.weight", "model.embed_tokens.weight"),
     ("norm.weight", "model.norm.weight"),
 )
-# A tied model lacks the first; the second is made of the configuration.
+# A tied model lacks the first; the second is computed from the configuration.
 OPTIONAL = (("output.weight", "lm_head.weight"), ("rope.freqs", None))
-# By which such files are known, and the models whose pairs lie so.
+# Names that identify such files, and the model types with adjacent pairs.
 TELLING = ("tok_embeddings.weight", "layers.0.attention.wq.weight")
 MODEL_TYPES = ("llama",)

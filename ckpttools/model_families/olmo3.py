@@ -11,7 +11,7 @@ ATTENTION = rows("""
     key.kernel:   embed kv_heads head_dim <-> k_proj.weight: (kv_heads head_dim) embed
     value.kernel: embed kv_heads head_dim <-> v_proj.weight: (kv_heads head_dim) embed
     out.kernel:   heads head_dim embed    <-> o_proj.weight: embed (heads head_dim)
-    # One norm over all heads together.
+    # One norm covers all heads.
     query_norm.scale: (heads head_dim)    <-> q_norm.weight: (heads head_dim)
     key_norm.scale:   (kv_heads head_dim) <-> k_norm.weight: (kv_heads head_dim)
 """)
@@ -48,7 +48,7 @@ FAMILY = Family(
     sliding_window_size:                config.sliding_window | config.max_position_embeddings
     inhomogeneous_layer_cycle_interval: position
     normalize_embedding_logits:         false
-    # MaxText has one rotary embedding for all layers; three of four have the default one.
+    # MaxText has one rotary embedding for all layers; three of four layers have the default one.
     rope_type: "default", if config.model_type is "olmo3" and rope.local_type is "default"
     must layer_types.full_every_4 -- only every fourth MaxText layer uses full attention
     """

@@ -35,7 +35,7 @@ FAMILY = Family(
     decoder_block:              "qwen2"
     attention_bias:             true
     normalize_embedding_logits: false
-    idle attention_bias -- Qwen 2 has biases whatever its configuration says
+    idle attention_bias -- Qwen 2 always has these biases
     """
         + LLAMA_SETTINGS
         + NO_SWITCHED_WINDOW

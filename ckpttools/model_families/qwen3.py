@@ -15,7 +15,7 @@ from ckpttools.model_families.decoder import (
 )
 from ckpttools.model_families.family import Family, Spelling, decoder_layers
 
-# The text model of what sees and hears computes the same: of text, the three positions of a token are one.
+# Text models of multimodal types compute the same, because the three positions of a text token are equal.
 POSITIONS = (
     "rope_parameters.mrope_section",
     "rope_parameters.mrope_interleaved",

@@ -30,7 +30,7 @@ EXPERTS = rows("""
     wo:          expert mlp embed <-> experts.down_proj:                 expert embed mlp, when fused
 """)
 
-# What sees and hears normalizes unless it says otherwise.
+# Multimodal types normalize by default.
 TEXT = Spelling(
     model_types=("qwen3_moe",),
     name="text",

@@ -78,7 +78,7 @@ SETTINGS = (
     must layer_types.full_every_4 -- only every fourth MaxText layer uses full attention
     must config.full_attention_interval is 4
         -- only every fourth MaxText layer uses full attention
-    must shared_mlp is mlp -- MaxText's shared expert is as wide as the others
+    must shared_mlp is mlp -- MaxText's shared expert has the width of the others
     must rope.type is "default" -- MaxText's block supports no other RoPE type
     """
     + EXPERTS_EVERYWHERE

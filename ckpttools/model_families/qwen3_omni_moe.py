@@ -1,4 +1,4 @@
-"""Qwen3-Omni: the thinker, Qwen 3 with experts beside Qwen's tower and one that hears."""
+"""Qwen3-Omni: the thinker, which is Qwen 3 with experts, Qwen's vision tower and an audio tower."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ from ckpttools.model_families.qwen_tower import (
 )
 from ckpttools.model_families.qwen_tower import SETTINGS as TOWER_SETTINGS
 
-# The tower is Qwen3-VL's, but for the names of what makes one token of several patches.
+# The tower is that of Qwen3-VL, except for the names of the patch merger.
 MERGE = rows("""
     mlp_0.kernel: patches merged <-> mlp.0.weight: merged patches
     mlp_0.bias:   merged         <-> mlp.0.bias:   merged
@@ -110,11 +110,11 @@ AUDIO_SIZES = {
 }
 
 
-# Of the whole model, and of one whose thinker was saved alone.
+# Prefixes for the complete model, and for a thinker that was saved separately.
 TEXT_PARTS = ("thinker_config.text_config.", "text_config.", "")
 VISION_PARTS = ("thinker_config.vision_config.", "vision_config.")
 AUDIO_PARTS = ("thinker_config.audio_config.", "audio_config.")
-# A model that says nothing of it speaks.
+# A model has speech output by default.
 SPEECH = ("enable_audio_output", "talker_config")
 
 FAMILY = Family(
@@ -189,9 +189,9 @@ FAMILY = Family(
     must config.audio_config.output_dim is embed, if flag.audio
         -- the output of MaxText's tower is as wide as the text model
     idle audio_config.scale_embedding -- neither MaxText nor transformers scales
-    idle talker_config, code2wav_config -- MaxText has no place for what speaks
-    idle tie_word_embeddings -- the text model says it
-    idle position_id_per_seconds -- without a tower nothing is seen
+    idle talker_config, code2wav_config -- MaxText has no modules for speech output
+    idle tie_word_embeddings -- the text model states it
+    idle position_id_per_seconds -- positions of images are not used without a tower
     """
         + TOWER_SETTINGS
     )

@@ -1,4 +1,4 @@
-"""Qwen3-VL with experts: Qwen 3 with experts, but the experts of a layer are fused into two arrays."""
+"""Qwen3-VL with experts: Qwen 3 with experts, fused into two arrays per layer."""
 
 from dataclasses import replace
 
@@ -12,9 +12,10 @@ from ckpttools.model_families.qwen3_vl import HUB, TOWER
 from ckpttools.model_families.qwen_tower import CONSTANTS, DEEP_SIZES, DEEPSTACK, DERIVED, VISION
 from ckpttools.model_families.qwen_tower import SETTINGS as TOWER_SETTINGS
 
-# As published, what goes into an expert comes first, unlike in all other fused experts; transformers turns
-# that around when it loads, and writes a model that it made itself as it has it. It loads either. The text
-# model alone is Qwen 3 with experts.
+# In published files, the input axis of the experts comes first, unlike in all other fused experts.
+# transformers transposes these arrays when it loads them, writes its own order for models that it created,
+# and loads both.
+# The text model alone is Qwen 3 with experts.
 EXPERTS = rows("""
     below moe_block <-> mlp
     gate.kernel: embed expert <-> gate.weight: expert embed
@@ -48,7 +49,7 @@ FAMILY = Family(
     flags={"tied": TIED, "turned": TURNED, "apart": APART, "vision": VISION},
     towers=("vision",),
     unscanned_with_towers=DEEPSTACK,
-    # It normalizes whatever it says.
+    # It always normalizes.
     spellings=(HUB, replace(TEXT, without=(*TEXT.without, "norm_topk_prob"))),
     settings=SettingRules(
         """

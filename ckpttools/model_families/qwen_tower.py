@@ -3,7 +3,7 @@
 from ckpttools.mapping.row import rows
 from ckpttools.model_families.family import FlagRule
 
-# A field of a configuration that has no tower is not there; some files state less of one than others.
+# A configuration without a tower has none of these fields; some files state fewer fields than others.
 VISION = FlagRule(
     ("vision_config.hidden_size", "vision_config.model_type"), remedy="{text_only} leaves the towers out"
 )
@@ -45,7 +45,7 @@ BLOCK = rows("""
     mlp_out.kernel: vision_mlp vision_embed <-> linear_fc2.weight: vision_embed vision_mlp
     mlp_out.bias:   vision_embed            <-> linear_fc2.bias:   vision_embed
 """)
-# What makes one token of several patches: at the end each patch is normed, within the tower all as one.
+# Patch mergers: the last one norms each patch, those within the tower norm all patches together.
 MERGE = rows("""
     mlp_0.kernel: patches merged <-> linear_fc1.weight: merged patches
     mlp_0.bias:   merged         <-> linear_fc1.bias:   merged
@@ -67,7 +67,7 @@ DEEP_MERGER = (
     *MERGE,
 )
 
-DEEPSTACK = "its first layers take what the tower's inner blocks see"
+DEEPSTACK = "its first layers use the outputs of the tower's inner blocks"
 
 SIZES = {
     "vision_layer": ("depth",),
@@ -83,7 +83,7 @@ SIZES = {
 }
 DEEP_SIZES = {**SIZES, "deep": ("deepstack_visual_indexes.#",)}
 CONSTANTS = {"norm": 2}
-# What MaxText must be told of the tower; which model and encoder it is, each family says.
+# MaxText settings of the tower; each family adds the model and the encoder.
 SETTINGS = """
     use_multimodal:                   true, if flag.vision
     use_mrope:                        true, if flag.vision
@@ -108,7 +108,7 @@ SETTINGS = """
         -- MaxText's tower supports no other RoPE type
     must config.rms_norm_eps is 1e-06, if flag.vision -- MaxText's tower uses it, and was trained with 1e-06
     must rope.mrope_interleaved is true, if flag.vision -- MaxText interleaves the MRoPE sections
-    idle rope_parameters.mrope_*, rope_scaling.mrope_* -- of text the three positions of a token are one
+    idle rope_parameters.mrope_*, rope_scaling.mrope_* -- the three positions of a text token are equal
 """
 DERIVED = {
     **HEAD_DIM,

@@ -1,4 +1,4 @@
-"""Finding the family of a model: built-in ones are modules of this package, others come by entry points."""
+"""Find the family of a model among the modules of this package and the entry points of plug-ins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUFFIXES = (".toml", ".py")
 
 @cache
 def families() -> Mapping[str, Family]:
-    """All families by name, in alphabetical order; plug-ins before built-in ones of the same name."""
+    """Return all families by name, in alphabetical order; plug-ins before built-in ones of the same name."""
     return dict(sorted({**_built_in(), **load_group(_GROUP, Family)}.items()))
 
 
@@ -43,7 +43,7 @@ def families_of_type(model_type: object) -> tuple[Family, ...]:
 
 
 def _namesake(model_type: str) -> Family | None:
-    """The built-in family of a model type that its module is named after, such as `gemma3_text`."""
+    """Return the built-in family whose module has the name of a model type, such as `gemma3_text`."""
     names = [name for name in _modules() if model_type.startswith(name)]
     for name in sorted(names, key=lambda name: -len(name)):
         family = _module_family(name)
@@ -65,20 +65,20 @@ def _module_family(name: str) -> Family | None:
 
 @cache
 def _built_in() -> Mapping[str, Family]:
-    """The families of this package: every module with a `FAMILY`."""
+    """Return the families of this package, one for each module with a `FAMILY`."""
     return {family.name: family for family in map(_module_family, _modules()) if family is not None}
 
 
 def names_a_file(text: str) -> bool:
-    """Return whether a user who writes this means a file, not the name of a family."""
+    """Return whether a user's text means a file instead of the name of a family."""
     return text.endswith(SUFFIXES) or "/" in text
 
 
 def family_called(text: str) -> Family:
-    """The family that a user means: the name of one, or a file that describes one.
+    """Return the family that a user names, or describes in a file.
 
     Raises:
-        CheckpointError: as `family_named` and `family_from_file`.
+        CheckpointError: see `family_named` and `family_from_file`.
     """
     from ckpttools.model_families.file import family_from_file
 
@@ -86,10 +86,10 @@ def family_called(text: str) -> Family:
 
 
 def family_named(name: str) -> Family:
-    """The family that users call `name`.
+    """Return the family with this name.
 
     Raises:
-        UnknownNameError: there is none; names those that there are.
+        UnknownNameError: there is none; the error lists the known families.
     """
     family = _module_family(name.replace("-", "_")) if name.replace("-", "_") in _modules() else None
     if family is not None and family.name == name:
@@ -108,37 +108,37 @@ def family_named(name: str) -> Family:
 
 
 def _of_model(name: str) -> str | None:
-    """The families of which `name` is a model or a `model_type`, such as Kimi-K2; None where it is none."""
+    """Return which families have a model or `model_type` of this name, such as Kimi-K2, if any."""
     word = _letters(name)
-    result = [
+    matches = [
         family.name
         for family in families().values()
         if word in map(_letters, (*family.model_types, *family.models))
     ]
-    return f"{name} is of the family {' or '.join(result)}" if result else None
+    return f"{name} belongs to the family {' or '.join(matches)}" if matches else None
 
 
 def _letters(name: str) -> str:
-    """What names have in common however they are written: letters, digits and points."""
+    """Return the letters, digits and points of a name, in lower case."""
     return "".join(item for item in name.lower() if item.isalnum() or item == ".")
 
 
 def family_of(config: Mapping[str, Any], location: str) -> Family:
-    """The family whose `model_type` a configuration states.
+    """Return the family with the `model_type` of a configuration.
 
     Raises:
-        ConfigError: it states none, or one that no family has; names those that there are.
+        ConfigError: it states no `model_type` or an unknown one; the error lists the known ones.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise ConfigError(
-            "the configuration does not say which model it is of",
+            "the configuration does not state a model type",
             location=location,
             got=f"model_type {model_type!r}",
             expected="a string such as " + ", ".join(sorted(_by_model_type())),
             hint=f"name the family with {option('family')}",
         )
-    # All built-in families take 50 ms and looking for plug-ins 30, which most models do not need.
+    # Loading all built-in families takes 50 ms, and the search for plug-ins 30 ms; most models need neither.
     family = _namesake(model_type) or _of_types(_built_in()).get(model_type)
     family = family or _by_model_type().get(model_type)
     if family is not None:
@@ -158,16 +158,16 @@ def family_of(config: Mapping[str, Any], location: str) -> Family:
         f"no family has model_type {model_type!r}",
         location=location,
         expected="one of " + ", ".join(sorted(_by_model_type())),
-        # A name that is near says nothing: the next version of a model mostly has other arrays.
-        hint=f"{action('inspect')} shows which family's names the arrays have, if any: "
+        # Similar names are not suggested: the next version of a model usually has different arrays.
+        hint=f"{action('inspect')} shows which family's names the arrays have, if any; "
         f"{option('family', 'NAME')} uses its rows. {_fallback_error()}",
     )
 
 
 def _unsupported_error(model_type: str) -> str | None:
-    """Why no family can take a model type; None where nothing is known of it."""
+    """Return why no family supports a model type; None if the type is unknown."""
     if model_type in OF_MAXTEXT:
-        return f"MaxText 0.2.5 knows it, ckpttools does not: {OF_MAXTEXT[model_type]}"
+        return f"MaxText 0.2.5 supports it, but ckpttools does not: {OF_MAXTEXT[model_type]}"
     return UNFIT.get(model_type)
 
 
@@ -176,7 +176,7 @@ def _file() -> str:
 
 
 def _fallback_error() -> str:
-    return f"{action('families')} lists what there is, and your own goes into a file: {_file()}"
+    return f"{action('families')} lists all families; describe your own in a file: {_file()}"
 
 
 def _by_model_type() -> dict[str, Family]:
@@ -184,40 +184,40 @@ def _by_model_type() -> dict[str, Family]:
 
 
 def _of_types(known: Mapping[str, Family]) -> dict[str, Family]:
-    # A family that another one hands such models on to comes after it.
+    # A family to which another one passes such models on comes after it.
     handed_on = {name for family in known.values() for name in family.others}
     ordered = sorted(known.values(), key=lambda family: family.name not in handed_on)
     return {name: family for family in ordered for name in family.model_types}
 
 
-# Model types that no family can take, and why: MaxText alone has them, or no decoder of its fits.
+# Model types that no family supports, with the reasons.
 #
 # Compared with the decoders of MaxText 0.2.5 and the models of transformers 5.
 #
-# MaxText's own models, which have no weights on the hub and no class in transformers.
+# MaxText's own models, which have no weights on the Hub and no class in transformers.
 OF_MAXTEXT: Mapping[str, str] = {
-    "envy": "its weights are trained with MaxText, and no names on the hub are known for them",
+    "envy": "its weights are trained with MaxText, and their names on the Hub are unknown",
     "gpt3": "MaxText has it as a benchmark, and no weights are published",
-    "weaver": "its weights have names of their own, and none are published",
+    "weaver": "its weights have special names, and none are published",
 }
 _DENSE_3_5 = "MaxText 0.2.5's qwen3_5 decoder has experts in every layer, and this model has none"
-_TEXT_OF_2 = "its text is Qwen 2's, but MaxText 0.2.5 has no tower that sees or hears as this one's"
+_TEXT_OF_2 = "its text model is Qwen 2, but MaxText 0.2.5 does not have its towers"
 _FACTORS = (
-    "it scales embeddings, residuals and scores by factors of its own, which MaxText 0.2.5 does nowhere"
+    "it scales embeddings, residuals and scores by additional factors, which MaxText 0.2.5 does not support"
 )
-_PIXTRAL = "its text is Mistral's, but MaxText 0.2.5 has no tower as Pixtral's"
-# Near a family by name or shape.
+_PIXTRAL = "its text model is Mistral, but MaxText 0.2.5 does not have Pixtral's tower"
+# Models that resemble a family by name or shape.
 UNFIT: Mapping[str, str] = {
-    "cohere": "its layers attend and feed forward side by side, which no decoder of MaxText 0.2.5 does",
-    "cohere2": "its layers attend and feed forward side by side, which no decoder of MaxText 0.2.5 does",
-    "gemma3n": "MaxText 0.2.5 has none of its alternating updates (AltUp) and low-rank branches (LAuReL)",
+    "cohere": "its layers run attention and MLP in parallel, which no decoder of MaxText 0.2.5 does",
+    "cohere2": "its layers run attention and MLP in parallel, which no decoder of MaxText 0.2.5 does",
+    "gemma3n": "MaxText 0.2.5 has no alternating updates (AltUp) and no low-rank branches (LAuReL)",
     "granite": _FACTORS,
     "granitemoe": _FACTORS,
     "kimi_linear": "MaxText 0.2.5 has no linear attention with a gate for each channel (KDA)",
     "mistral3": _PIXTRAL,
     "pixtral": _PIXTRAL,
-    "mllama": "MaxText 0.2.5 has no layers that attend to images (Llama 3.2 Vision)",
-    "olmo": "its norms have no weights; MaxText 0.2.5 has OLMo 2 and 3 alone",
+    "mllama": "MaxText 0.2.5 has no cross-attention to images (Llama 3.2 Vision)",
+    "olmo": "its norms have no weights; MaxText 0.2.5 only has OLMo 2 and 3",
     "olmoe": "MaxText 0.2.5's OLMo decoder has no experts",
     "qwen2_5_omni": _TEXT_OF_2,
     "qwen2_5_vl": _TEXT_OF_2,
@@ -226,5 +226,5 @@ UNFIT: Mapping[str, str] = {
     "qwen2_moe": "MaxText 0.2.5 has no decoder with both Qwen 2's attention and experts",
     "qwen3_5": _DENSE_3_5,
     "qwen3_5_text": _DENSE_3_5,
-    "smollm3": "some of its layers have no rotary embedding: MaxText 0.2.5 has that in Llama 4 alone",
+    "smollm3": "some of its layers have no rotary embedding, which MaxText 0.2.5 only supports in Llama 4",
 }

@@ -1,4 +1,4 @@
-"""What there is to say of a family before there is a model: for listings and the documentation."""
+"""Summaries of families without a model, for listings and the documentation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ DIRECTIONS = ("hf-to-maxtext", "maxtext-to-hf")
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """A group of layers as it is named.
+    """A group of layers and its names.
 
     Attributes:
         right: prefix of Hugging Face's keys.
         unscanned, scanned: prefixes of MaxText's; scanned is empty as in `Layers`.
-        stacked: axes that are in the arrays of a scanned model.
+        stacked: axes of the layers in the arrays of a scanned model.
     """
 
     right: str
@@ -28,12 +28,12 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class ValueSummary:
-    """A function of values, and the rows that apply it.
+    """A value operation, and the rows that apply it.
 
     Attributes:
         op: its text, such as "scale head_dim -0.5".
-        exact: whether the way back gives bfloat16 values' bits, whatever the model's sizes.
-        reason: when it does not, or for which values.
+        exact: whether the reverse conversion restores the bits of bfloat16 values for all model sizes.
+        reason: when it does not, or for which values it does.
         rows: MaxText's names, below the layers' prefix.
     """
 
@@ -45,14 +45,14 @@ class ValueSummary:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FamilySummary:
-    """A family in short.
+    """A summary of a family.
 
     Attributes:
         name, model_types, models: as in `Family`.
         directions: commands that convert such models.
         layers: groups of layers; each may be scanned on axis 0 or 1, or unscanned.
         never_scanned: as in `Family`.
-        values: what changes values; where there is nothing, every bit comes back.
+        values: operations that change values; without any, the round trip is exact.
     """
 
     name: str
@@ -68,20 +68,20 @@ class FamilySummary:
 
 
 def summary(family: Family) -> FamilySummary:
-    """The family in short."""
+    """Return the summary of a family."""
     groups = tuple(
         GroupSummary(layer.right, layer.left, layer.scanned, layer.stacked) for layer in family.layers
     )
-    declared = family.name, family.model_types, family.models
-    return FamilySummary(*declared, DIRECTIONS, groups, _values(family), family.never_scanned)
+    identity = family.name, family.model_types, family.models
+    return FamilySummary(*identity, DIRECTIONS, groups, _values(family), family.never_scanned)
 
 
 def _values(family: Family) -> tuple[ValueSummary, ...]:
-    result: dict[ValueOp, list[str]] = {}
+    rows_by_op: dict[ValueOp, list[str]] = {}
     for row in (*family.rows, *(row for group in family.layers for row in group.rows)):
         if row.op is not None:
-            result.setdefault(row.op, []).append(str(row.left.key))
-    return tuple(_value(op, tuple(dict.fromkeys(rows))) for op, rows in result.items())
+            rows_by_op.setdefault(row.op, []).append(str(row.left.key))
+    return tuple(_value(op, tuple(dict.fromkeys(rows))) for op, rows in rows_by_op.items())
 
 
 def _value(op: ValueOp, rows: tuple[str, ...]) -> ValueSummary:

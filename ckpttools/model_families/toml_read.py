@@ -1,7 +1,7 @@
-"""A family out of a TOML file: the fields of `Family` and `Layers`, rows as text or tables; nothing else.
+"""Read a family from a TOML file: the fields of `Family` and `Layers`, with rows as text or tables.
 
-Rows that several groups of layers have may stand in `[sets]` under a name; in a list of rows it is all of
-them. Nothing in such a file is run.
+Rows that several groups of layers share may be in `[sets]`, each set under a name; a list of rows may contain
+such names. Nothing in the file is executed.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ Sets = Mapping[str, Rows]
 
 
 def family_from_toml(content: str, location: str) -> Family:
-    """The family that a file describes.
+    """Return the family that a file describes.
 
     Args:
-        content: of the file.
+        content: the content of the file.
         location: its name, for messages.
 
     Raises:
         FormatError: not TOML.
-        MappingError: not a family; says in which table, under which key, what is there and what should be.
+        MappingError: not a family; the error names the table, the key, the value and what is expected.
     """
     try:
         document = tomllib.loads(content)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise FormatError("not a TOML file", location=location, got=error) from error
     sets = mapping(partial(_rows, {}))(document.get("sets", {}), f"{location}: sets")
-    result = fields(_family_readers(sets), required=("name", "rows"))(document, f"{location}:")
-    result.pop("sets", None)
-    return Family(**{"model_types": (), "models": (), "layers": (), "sizes": {}, **result})
+    entries = fields(_family_readers(sets), required=("name", "rows"))(document, f"{location}:")
+    entries.pop("sets", None)
+    return Family(**{"model_types": (), "models": (), "layers": (), "sizes": {}, **entries})
 
 
 def _family_readers(sets: Sets) -> dict[str, Reader]:
@@ -80,7 +80,7 @@ def _family_readers(sets: Sets) -> dict[str, Reader]:
         "settings": _settings,
         "rows": partial(_rows, sets),
         "layers": list_of(partial(_layers, sets)),
-        # Read before the others, which name them.
+        # This comes first, because other entries refer to the sets.
         "sets": lambda *_: sets,
     }
 
@@ -91,17 +91,17 @@ def _part(value: object, location: str) -> UnsupportedPart:
 
 
 def _alternatives(value: object, location: str) -> Alternatives:
-    """Configuration fields, at the end perhaps the length where none is there."""
+    """Read names of configuration fields, with an optional default length at the end."""
     items = value if isinstance(value, list) else [value]
     default = items[-1] if items and isinstance(items[-1], int) and not isinstance(items[-1], bool) else None
     names = text_or_texts(items if default is None else items[:-1], location)
     if not names or (default is not None and default < 0):
         raise MappingError(
-            "this gives no length",
+            "this does not give a length",
             location=location,
             got=value,
-            expected="names of configuration fields, and at the end perhaps a number for where none is there",
-            hint="a length that all models have belongs in [constants]",
+            expected="names of configuration fields, with an optional default number at the end",
+            hint="move a length that all models share to [constants]",
         )
     return names if default is None else (*names, default)
 
@@ -157,11 +157,11 @@ def _spelling(value: object, location: str) -> Spelling:
 
 
 def _vocabularies(value: object, location: str) -> dict[int, int]:
-    result = mapping(length)(value, location)
-    for key in result:
+    vocabularies = mapping(length)(value, location)
+    for key in vocabularies:
         if not key.isdecimal():
-            raise MappingError("not a number of rows", location=location, got=key, expected="a whole number")
-    return {int(key): rows for key, rows in result.items()}
+            raise MappingError("not a number of rows", location=location, got=key, expected="an integer")
+    return {int(key): rows for key, rows in vocabularies.items()}
 
 
 _ROW: Mapping[str, Reader] = {
@@ -178,11 +178,11 @@ _SIDES = ("left", "left_axes", "right", "right_axes")
 
 
 def _rows(sets: Sets, value: object, location: str) -> Rows:
-    """Rows as the lines of a text, or a list of such texts, of tables and of names of sets, in any order."""
+    """Read rows from a text with one row per line, or from a list of such texts, tables and names of sets."""
     if isinstance(value, str):
         return _of_text(value, location)
-    result: tuple[Rows, ...] = list_of(partial(_row_or_set, sets))(value, location)
-    return tuple(item for some in result for item in some)
+    row_groups: tuple[Rows, ...] = list_of(partial(_row_or_set, sets))(value, location)
+    return tuple(item for some in row_groups for item in some)
 
 
 def _of_text(value: str, location: str) -> Rows:
@@ -193,12 +193,12 @@ def _of_text(value: str, location: str) -> Rows:
 def _of_table(value: Mapping[str, object], location: str) -> Rows:
     left = value.get("left")
     named = f"{location} ({left})" if isinstance(left, str) else location
-    declared = fields(_ROW, required=_SIDES)(value, named)
+    entries = fields(_ROW, required=_SIDES)(value, named)
     with add_location(named):
         left, right = (
-            parse_side(declared.pop(side), declared.pop(f"{side}_axes")) for side in ("left", "right")
+            parse_side(entries.pop(side), entries.pop(f"{side}_axes")) for side in ("left", "right")
         )
-        return (Row(left, right, **declared),)
+        return (Row(left, right, **entries),)
 
 
 def _row_or_set(sets: Sets, value: object, location: str) -> Rows:
@@ -210,9 +210,9 @@ def _row_or_set(sets: Sets, value: object, location: str) -> Rows:
     if ARROW in named:
         return _of_text(named, location)
     raise MappingError(
-        f"there is no set of rows {named!r}",
+        f"unknown set of rows {named!r}",
         location=location,
-        expected="one of " + ", ".join(sets) if sets else "rows, or a set that [sets] makes",
+        expected="one of " + ", ".join(sets) if sets else "rows, or a set in [sets]",
         hint=did_you_mean(named, sets),
     )
 
@@ -227,9 +227,9 @@ def _layers(sets: Sets, value: object, location: str) -> Layers:
         "when": text,
         "unless": text,
     }
-    stated = fields(readers, required=("right", "left", "stacked", "rows"))(value, location)
-    result = Layers(**{"scanned": "", **stated})
+    entries = fields(readers, required=("right", "left", "stacked", "rows"))(value, location)
+    group = Layers(**{"scanned": "", **entries})
     for scan_axis in (None, 1):
         with add_location(location):
-            list(result.all_rows(scan_axis))
-    return result
+            list(group.all_rows(scan_axis))
+    return group

@@ -1,4 +1,4 @@
-"""Write a family as a TOML file, the inverse of `toml_read`: a starting point for a custom family."""
+"""Write a family as a TOML file, the inverse of `toml_read`: as a starting point for a custom family."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _QUOTES = "'''"
 
 
 def family_to_toml(family: Family) -> str:
-    """The text from which `family_from_toml` makes the same family.
+    """Return the text from which `family_from_toml` creates the same family.
 
     Raises:
-        MappingError: it has a row that has no text: by its value op, or by blanks in a name.
+        MappingError: a row cannot be written as text, because of its value op or of spaces in a name.
     """
     sets = _shared_rows(family.layers)
     lines = [
@@ -62,7 +62,7 @@ def family_to_toml(family: Family) -> str:
 
 
 def _shared_rows(layers: Sequence[Layers]) -> dict[Rows, str]:
-    """Names for what groups of layers have in common, and for the rest of these groups."""
+    """Return names for the rows that groups of layers share, and for the other rows of these groups."""
     runs = [_runs(group, layers) for group in layers]
     times = [rows for run in runs for rows in set(run)]
     sets: dict[Rows, str] = {}
@@ -76,13 +76,13 @@ def _shared_rows(layers: Sequence[Layers]) -> dict[Rows, str]:
 
 
 def _runs(group: Layers, layers: Sequence[Layers]) -> list[Rows]:
-    """A group's rows, cut where the groups that have them change."""
+    """Split a group's rows where the set of groups that share them changes."""
     runs = groupby(group.rows, key=lambda row: tuple(row in other.rows for other in layers))
     return [tuple(rows) for _, rows in runs]
 
 
 def _stem(group: Layers) -> str:
-    """The last word of the group's name in a scanned model."""
+    """Return the last word of the group's name in a scanned model."""
     return group.scanned.split("{")[0].rstrip("_").rpartition(".")[2] or "layers"
 
 
@@ -104,19 +104,21 @@ def _layers(group: Layers, layers: Sequence[Layers], sets: Mapping[Rows, str]) -
 
 
 def _rows(name: str, rows: Rows) -> Iterator[str]:
-    """A text with the rows as lines of a table."""
+    """Yield the rows as a text with one row per line."""
     for row in rows:
         if parse_row(text := str(row)) != row:
-            raise MappingError("this row has no text", got=text, hint="a name may have no blanks in it")
+            raise MappingError(
+                "this row cannot be written as text", got=text, hint="remove the spaces from names"
+            )
     lines = rows_text(rows, _WIDTH).split("\n") if rows else []
     yield "\n".join([f'{name} = """', *(_value(line)[1:-1] for line in lines), '"""'])
 
 
 def _settings(rules: SettingRules) -> Iterator[str]:
-    """A text with the rules as lines; as it is, since they are full of quotes."""
+    """Yield the rules as a literal string, because they contain many quotes."""
     text = str(rules)
     if _QUOTES in text:
-        raise MappingError("this text cannot stand in TOML as it is", got=_QUOTES)
+        raise MappingError("TOML cannot contain this text as a literal string", got=_QUOTES)
     if text:
         yield f"settings = {_QUOTES}\n{text}\n{_QUOTES}"
 
@@ -148,7 +150,7 @@ def _table(name: str, values: Mapping[str, object], gap: bool = True) -> Iterato
 
 
 def _entries(values: Mapping[str, object]) -> Iterator[str]:
-    """Keys and values; those that are empty say nothing and are left out."""
+    """Yield keys and values without the empty ones."""
     for key, value in values.items():
         if value not in ("", (), False):
             yield _entry(key, value)
@@ -169,7 +171,7 @@ def _key(name: str) -> str:
 
 
 def _value(value: object) -> str:
-    """A value as TOML has it: JSON's spelling, but for one character that TOML wants escaped."""
+    """Return a value in TOML: JSON syntax, except for one character that TOML requires to be escaped."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, float):

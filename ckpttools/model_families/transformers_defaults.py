@@ -1,11 +1,12 @@
-"""Defaults of the configuration classes of transformers 5.23, which `tests/oracle/silent.py` compares.
+"""Defaults of the configuration classes of transformers 5.23, checked by `tests/oracle/silent.py`.
 
-Of the fields that give sizes or set flags, and of those whose absence rules of settings would refuse, or take
-for something else. What transformers works out of other fields, as `head_dim` of Llama, is not here.
+The table has the fields that give sizes or set flags, and those whose absence would make setting rules fail
+or choose a wrong value. Values that transformers derives from other fields, such as `head_dim` of Llama, are
+left out.
 """
 
-# Values of `model_type`, of the text model or of the whole, then the text model's fields; `rope.NAME` as
-# rules call it, `vision_config.NAME` and `audio_config.NAME` of towers. Types may be named several times.
+# Values of `model_type`, of the text model or the complete model, then fields of the text model; `rope.NAME`
+# as in rules, `vision_config.NAME` and `audio_config.NAME` for towers. A type may occur several times.
 DEFAULTS = """
 deepseek_v2
     first_k_dense_replace=0 hidden_size=4096 intermediate_size=11008 kv_lora_rank=512
@@ -136,7 +137,7 @@ gemma
 """
 
 # Defaults that only comparisons of configurations use, in the same form, without those in `DEFAULTS`.
-# A `layer_types` means that all layers are of this type unless windows are switched on.
+# `layer_types` is the type of all layers unless sliding windows are enabled.
 COMPARED_DEFAULTS = """
 deepseek_v2
     norm_topk_prob=false routed_scaling_factor=1.0

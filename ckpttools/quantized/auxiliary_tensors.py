@@ -1,12 +1,10 @@
 """Auxiliary tensors of quantized weights besides their scales: the rest of their modules.
 
 Shapes, column orders, code tables, activation scales: the tensors differ between schemes, and loaders need
-all of
-them, so a weight owns its whole module. The module's `bias` is the exception: it is added to the result, is
-the
-same without quantization, and loaders create one if the model has it. If a module has several weights, each
-owns
-its own tensors (`up_proj_blocks`, `up_proj_bias`); `weight_bias` belongs to the quantized values.
+all of them, so a weight owns its whole module. The module's `bias` is the exception: it is added to the
+result, is the same without quantization, and loaders create one if the model has it. If a module has several
+weights, each owns its own tensors (`up_proj_blocks`, `up_proj_bias`); `weight_bias` belongs to the quantized
+values.
 """
 
 from __future__ import annotations
@@ -59,8 +57,7 @@ class _Modules:
         below: module -> the weights of each module right below it, by that one's key.
         objects: module -> the weights that are parts of its `weight`, an object of several arrays.
         whole: the weights that own everything below their modules; other weights own only arrays that refer
-            to
-            quantization or share their name.
+            to quantization or share their name.
     """
 
     weights: Mapping[str, list[_ModuleWeight]]
@@ -128,9 +125,7 @@ class _Modules:
         return self.owner_cache[like]
 
     def _owners_in_object(self, name: str) -> Sequence[_ModuleWeight]:
-        """Find owners in an object: `X.weight.meta.table` belongs to the object that has
-        `X.weight.data.qdata`.
-        """
+        """Find owners in an object: `X.weight.meta.table` belongs to that of `X.weight.data.qdata`."""
         result = self.objects.get(name.replace("/", ".").partition(OBJECT)[0], ())
         return result if all(self.facts_of(split_name(item.name)[0]).has_all for item in result) else ()
 

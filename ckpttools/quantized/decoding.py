@@ -189,10 +189,10 @@ class Decode:
             from ckpttools.quantized.scale_checks import list_all_damaged
 
             error = DamagedScalesError(
-                "a quantized weight has scales of which no finite numbers can be made",
+                "a quantized weight has scales that give values that are not finite",
                 location=self.where,
                 got=", ".join(f"{value:g}" for value in wrong[:3]),
-                expected=f"scales of which products are within the range of {self.result}",
+                expected=f"scales whose products are in the range of {self.result}",
                 hint=GET_AGAIN,
             )
             error.list_all = list_all_damaged
@@ -409,8 +409,9 @@ def unscaled_array(weight: Weight, arrays: Mapping[str, LazyArray]) -> LazyArray
 
 
 def _zero_points(weight: Weight, words: LazyArray) -> LazyArray:
-    """Return one zero point per scale from words of eight column neighbors: read by columns as int4 with
-    the scale 1.
+    """Return one zero point per scale from words of eight column neighbors.
+
+    The words are read by columns as int4 with the scale 1.
     """
     float32, (rows, groups) = DTYPES["float32"], weight.scales[0].shape
     one, turned = Constant((1, 1), float32, array("f", [1.0]).tobytes()), (groups, rows)

@@ -86,9 +86,7 @@ def interpret_weights(
 
 
 def _is_plain_table(each: QuantizedWeight) -> bool:
-    """Return whether integers are not quantized values: they have no scales, and too many bits for any
-    scheme.
-    """
+    """Return whether integers have no scales and too many bits for any scheme."""
     return each.dtype.kind in ("int", "uint") and each.dtype.bits > 32 and not each.scales
 
 
@@ -97,7 +95,7 @@ def _clashes(weights: Iterable[Weight], arrays: Mapping[str, ArrayLike], used: s
     count = Counter(weight.name for weight in weights)
     for name, times in count.items():
         if times > 1 or (name in arrays and name not in used):
-            yield f"{name}: there is a plain array and a quantized one of this name"
+            yield f"{name}: a plain array and a quantized one have this name"
 
 
 def unreadable_error(result: Weights, declared: Mapping[str, Any] | None, location: str) -> FormatError:
@@ -105,12 +103,12 @@ def unreadable_error(result: Weights, declared: Mapping[str, Any] | None, locati
     is_read = (declared or {}).get("quant_method") in read_methods()
     is_damaged = is_read and not result.is_whole
     return FormatError(
-        "these quantized weights cannot be dequantized, and their numbers mean nothing without their scales:"
-        + listing(list(result.faults)),
+        "these quantized weights cannot be dequantized, and their values are meaningless without their "
+        "scales:" + listing(list(result.faults)),
         location=location or None,
         got=f"{scheme(declared)} ({FIELD})",
         expected=_expected(is_read, is_damaged),
-        hint="get the checkpoint again with all of its files, config.json among them"
+        hint="download the checkpoint again with all of its files, including config.json"
         if is_damaged
         else remedy(declared, is_read=False),
     )
@@ -118,8 +116,8 @@ def unreadable_error(result: Weights, declared: Mapping[str, Any] | None, locati
 
 def _expected(is_read: bool, is_damaged: bool) -> str:
     if is_damaged:
-        return "each weight with the scales that config.json says"
-    return "a scheme that is read" if is_read else f"{FIELD} of {', '.join(read_methods())}"
+        return "each weight with the scales that config.json declares"
+    return "a supported scheme" if is_read else f"{FIELD} of {', '.join(read_methods())}"
 
 
 _COMPRESSED = "compressed-tensors"
@@ -142,14 +140,14 @@ def _formats(declared: Mapping[str, Any]) -> Iterator[str]:
     for location in (declared, *_mappings(declared.get("config_groups"))):
         name = location.get("format")
         if isinstance(name, str) and name not in _GENERAL | read_formats():
-            yield f"format: {name}, which is not read"
+            yield f"format: {name}, which is not supported"
 
 
 def _sparsity(declared: Mapping[str, Any]) -> Iterator[str]:
     sparsity = declared.get("sparsity_config")
     name = sparsity.get("format") if isinstance(sparsity, Mapping) else None
     if name not in (None, _DENSE):
-        yield f"sparsity_config: weights are stored as {name}, which is not read"
+        yield f"sparsity_config: weights are stored as {name}, which is not supported"
 
 
 def _rotations(declared: Mapping[str, Any]) -> Iterator[str]:
@@ -169,7 +167,7 @@ def _rotations(declared: Mapping[str, Any]) -> Iterator[str]:
     if result:
         yield (
             f"transform_config: activations are rotated at run time ({', '.join(dict.fromkeys(result))}), "
-            "without which the weights mean something else"
+            "without which the weights have another meaning"
         )
 
 

@@ -1,8 +1,7 @@
 """Selection, by name, of the weights of a Hugging Face model to quantize.
 
 It follows published models, which quantize the matrices that tokens are multiplied by. Embeddings, norms,
-output
-heads, routers and towers are left unchanged; loaders learn this from the list in `config.json`.
+output heads, routers and towers are left unchanged; loaders learn this from the list in `config.json`.
 """
 
 from __future__ import annotations
@@ -135,10 +134,8 @@ def unquantized_modules(arrays: Mapping[str, ArrayLike], quantized: Collection[s
     """Return the full names of modules with unquantized matrices.
 
     This includes a tied output head, which is not stored as an array: loaders create a module for it. vLLM
-    compares
-    full names of linear layers; transformers before 5 matches parts of names, so that `model.layers.1` would
-    also
-    match `model.layers.10`.
+    compares full names of linear layers; transformers before 5 matches parts of names, so that
+    `model.layers.1` would also match `model.layers.10`.
 
     Args:
         arrays: by name.

@@ -1,6 +1,4 @@
-"""Protection of quantized weights: transforms must not separate them from their scales or use them as
-plain numbers.
-"""
+"""Protect quantized weights from transforms that would separate them from their scales or misread them."""
 
 from __future__ import annotations
 
@@ -29,18 +27,17 @@ def spare_quantized(
     """Drop casts that quantized weights rule out, unless the user named the arrays.
 
     Args:
-        tree: before the cast.
+        tree: the tree before the cast.
         expected: path -> new dtype.
         named: the subset of `expected` that the user named.
-        force: whether to cast narrow numbers without scales although the configuration states another dtype.
+        force: whether to cast narrow values without scales even if the configuration states another dtype.
 
     Returns:
         The remaining casts, and notes about them.
 
     Raises:
-        FormatError: a quantized weight, or by name one of its auxiliary tensors, is to be cast; narrow
-            numbers may
-            have lost their scales; or arrays are cast to narrow dtypes next to quantized weights.
+        FormatError: a quantized weight, or by name one of its auxiliary tensors, is to be cast; narrow values
+            may have lost their scales; or arrays are cast to narrow dtypes next to quantized weights.
     """
     view, config, location = quantized_view(tree), tree.metadata.config, tree.metadata.location
     if expected and view.declared:
@@ -56,10 +53,10 @@ def spare_quantized(
     asked = [f"{side}, which belongs to {item.name}" for side, item in sides.items() if names[side] in named]
     if asked:
         raise FormatError(
-            "what belongs to quantized weights cannot be cast:" + listing(asked),
+            "auxiliary tensors of quantized weights cannot be cast:" + listing(asked),
             location=location or None,
             got=view.scheme or None,
-            hint=f"name other arrays in {option('dtype_map')}; {option('dtype')} leaves these as they are",
+            hint=f"name other arrays in {option('dtype_map')}; {option('dtype')} does not change these",
         )
     left = {names[side] for side in sides}
     _refuse_few_bits(tree, {path: dtype for path, dtype in expected.items() if path not in left})
@@ -76,20 +73,21 @@ def _refuse_unknown(tree: Tree, expected: Collection[Path]) -> None:
 
 
 def _refuse_few_bits(tree: Tree, expected: Mapping[Path, DType]) -> None:
-    """Refuse casts to narrow dtypes next to quantized weights: readers would take such numbers for
-    quantized values.
+    """Refuse casts to narrow dtypes next to quantized weights.
+
+    Readers would take such arrays for quantized values.
     """
     view = quantized_view(tree)
     few = {path: dtype for path, dtype in expected.items() if dtype.is_float and not is_plain(dtype)}
     if view.weights and few:
         lines = [f"{dotted(path)}: {tree.arrays[path].dtype} to {dtype}" for path, dtype in few.items()]
         raise FormatError(
-            "beside quantized weights, arrays that are cast to so few bits would be taken for weights "
-            "without their scales:" + listing(lines),
+            "next to quantized weights, arrays with so few bits would be mistaken for weights "
+            "without scales:" + listing(lines),
             location=tree.metadata.location or None,
             got=view.scheme or next(map(str, view.weights.values())),
-            hint="leave these arrays as they are; or dequantize the whole model "
-            f"({action('cast', 'SRC', 'DST', dtype='bfloat16')}), and quantize that "
+            hint="do not cast these arrays; or dequantize the model "
+            f"({action('cast', 'SRC', 'DST', dtype='bfloat16')}), and quantize it again "
             f"({action('quantize', 'SRC', 'DST')})",
         )
 
@@ -98,7 +96,7 @@ def _untouched(sides: Mapping[str, QuantizedWeight], declared: Mapping[str, Any]
     if sides:
         count = f"{len(sides)} array" + "s" * (len(sides) > 1)
         keys = ", ".join(dict.fromkeys(last_keys([side]) for side in sides))
-        yield f"not cast, as they belong to quantized weights: {count} ({keys})"
+        yield f"not cast, because they belong to quantized weights: {count} ({keys})"
         if declared:
             yield f"the weights stay quantized, {scheme(declared)}: {remedy(declared)}"
 
@@ -107,18 +105,18 @@ def _taken(unclear: Collection[QuantizedWeight]) -> Iterator[str]:
     if unclear:
         dtypes = ", ".join(sorted({str(item.dtype) for item in unclear}))
         yield (
-            f"{dtypes} is taken for the values themselves, as nothing here scales it: "
-            "if scales were lost, what is written means nothing"
+            f"{dtypes} values are taken literally, because they have no scales: "
+            "if scales were lost, the output is meaningless"
         )
 
 
-def refuse_separation(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> None:
+def refuse_separation(tree: Tree, new_tree: Tree, sources: Mapping[Path, Path]) -> None:
     """Refuse a tree that separates quantized weights from their auxiliary tensors.
 
     Args:
-        tree: before.
-        built: after.
-        sources: path in `built` -> path in `tree`, for all arrays that have kept their dtype.
+        tree: the tree before the transform.
+        new_tree: the tree after the transform.
+        sources: path in `new_tree` -> path in `tree`, for all arrays that have kept their dtype.
 
     Raises:
         MappingError: a weight or an auxiliary tensor is left out, loses the name that connects them, or is
@@ -126,34 +124,36 @@ def refuse_separation(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> 
     """
     view = quantized_view(tree)
     members = {id(tree.arrays[view.paths[name]]): name for name in view.members}
-    _refuse_rearranging(tree, is_rearranged(built, members))
+    _refuse_rearranging(tree, is_rearranged(new_tree, members))
     if any(weight.sides for weight in view.weights.values()):
-        _refuse_halves(tree, built, sources)
-    _refuse_rearranging(tree, recast(built, members))
-    _refuse_rearranging(tree, separate_members(built, members, view.weights))
+        _refuse_halves(tree, new_tree, sources)
+    _refuse_rearranging(tree, recast(new_tree, members))
+    _refuse_rearranging(tree, separate_members(new_tree, members, view.weights))
 
 
-def _refuse_halves(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> None:
-    """Refuse incomplete quantized modules; arguments and errors as `refuse_separation`."""
+def _refuse_halves(tree: Tree, new_tree: Tree, sources: Mapping[Path, Path]) -> None:
+    """Refuse incomplete quantized modules; arguments and errors as for `refuse_separation`."""
     view = quantized_view(tree)
     before = view.weights.values()
     targets = {dotted(source): dotted(target) for target, source in sources.items()}
     own = (tree.arrays[view.paths[name]] for name in view.weights)
     weights = {id(array): array for array in own}
-    lost = [*_lost(before, targets, built), *_intermediate_casts(weights, built)]
+    lost = [*_lost(before, targets, new_tree), *_intermediate_casts(weights, new_tree)]
     left = [*_left_over(before, targets), *_is_separated(before, targets)]
     if lost or left:
         what = (
-            "quantized weights would lose their scales, or what else they need, without which their numbers "
-            "mean nothing:"
+            "quantized weights would lose their scales or other auxiliary tensors, without which their "
+            "values "
+            "are meaningless:"
             if lost
-            else "of quantized modules a part would be left, which means nothing without their weights:"
+            else "parts of quantized modules would remain, which are meaningless without their weights:"
         )
         raise MappingError(
             what + listing([*lost, *left]),
             location=tree.metadata.location or None,
             got=view.scheme or None,
-            hint="keep or leave out each module whole: its weight and all that belongs to it, under names "
+            hint="keep or leave out each module completely: its weight and all its auxiliary tensors, with "
+            "names "
             "that belong together",
         )
 
@@ -163,23 +163,24 @@ def _refuse_rearranging(tree: Tree, lines: Iterator[str]) -> None:
     wrong = list(lines)
     if wrong:
         raise MappingError(
-            "what belongs to quantized modules can be renamed, not rearranged:" + listing(wrong),
+            "arrays of quantized modules can be renamed, but not rearranged:" + listing(wrong),
             location=tree.metadata.location or None,
             got=quantized_view(tree).scheme or None,
-            expected="each of these arrays as it is, or all of a module's stacked alike on a new first axis",
-            hint="leave the axes of these arrays as they are, or dequantize the model first",
+            expected="unchanged arrays, or all arrays of a module stacked in the same way on a new first "
+            "axis",
+            hint="do not change the axes of these arrays, or dequantize the model first",
         )
 
 
-def _lost(before: Collection[QuantizedWeight], targets: Mapping[str, str], built: Tree) -> Iterator[str]:
-    """List each weight that has lost a required array, one line each.
+def _lost(before: Collection[QuantizedWeight], targets: Mapping[str, str], new_tree: Tree) -> Iterator[str]:
+    """Yield a line for each weight that has lost a required array.
 
     Args:
-        before: the weights.
+        before: the weights before the transform.
         targets: old name -> new name of arrays that have kept their dtype.
-        built: the new tree.
+        new_tree: the new tree.
     """
-    view = quantized_view(built)
+    view = quantized_view(new_tree)
     after, known, fewest = view.candidates, set(targets.values()), _fewest_sides(before)
     for item in before:
         target = targets.get(item.name)
@@ -193,7 +194,7 @@ def _lost(before: Collection[QuantizedWeight], targets: Mapping[str, str], built
         if missing:
             yield f"{target}: without {last_keys(missing)}"
     for name, path in view.paths.items():
-        array = built.arrays[path]
+        array = new_tree.arrays[path]
         weight = after.get(name) or QuantizedWeight(name, array.dtype, ())
         is_matrix = len(array.shape) > 1 and not scales_word(name)
         expected = fewest.get(array.dtype, 0) if is_matrix else 0
@@ -203,7 +204,7 @@ def _lost(before: Collection[QuantizedWeight], targets: Mapping[str, str], built
 
 
 def _left_over(before: Collection[QuantizedWeight], targets: Mapping[str, str]) -> Iterator[str]:
-    """List each array that is kept without any of the weights that own it, one line each."""
+    """Yield a line for each array that is kept without any of its weights."""
     owners: defaultdict[str, list[str]] = defaultdict(list)
     for item in before:
         for side in item.sides:
@@ -214,9 +215,7 @@ def _left_over(before: Collection[QuantizedWeight], targets: Mapping[str, str]) 
 
 
 def _is_separated(before: Collection[QuantizedWeight], targets: Mapping[str, str]) -> Iterator[str]:
-    """List each weight that is left out while others of its module with the same scales are kept, one line
-    each.
-    """
+    """Yield a line for each weight that is left out while others with the same scales are kept."""
     sharing: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for item in before:
         for scale in item.scales:
@@ -227,18 +226,18 @@ def _is_separated(before: Collection[QuantizedWeight], targets: Mapping[str, str
             yield f"{scale}: without {last_keys(gone)}"
 
 
-def _intermediate_casts(weights: Mapping[int, LazyArray], built: Tree) -> Iterator[str]:
-    """List each array that is cast from a weight's unscaled values, one line each.
+def _intermediate_casts(weights: Mapping[int, LazyArray], new_tree: Tree) -> Iterator[str]:
+    """Yield a line for each array that is cast from a weight's unscaled values.
 
     Args:
-        weights: by their identity.
-        built: the new tree.
+        weights: identity -> weight.
+        new_tree: the new tree.
     """
-    for path, array in built.arrays.items():
-        rest = [array]
-        while rest:
-            each = rest.pop()
-            rest += source_arrays(each)
+    for path, array in new_tree.arrays.items():
+        pending = [array]
+        while pending:
+            each = pending.pop()
+            pending += source_arrays(each)
             if id(each) in weights and each.dtype != array.dtype:
                 yield f"{dotted(path)}: cast from {each.dtype} to {array.dtype}"
                 break
@@ -252,9 +251,9 @@ def _fewest_sides(weights: Collection[QuantizedWeight]) -> dict[DType, int]:
     return fewest
 
 
-# Check whether parts of quantized modules keep their order. Numbers are packed along axes and scaled in
-# groups along axes, so another order of elements changes their meaning. Whole modules stacked along a new
-# first axis, such as experts, keep the order, and so does each slice of such a stack.
+# Check whether parts of quantized modules keep their order. Values are packed along axes and scaled in groups
+# along axes, so another order of elements changes their meaning. Complete modules stacked along a new first
+# axis, such as experts, keep the order, and so does each slice of such a stack.
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +262,7 @@ class _Origin:
 
     Attributes:
         how: stacks, and indices in stacks, around the members; equal for all arrays of modules that are
-            treated in
-            the same way.
+            treated in the same way.
         members: names of parts of quantized modules, in order.
     """
 
@@ -272,28 +270,28 @@ class _Origin:
     members: tuple[str, ...]
 
 
-def is_rearranged(built: Tree, members: Mapping[int, str]) -> Iterator[str]:
-    """List each array in which a part of a quantized module is in another order, one line each.
+def is_rearranged(new_tree: Tree, members: Mapping[int, str]) -> Iterator[str]:
+    """Yield a line for each array in which a part of a quantized module is in another order.
 
     Args:
-        built: the new tree.
+        new_tree: the new tree.
         members: identity -> name of each part of a quantized module in the old tree.
     """
-    for name, array, member in _others(built, members):
+    for name, array, member in _others(new_tree, members):
         if member.dtype == array.dtype:
             yield f"{name}: {members[id(member)]} in another order"
 
 
-def recast(built: Tree, members: Mapping[int, str]) -> Iterator[str]:
-    """List each array in which a part of a quantized module has another dtype; as `is_rearranged`."""
-    for name, array, member in _others(built, members):
+def recast(new_tree: Tree, members: Mapping[int, str]) -> Iterator[str]:
+    """Yield a line for each array in which a part of a quantized module has another dtype."""
+    for name, array, member in _others(new_tree, members):
         if member.dtype != array.dtype:
             yield f"{name}: cast from {member.dtype} to {array.dtype}"
 
 
-def _others(built: Tree, members: Mapping[int, str]) -> Iterator[tuple[str, LazyArray, LazyArray]]:
+def _others(new_tree: Tree, members: Mapping[int, str]) -> Iterator[tuple[str, LazyArray, LazyArray]]:
     """Yield arrays built from parts other than by stacking, each with one of the parts."""
-    for path, array in built.arrays.items():
+    for path, array in new_tree.arrays.items():
         if id(array) not in members and not _origin(array, members):
             member = next(_members(array, members), None)
             if member is not None:
@@ -301,33 +299,32 @@ def _others(built: Tree, members: Mapping[int, str]) -> Iterator[tuple[str, Lazy
 
 
 def _members(array: LazyArray, members: Mapping[int, str]) -> Iterator[LazyArray]:
-    rest = [array]
-    while rest:
-        each = rest.pop()
+    pending = [array]
+    while pending:
+        each = pending.pop()
         if id(each) in members:
             yield each
         else:
-            rest += source_arrays(each)
+            pending += source_arrays(each)
 
 
 def separate_members(
-    built: Tree, members: Mapping[int, str], before: Mapping[str, QuantizedWeight]
+    new_tree: Tree, members: Mapping[int, str], before: Mapping[str, QuantizedWeight]
 ) -> Iterator[str]:
-    """List each array built from parts of quantized modules whose other parts are not treated in the same
-    way.
+    """Yield a line for each array whose quantized module has parts that are treated differently.
 
     Args:
-        built, members: as for `is_rearranged`.
+        new_tree, members: as for `is_rearranged`.
         before: the quantized weights of the old tree.
     """
     origins: dict[str, _Origin] = {}
-    for path, array in built.arrays.items():
+    for path, array in new_tree.arrays.items():
         origin = None if id(array) in members else _origin(array, members)
         if origin:
             origins[dotted(path)] = origin
     if not origins:
         return
-    after = quantized_view(built).candidates
+    after = quantized_view(new_tree).candidates
     owned: set[str] = set()
     for name, origin in origins.items():
         weights = [before[member] for member in origin.members if member in before]
@@ -359,11 +356,11 @@ def _origin(array: LazyArray, members: Mapping[int, str]) -> _Origin | None:
         return _Origin(("whole",), (members[id(array)],))
     if isinstance(array, Stack) and array.axis == 0:
         parts = [_origin(part, members) for part in array.parts]
-        result = [part for part in parts if part is not None]
-        if len(result) < len(parts):
+        origins = [part for part in parts if part is not None]
+        if len(origins) < len(parts):
             return None
         return _Origin(
-            ("stack", *(item.how for item in result)), tuple(n for item in result for n in item.members)
+            ("stack", *(item.how for item in origins)), tuple(n for item in origins for n in item.members)
         )
     if isinstance(array, Take) and array.axis == 0:
         origin = _origin(array.source, members)

@@ -108,7 +108,7 @@ def damaged_error(
         hint: the next step.
     """
     return DamagedScalesError(
-        "these quantized weights have scales of which no finite numbers can be made:" + listing(list(lines)),
+        "these quantized weights have scales that give values that are not finite:" + listing(list(lines)),
         location=location,
         got=got,
         hint=hint,
@@ -117,7 +117,7 @@ def damaged_error(
 
 def damage_text(decode: Decode) -> str:
     """Return the end of a line about a damaged scale, after its value."""
-    return f"of which no finite {decode.result} can be made"
+    return f"which gives {decode.result} values that are not finite"
 
 
 def are_local(scales: Iterable[LazyArray]) -> bool:
@@ -148,7 +148,7 @@ def list_all_damaged(error: DamagedScalesError, arrays: Iterable[LazyArray]) -> 
         return error
     if not result:
         return error
-    unseen = f"; scales of {len(rest):,} more weights were not looked at" if rest else ""
+    unseen = f"; scales of {len(rest):,} more weights were not checked" if rest else ""
     built = _error_of(result, GET_AGAIN + unseen)
     built.__cause__ = error
     return built
@@ -198,7 +198,7 @@ def refuse_damaged(result: ValueFaults, declared: Mapping[str, Any] | None, loca
     """Refuse damaged scales, and describe scales that are not positive.
 
     Raises:
-        DamagedScalesError: there are damaged scales; lists all.
+        DamagedScalesError: damaged scales exist; the error lists all of them.
     """
     if result.damaged:
         raise damaged_error(
@@ -234,7 +234,7 @@ def value_faults(
         signs: whether to include scales that are not positive.
 
     Raises:
-        StorageError: they cannot be read.
+        StorageError: the scales cannot be read.
     """
     looked_at = (weight for weight in weights if are_local(arrays[scale.name] for scale in weight.scales))
     damaged: dict[str, str] = {}

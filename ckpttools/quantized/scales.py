@@ -1,8 +1,7 @@
 """Detection of scales from structure: a narrow array with a `scale` or similar array next to it.
 
 Names differ between schemes, and new schemes appear. Their common structure is a narrow array, and an array
-in
-the same module whose last key contains a word for a scale or a zero point. Other words of that key
+in the same module whose last key contains a word for a scale or a zero point. Other words of that key
 (`weight_scale`, `scale_weight`, `wi_0_scale`) identify the weight if a module has several.
 """
 
@@ -289,8 +288,9 @@ def _near(scale: _ModuleArray, arrays: Iterable[_ModuleArray]) -> list[_ModuleAr
 
 
 def _is_scaled(array: _ModuleArray, scale: _ModuleArray) -> bool:
-    """Return whether the scale has the array's name: it may have any rank, and blocks may have any float
-    dtype.
+    """Return whether the scale has the array's name.
+
+    It may have any rank, and blocks may have any float dtype.
     """
     return (scale.is_block_scale and array.dtype.is_float) or (
         is_narrow(array.dtype) and _may_scale(scale, array)

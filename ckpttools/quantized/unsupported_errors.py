@@ -24,7 +24,8 @@ from ckpttools.quantized.weights import QuantizedWeight, can_be_codes, find_weig
 _EXPECTED = "weights in bfloat16, float16 or float32 that need no scales"
 _IN_TRANSFORMERS = "in transformers, from_pretrained, then dequantize() and save_pretrained"
 _FROM_AWQ = (
-    "convert the model to compressed-tensors, which is read here, by convert_checkpoint and AutoAWQConverter "
+    "convert the model to compressed-tensors, which is supported here, with convert_checkpoint and "
+    "AutoAWQConverter "
     "of that package"
 )
 _DEQUANTIZING = {
@@ -85,12 +86,12 @@ def refuse_unknown(
     signs = signs_of_scheme(arrays, config)
     if signs:
         raise FormatError(
-            f"these arrays cannot be {done}: config.json says that weights are quantized, and these look so"
+            f"these arrays cannot be {done}: config.json declares quantized weights, and these resemble them"
             + listing([f"{name}: {arrays[name].dtype}" for name in signs]),
             location=location or None,
             got=f"{scheme(declared_quantization(config))} ({FIELD})",
             expected=_EXPECTED,
-            hint=f"{remedy(declared_quantization(config))}; if it is plain, take {FIELD} out of config.json",
+            hint=f"{remedy(declared_quantization(config))}; if it is plain, remove {FIELD} from config.json",
         )
 
 
@@ -137,7 +138,7 @@ def quantized_error(
     bare = sum(weight.is_bare for weight in weights)
     how = f"{scheme(declared)} ({FIELD})" if declared else _dtypes(weights)
     return FormatError(
-        f"quantized weights cannot be {done}: their numbers mean nothing without their scales"
+        f"quantized weights cannot be {done}: their values are meaningless without their scales"
         + listing([str(weight) for weight in weights]),
         location=location or None,
         got=f"{how}; {bare} of {len(weights)} without scales" if bare else how,
@@ -152,14 +153,14 @@ def _unclear_error(
     """Create the error for narrow numbers without scales that no configuration declares as the weights."""
     stated = " and ".join(stated_dtypes(config))
     return FormatError(
-        f"these arrays cannot be {done}: their numbers may be the weights themselves, or mean nothing "
+        f"these arrays cannot be {done}: their values may be the weights themselves, or meaningless "
         "without their scales"
         + listing([f"{weight.name}: {weight.dtype}, without a scale" for weight in weights]),
         location=location or None,
-        got=_dtypes(weights) + (f", where config.json says {stated}" if stated else ""),
+        got=_dtypes(weights) + (f", but config.json has {stated}" if stated else ""),
         expected=_EXPECTED,
         hint="if a plain cast made them, cast them back first: "
-        f"{action('cast', 'SRC', 'DST', dtype='bfloat16', force=True)}; if scales were lost, get the "
+        f"{action('cast', 'SRC', 'DST', dtype='bfloat16', force=True)}; if scales were lost, download the "
         "checkpoint with all of its scales",
     )
 
@@ -169,7 +170,7 @@ def _dtypes(weights: Iterable[QuantizedWeight]) -> str:
 
 
 def _missing(bare: int) -> str:
-    return "get the checkpoint with all of its scales; " if bare else ""
+    return "download the checkpoint with all of its scales; " if bare else ""
 
 
 def remedy(declared: Mapping[str, Any] | None, *, is_read: bool = True, location: str = "SRC") -> str:
@@ -182,7 +183,7 @@ def remedy(declared: Mapping[str, Any] | None, *, is_read: bool = True, location
     """
     from ckpttools.quantized.schemes.registry import read_methods
 
-    release = "take a release of the model in bfloat16"
+    release = "use a release of the model in bfloat16"
     method = str((declared or {}).get("quant_method"))
     if is_read and method in read_methods():
         return f"dequantize the model: {action('cast', location, 'DST', dtype='bfloat16')}"
@@ -196,8 +197,8 @@ def refuse_few_bits(dtype: DType | None, location: str, hint: str | None = None)
     """Refuse to store a model with quantized weights in a narrow dtype without scales.
 
     Args:
-        dtype: of the values; None to keep each dtype.
-        location: of the model.
+        dtype: the dtype of the values; None to keep each dtype.
+        location: the location of the model.
         hint: what to do; None suggests how to keep FP8 in a conversion.
 
     Raises:
@@ -205,12 +206,11 @@ def refuse_few_bits(dtype: DType | None, location: str, hint: str | None = None)
     """
     if dtype is not None and not is_plain(dtype):
         raise UsageError(
-            f"{dtype} has too few bits for dequantized weights, which are stored without scales",
+            f"{dtype} has too few bits for dequantized weights without scales",
             location=location or None,
             got=option("dtype", dtype),
             expected="bfloat16, float16 or float32",
-            hint=hint
-            or f"{option('quantized', 'keep')} alone leaves FP8 as it is, where MaxText has a form of it",
+            hint=hint or f"{option('quantized', 'keep')} alone keeps FP8, if MaxText supports it",
         )
 
 
@@ -227,9 +227,9 @@ def require_numbers(tree: Tree, why: str) -> None:
     view = quantized_view(tree)
     if view.is_supported:
         raise FormatError(
-            f"{why}, and these weights are quantized",
+            f"{why}, but these weights are quantized",
             location=tree.metadata.location or None,
             got=view.scheme or next(map(str, view.weights.values()), None),
             expected="plain weights",
-            hint=f"{option('dtype', 'bfloat16')} dequantizes them on the way, as {action('cast')} does",
+            hint=f"{option('dtype', 'bfloat16')} dequantizes them first, like {action('cast')}",
         )

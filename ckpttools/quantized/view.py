@@ -34,11 +34,11 @@ class DequantizedTree:
     """A tree with dequantized weights.
 
     Attributes:
-        tree: without scales; its configuration does not mention quantization.
+        tree: the tree without scales; its configuration does not mention quantization.
         notes: the effects of dequantization on values.
         weights: the dequantized weights by their paths in `tree`.
         declared: description of the former quantization settings; empty if nothing was dequantized.
-        dtype, like: of the values, and the rounding of products.
+        dtype, like: the dtype of the values, and the rounding of products.
         of_scales: the remarks about the values of scales.
     """
 
@@ -72,7 +72,7 @@ class Quantization:
     """How the weights of a checkpoint are quantized.
 
     Attributes:
-        method: `quant_method` of the configuration, or None if it does not mention quantization.
+        method: the `quant_method` of the configuration, or None if it does not mention quantization.
         scheme: the configuration's description; without one, the stored dtypes and scales.
         modules: number of modules with quantized weights.
         weights: number of quantized weights; a module may have several, such as experts.
@@ -247,7 +247,8 @@ class QuantizedView:
         """Replace quantized weights by their dequantized values; only stored shapes are read.
 
         Args:
-            dtype: of the values: float32, bfloat16 or float16; others are of float32. None for bfloat16.
+            dtype: the dtype of the values: float32, bfloat16 or float16; for others, float32. None for
+                bfloat16.
             like: rounding of the products.
 
         Raises:
@@ -300,7 +301,7 @@ class QuantizedView:
         """Dequantize the tree, or return it unchanged if some quantized weights cannot be dequantized.
 
         Args:
-            dtype: of the values; None for bfloat16.
+            dtype: the dtype of the values; None for bfloat16.
             is_read: whether all values will be read: scales are checked first, and the remark mentions
                 weights that are left unchanged.
 
@@ -343,7 +344,7 @@ class QuantizedView:
             signs: whether to include scales that are not positive, for which values are read.
 
         Raises:
-            StorageError: they cannot be read.
+            StorageError: the scales cannot be read.
         """
         key = dtype, like, signs
         weights = (self.shaped if signs else self.by_headers).readable.values()
@@ -361,7 +362,7 @@ class QuantizedView:
 
         Raises:
             DamagedScalesError: a scale gives a value that is not finite; lists all.
-            StorageError: they cannot be read.
+            StorageError: the scales cannot be read.
         """
         if not self.shaped.readable:
             return Notes()
@@ -402,7 +403,7 @@ def _damage(faults: Sequence[str]) -> str:
     if not faults:
         return ""
     more = f", and {len(faults) - 1:,} more" if len(faults) > 1 else ""
-    return f"codes and scales as they are stored, of which no numbers can be made: {faults[0]}{more}"
+    return f"quantized values and scales as stored, which cannot be dequantized: {faults[0]}{more}"
 
 
 def _stored_alike(a: QuantizedView, b: QuantizedView) -> bool:

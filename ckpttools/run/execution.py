@@ -90,8 +90,9 @@ def worker_processes(plan: Plan, work: object, tasks: Iterable[Task]) -> Iterato
 
 
 def _may_fork() -> bool:
-    """Whether no other thread can hold a lock, and `multiprocessing` permits a fork, which it forbids to
-    workers of its pools.
+    """Return whether a fork is safe and permitted.
+
+    No other thread may hold a lock, and `multiprocessing` forbids workers of its pools to fork.
     """
     from multiprocessing import current_process
 

@@ -26,8 +26,7 @@ def fingerprint(
     declared: Callable[[str], str] = lambda text: text,
     is_timed: Callable[[ByteSource], bool] = is_local,
 ) -> str:
-    """Return a text that is equal for two runs that write the same files from the same sources with the same
-    tasks.
+    """Return a text that identifies what a run writes, from which sources and with which tasks.
 
     Args:
         plan, writer: the run.

@@ -18,12 +18,12 @@ def check_apart(source: LocationLike, destination: LocationLike, name: str | Non
     """Refuse a destination that is the source, contains it or is in it, also through links, `..` and mounts.
 
     Args:
-        source: what is read.
-        destination: what is written.
-        name: of what is read in messages; None for the source.
+        source: the location that is read.
+        destination: the location that is written.
+        name: the name of the read location in messages; None for "the source".
 
     Raises:
-        UsageError: it does, or it is not a name that a directory can be given.
+        UsageError: the locations overlap, or a directory cannot have the destination's name.
     """
     written = parse(destination)
     check_name(written)

@@ -1,6 +1,4 @@
-"""Worker threads: started as far as the system permits, interruptible, and with a journal of finished
-work.
-"""
+"""Worker threads: as many as the system permits, interruptible, with a journal of finished work."""
 
 from __future__ import annotations
 
@@ -43,8 +41,9 @@ class WorkerThread(threading.Thread):
             self._over.set()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the end of the thread. Can be interrupted and called again; returns if it was not
-        started.
+        """Wait for the end of the thread; return if it was not started.
+
+        The call can be interrupted and repeated.
         """
         if self.ident is None and not self._begun.wait(_BEGINS_SECONDS):
             return
@@ -150,9 +149,7 @@ class JournaledThreads:
     def __init__(
         self, files: SyncsFiles, work: RecordsTasks, check: Callable[[], object] = lambda: None
     ) -> None:
-        """Finished work is recorded in the journal of `work` after `files` are synced and `check` has
-        passed.
-        """
+        """Record finished work in the journal of `work` after `files` are synced and `check` passes."""
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self.error: BaseException | None = None

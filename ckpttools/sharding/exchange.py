@@ -1,4 +1,4 @@
-"""Moving of what processes have read to the devices that need it, as carriers in jitted functions.
+"""Move elements from the processes that read them to the devices that need them, in jitted functions.
 
 Elements travel as unsigned integers of their size and are converted back at the end. On CPU a jitted
 transpose of bfloat16 changes bits of NaN, and a sum with zeros turns -0.0 into 0.0; both are exact for

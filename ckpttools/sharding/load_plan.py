@@ -95,7 +95,7 @@ class ReadSharing:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoadPlan:
-    """What loading will do in this process.
+    """The work of a load in this process.
 
     Attributes:
         arrays: number of arrays.
@@ -104,7 +104,7 @@ class LoadPlan:
         bytes_read: bytes that this process will fetch.
         bytes_read_alone: bytes that it would fetch if it read exactly what its devices need.
         reads: number of reads.
-        bytes_in_memory: decoded bytes of what is read.
+        bytes_in_memory: decoded bytes of the parts that are read.
         bytes_on_devices: bytes on the devices of this process, counting each copy.
         bytes_exchanged: bytes that its devices receive from processes that read for others.
         staging: bytes of host memory, in addition to the result, for parts on their way to devices.

@@ -1,4 +1,4 @@
-"""Prediction of what the processes of a job would read, from the shape of their mesh alone."""
+"""Predict the reads of the processes of a job from the shape of their mesh."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_OVER_READ = 1.5
 
 @dataclass(frozen=True, slots=True)
 class ProcessLoading:
-    """What one process reads, on average.
+    """The average reads of one process.
 
     Attributes:
         processes: number of processes.
@@ -91,7 +91,7 @@ def process_loading(
 
 @dataclass
 class _ReadTotals:
-    """Running totals of what is read, for each way of reading."""
+    """Running totals of bytes read, for each way of reading."""
 
     mesh: MeshShape
     processes: int

@@ -299,7 +299,7 @@ class Abstract:
 
 
 def shards_of(name: str, array: jax.Array, dtype: DType, identity: Any = None) -> ShardHolder:
-    """Return the holder of what this process saves of a JAX array: its first replicas of shards.
+    """Return the holder of the shards of a JAX array that this process saves: its first replicas.
 
     Args:
         name: for messages.

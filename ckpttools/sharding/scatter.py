@@ -1,7 +1,7 @@
 """Reading of local parts of arrays into one buffer per part, each byte once.
 
 A buffer is allocated for one read and never reused: on CPU, `jax.device_put` aliases memory that is aligned
-to 64 bytes instead of copying it, even if told not to (jax 0.10 and 0.12).
+to 64 bytes instead of copying it, even if asked to copy (jax 0.10 and 0.12).
 """
 
 from __future__ import annotations

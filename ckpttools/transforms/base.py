@@ -1,6 +1,4 @@
-"""The transform protocol: a function from tree to tree that reads no data and reports its effect on
-values.
-"""
+"""The transform protocol: a function from tree to tree that reads no data and reports its effects."""
 
 from __future__ import annotations
 
@@ -21,11 +19,14 @@ class Transformed:
 
 
 class Transform(Protocol):
-    """Tree -> Tree. An implementation is a frozen dataclass whose fields are its options."""
+    """A function from a tree to a tree.
+
+    An implementation is a frozen dataclass whose fields are its options.
+    """
 
     def __call__(self, tree: Tree) -> Transformed:
         """Return the new tree without changing `tree`.
 
         Raises:
-            CheckpointError: the transform does not apply to the tree; says where and why.
+            CheckpointError: the transform does not apply to the tree; the error states where and why.
         """

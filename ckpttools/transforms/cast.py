@@ -1,4 +1,4 @@
-"""The same values in another dtype, rounded to nearest even; NaN stays NaN, infinity stays infinity."""
+"""Cast arrays to another dtype, rounded to nearest even; NaN stays NaN, and infinity stays infinity."""
 
 from __future__ import annotations
 
@@ -75,22 +75,21 @@ class CastTo:
     force: bool = False
 
     def __call__(self, tree: Tree) -> Transformed:
-        """Return the tree with cast values; errors as `CastMap`."""
+        """Return the tree with cast values; raises the errors of `CastMap`."""
         return CastMap({}, self.dtype, self.force)(tree)
 
 
 @validate_fields
 @dataclass(frozen=True)
 class CastMap:
-    """A cast of arrays to the dtypes of the patterns; for each array the first pattern that matches counts.
+    """A cast of arrays to the dtypes of the patterns; the first matching pattern counts.
 
     Attributes:
         dtypes: pattern, as for `Select`, -> dtype or its name; also applies to integer arrays.
-        dtype: dtype of the floating-point arrays that no pattern matches, except tables of integers; None to
+        dtype: dtype of unmatched floating-point arrays, except tables of integers; None to
             leave them.
         force: cast even if integers can be lost (they are rounded, and clipped to the dtype's range), if
-            signs and
-            zeros can be lost in float8_e8m0fnu, or if float8 values may have lost their scales.
+            signs and zeros can be lost in float8_e8m0fnu, or if float8 values may have lost their scales.
         dequantize_like: rounding of the products of quantized weights and their scales, as for `Dequantize`.
     """
 
@@ -108,10 +107,10 @@ class CastMap:
         Raises:
             UsageError: a pattern matches no array.
             UnknownNameError: a dtype name is unknown.
-            MappingError: integers or signs can be lost, without `force`; or an array cannot be cast at all.
-            FormatError: a quantized weight, which has scales; a pattern that names one of its auxiliary
-                tensors; or
-                numbers that may have lost their scales, without `force`.
+            MappingError: integers or signs can be lost, without `force`; or an array cannot be cast at all,
+                even with it.
+            FormatError: a quantized weight, which has scales, is to be cast; a pattern names one of its
+                auxiliary tensors; or values may have lost their scales, without `force`.
         """
         plain = self._dequantize(tree)
         tree = plain.tree
@@ -149,11 +148,12 @@ class CastMap:
         floats = (path for path, array in tree.arrays.items() if array.dtype.is_float and is_table(path))
         kept = [path for path in floats if not first_match(path, self.dtypes)]
         if kept and self.dtype is not None:
-            yield f"{array_count(kept)} keep their dtype, as they hold numbers of experts: {keystr(kept[0])}"
+            yield f"{array_count(kept)} keep their dtype, because they hold expert indices: {keystr(kept[0])}"
 
     def _dequantize(self, tree: Tree) -> Transformed:
-        """Dequantize the tree; leave it unchanged if no plain numbers are requested or the scheme is
-        unsupported.
+        """Dequantize the tree.
+
+        It is left unchanged if no plain numbers are requested or the scheme is unsupported.
         """
         dtype = None if self.dtype is None else parse_dtype(self.dtype)
         if dtype is None or not (is_plain(dtype) and quantized_view(tree).is_supported):
@@ -179,8 +179,8 @@ class CastMap:
             raise MappingError(
                 f"these arrays cannot be cast:{_list_casts(never, casts)}",
                 location=tree.metadata.location or None,
-                expected="whole or floating-point numbers, and no PRNG keys",
-                hint=f"give {option('dtype_map')} narrower patterns",
+                expected="integers or floating-point numbers, not PRNG keys",
+                hint=f"use narrower patterns in {option('dtype_map')}",
             )
         lossy = [path for path, pair in casts.items() if not _keeps_numbers(*pair)]
         if lossy and not self.force:
@@ -218,9 +218,7 @@ def _convert_array(array: LazyArray, dtype: DType, path: Path = ()) -> LazyArray
 
 
 def cast_notes(arrays: Mapping[str, LazyArray], dtype: DType) -> list[Note]:
-    """Describe the losses of casting the floating-point arrays of `arrays` to `dtype`, one note per
-    reason.
-    """
+    """Describe the losses of casting floating-point arrays to `dtype`, one note per reason."""
     return _notes([(array.dtype, dtype) for array in arrays.values() if array.dtype.is_float])
 
 
@@ -235,7 +233,7 @@ def _reason(dtype: DType, to: DType) -> str:
         return f"{reason}, clipped to the range of {to}" + (", NaN becomes 0" if dtype.is_float else "")
     if not to.has_nan:
         return f"{reason}, clipped to the range of {to}, NaN becomes 0"
-    return reason if to.has_infinity else f"{reason}, what is too large, as infinity, becomes NaN"
+    return reason if to.has_infinity else f"{reason}, infinity and values that are too large become NaN"
 
 
 def _is_exact(dtype: DType, to: DType) -> bool:
@@ -250,8 +248,11 @@ def _keeps_numbers(dtype: DType, to: DType) -> bool:
 def _loss_and_remedy(casts: Collection[tuple[DType, DType]]) -> tuple[str, str]:
     """Describe the loss of casts to or from other dtypes, and the alternative."""
     if all(to.is_float and not to.is_of_weights for _, to in casts):
-        return "signs and zeros", "powers of two are scales alone: take a dtype of numbers, such as bfloat16"
-    return "whole numbers", f"leave them as they are ({option('dtype')} takes floating-point arrays only)"
+        return (
+            "signs and zeros",
+            "this dtype holds only powers of two, for scales: use another dtype, such as bfloat16",
+        )
+    return "integers", f"leave them as they are ({option('dtype')} takes floating-point arrays only)"
 
 
 def _can_cast(dtype: DType, to: DType) -> bool:
@@ -262,8 +263,7 @@ def _list_casts(paths: list[Path], casts: Mapping[Path, tuple[DType, DType]]) ->
     return listing([f"{keystr(path)}: {casts[path][0]} to {casts[path][1]}" for path in paths])
 
 
-# Names of the tables of each token's experts in DeepSeek V4 and in MaxText, which trains with them in
-# float32.
+# Names of the expert tables in DeepSeek V4 and in MaxText, which trains with them in float32.
 _TABLES = frozenset(("tid2eid",))
 
 

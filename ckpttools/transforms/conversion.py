@@ -2,10 +2,10 @@
 
 The counts, in the receipt of a run and in its `--json`:
 
-    overflowed     became infinite, or NaN where the dtype has no infinity
-    saturated      became the largest or the smallest number of a dtype that has neither
+    overflowed     became infinite, or NaN in a dtype without infinity
+    saturated      became the largest or smallest value of a dtype without infinity and NaN
     underflowed    were not zero and became zero
-    nan_lost       were NaN and became a number, of a dtype that has no NaN
+    nan_lost       were NaN and became a number in a dtype without NaN
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ckpttools.mapping.values import blockwise, round_constant
 if TYPE_CHECKING:
     import numpy as np
 
-# Bits of an int64 that a float64 cannot represent.
+# The bits of an int64 that a float64 cannot represent.
 _SURPLUS_BITS = 11
 # Elements rounded at a time: 1 MiB of float32.
 _ROUNDED = 1 << 18
@@ -32,13 +32,13 @@ _ROUNDED = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """A conversion of numbers to another dtype, to nearest even, including integers to floats and back.
+    """A conversion to another dtype, to nearest even, including integers to floats and back.
 
     Out-of-range values become the nearest integer in range; NaN becomes 0.
 
     Attributes:
-        to: their new dtype.
-        name: of the array, for the message about bytes that are not booleans.
+        to: the new dtype.
+        name: the name of the array, for the message about bytes that are not booleans.
     """
 
     to: DType
@@ -55,23 +55,23 @@ class Convert:
             return counts
 
         def convert(block: np.ndarray) -> np.ndarray:
-            built = self._convert(block, dtype)
-            counts.update(self._count_losses(block, built, dtype))
-            return built
+            converted = self._convert(block, dtype)
+            counts.update(self._count_losses(block, converted, dtype))
+            return converted
 
         blockwise(source, target, dtype, self.to, convert)
         return counts
 
     def _round(self, source: np.ndarray, target: np.ndarray, dtype: DType, counts: Counter[str]) -> None:
-        """Round values; fast path for most means and merges."""
+        """Round values; this is the fast path for most means and merges."""
         import numpy as np
 
         for start in range(0, source.size, _ROUNDED):
             block = source[start : start + _ROUNDED].view(np.float32)
-            built = target[start : start + _ROUNDED]
+            rounded = target[start : start + _ROUNDED]
             with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-                round_to(self.to, block, built)
-            counts.update(self._count_losses(block, built.view(self.to.numpy), dtype))
+                round_to(self.to, block, rounded)
+            counts.update(self._count_losses(block, rounded.view(self.to.numpy), dtype))
 
     def _convert(self, block: np.ndarray, dtype: DType) -> np.ndarray:
         if self.to.is_float:
@@ -79,9 +79,9 @@ class Convert:
             return round_constant(_as_float64(block, dtype) if whole else block, self.to)
         return _to_integers(block, dtype, self.to)
 
-    def _count_losses(self, block: np.ndarray, built: np.ndarray, dtype: DType) -> dict[str, int]:
+    def _count_losses(self, block: np.ndarray, converted: np.ndarray, dtype: DType) -> dict[str, int]:
         return (_count_float_losses if self.to.is_float else _count_integer_losses)(
-            block, built, dtype, self.to
+            block, converted, dtype, self.to
         )
 
 
@@ -134,15 +134,15 @@ def _plain_dtype(dtype: DType) -> np.dtype[np.generic]:
     return (DTYPES["int8"] if dtype.value_bits else dtype).numpy
 
 
-def _count_float_losses(block: np.ndarray, built: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
+def _count_float_losses(block: np.ndarray, converted: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
     import numpy as np
 
-    if to.bits == 16 and (fewer := _underflowed(block, built, dtype)) is not None:
+    if to.bits == 16 and (fewer := _underflowed(block, converted, dtype)) is not None:
         return {"underflowed": fewer} if fewer else {}
-    counts = {"underflowed": _count(_is_zero(built, to), lambda: _numbers(block, dtype) != 0)}
+    counts = {"underflowed": _count(_is_zero(converted, to), lambda: _numbers(block, dtype) != 0)}
     if to.has_nan:
         before = np.isinf if to.has_infinity else np.isnan
-        counts["overflowed"] = _count(_is_beyond(built, to), lambda: ~before(_numbers(block, dtype)))
+        counts["overflowed"] = _count(_is_beyond(converted, to), lambda: ~before(_numbers(block, dtype)))
     else:
         source = _numbers(block, dtype)
         counts["saturated"] = _count(np.abs(source) >= _limit(to))
@@ -154,13 +154,13 @@ def _are_flat(*arrays: np.ndarray) -> bool:
     return all(array.flags.c_contiguous for array in arrays)
 
 
-def _underflowed(block: np.ndarray, built: np.ndarray, dtype: DType) -> int | None:
+def _underflowed(block: np.ndarray, converted: np.ndarray, dtype: DType) -> int | None:
     """Count 16-bit values that became zero; None if some are infinite or NaN. Takes half of the passes."""
     import numpy as np
 
-    bits = built.view(np.uint16)
+    bits = converted.view(np.uint16)
     magnitudes = np.bitwise_and(bits, 0x7FFF, out=reusable_buffer(bits.shape, bits.dtype))
-    beyond = np.array(np.inf).astype(built.dtype).view(np.uint16)
+    beyond = np.array(np.inf).astype(converted.dtype).view(np.uint16)
     if not magnitudes.size or magnitudes.max() >= beyond:
         return None
     if magnitudes.min():
@@ -169,7 +169,9 @@ def _underflowed(block: np.ndarray, built: np.ndarray, dtype: DType) -> int | No
     return int(np.count_nonzero(_numbers(block.reshape(-1)[zeros], dtype)))
 
 
-def _count_integer_losses(block: np.ndarray, built: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
+def _count_integer_losses(
+    block: np.ndarray, converted: np.ndarray, dtype: DType, to: DType
+) -> dict[str, int]:
     import numpy as np
 
     least, limit = to.limits
@@ -187,31 +189,31 @@ def _count_integer_losses(block: np.ndarray, built: np.ndarray, dtype: DType, to
     return {name: count for name, count in counts.items() if count}
 
 
-def _is_zero(built: np.ndarray, to: DType) -> np.ndarray:
+def _is_zero(converted: np.ndarray, to: DType) -> np.ndarray:
     import numpy as np
 
     zero: np.ndarray
     if to.bits <= 8:
-        zero = (_values(to) == 0)[built.view(np.uint8)]
+        zero = (_values(to) == 0)[converted.view(np.uint8)]
     elif to.bits == 16:
         # ml_dtypes compares one element at a time, numpy turns float16 into float32 first.
-        zero = built.view(np.uint16) << 1 == 0
+        zero = converted.view(np.uint16) << 1 == 0
     else:
-        zero = built == 0
+        zero = converted == 0
     return zero
 
 
-def _is_beyond(built: np.ndarray, to: DType) -> np.ndarray:
+def _is_beyond(converted: np.ndarray, to: DType) -> np.ndarray:
     """Mark infinite values, or NaN in a dtype without infinity."""
     import numpy as np
 
     beyond: np.ndarray
     if to.bits <= 8:
-        beyond = (np.isinf if to.has_infinity else np.isnan)(_values(to))[built.view(np.uint8)]
+        beyond = (np.isinf if to.has_infinity else np.isnan)(_values(to))[converted.view(np.uint8)]
     elif to.bits == 16:
-        beyond = built.view(np.uint16) & 0x7FFF == np.array(np.inf).astype(to.numpy).view(np.uint16)
+        beyond = converted.view(np.uint16) & 0x7FFF == np.array(np.inf).astype(to.numpy).view(np.uint16)
     else:
-        beyond = np.isinf(built)
+        beyond = np.isinf(converted)
     return beyond
 
 
@@ -244,7 +246,7 @@ def _values(dtype: DType) -> np.ndarray:
 
 
 def _limit(dtype: DType) -> float:
-    """Return the midpoint between the largest number and the next larger one, if that existed."""
+    """Return the midpoint between the largest number and the next larger one if it existed."""
     import numpy as np
 
     second, largest = np.unique(np.abs(_values(dtype)[: 1 << dtype.bits]))[-2:]

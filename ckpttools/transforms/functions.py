@@ -1,8 +1,7 @@
 """User functions that map each array: `function(path, array)`.
 
 `path` is the array's path with "/" between keys, `array` is lazy. The result is a string for a new path, None
-to drop the array, a lazy array to replace it,
-or `(path, array)` for both.
+to drop the array, a lazy array to replace it, or `(path, array)` for both.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class MapArrays:
     """A transform that applies a function to every array and keeps other leaves.
 
     Attributes:
-        function: as the module describes it.
-        name: of the function, for messages.
+        function: a function as the module describes.
+        name: the name of the function, for messages.
     """
 
     function: Function
@@ -58,36 +57,35 @@ class MapArrays:
 
         Raises:
             MappingError: the function raises or returns an invalid result; two arrays get the same path; or
-                no array is
-                left.
+                no array is left.
             FormatError: a list would have gaps.
         """
-        built = {path: self._map_array(path, array) for path, array in tree.arrays.items()}
-        dropped = tuple(keystr(path) for path, move in built.items() if move is None)
-        kept = (built.get(path, Move(path, path, leaf)) for path, leaf in tree.items())
+        moves_by_path = {path: self._map_array(path, array) for path, array in tree.arrays.items()}
+        dropped = tuple(keystr(path) for path, move in moves_by_path.items() if move is None)
+        kept = (moves_by_path.get(path, Move(path, path, leaf)) for path, leaf in tree.items())
         return Transformed(move_leaves(tree, (move for move in kept if move)), Notes(dropped=dropped))
 
     def _map_array(self, path: Path, array: LazyArray) -> Move | None:
         try:
-            result = self.function(keystr(path), array)
+            mapped = self.function(keystr(path), array)
         except Exception as error:
             raise MappingError(
                 f"{self.name} failed", location=keystr(path), got=f"{type(error).__name__}: {error}"
             ) from error
-        match result:
+        match mapped:
             case None:
                 return None
             case LazyArray():
-                return Move(path, path, result)
+                return Move(path, path, mapped)
             case str(name) if name:
                 return Move(path, path_like(name.split("/"), path), array)
             case (str(name), LazyArray() as other) if name:
                 return Move(path, path_like(name.split("/"), path), other)
             case _:
                 raise MappingError(
-                    f"{self.name} returned something else",
+                    f"{self.name} returned an unsupported value",
                     location=keystr(path),
-                    got=repr(result),
+                    got=repr(mapped),
                     expected="a path, None, a lazy array, or a path and a lazy array",
                 )
 
@@ -96,21 +94,21 @@ def mapped_by(by: Mapper, *, strict: bool = False) -> Transform:
     """Create a transform from rules or a function, given directly or by name.
 
     Args:
-        by: one of
+        by: one of:
             a file of rules, `module:function` or `file.py:function`, as text or a path;
             template -> template, where None drops: `{"a.{layer}.w": "b.{layer}.w", "rope.{...}": None}`;
-            rules as `ckpttools.transforms.rename` reads them;
+            rules from `ckpttools.transforms.rename.read_rules`;
             a function over (path, array).
-        strict: refuse arrays that no rule matches.
+        strict: refuse unmatched arrays.
 
     Raises:
         MissingPathError: the file does not exist.
-        FormatError: running it fails.
-        UsageError: the function does not exist; or `strict`, which applies to rules only, is set for a
+        FormatError: running the file fails.
+        UsageError: the function does not exist, or `strict`, which only applies to rules, is set for a
             function.
         CodeNotAllowedError: only a plan file names the function.
         MappingError: a template is invalid.
-        CheckpointError: as `ckpttools.transforms.rename.read_rules`, for files.
+        CheckpointError: see `ckpttools.transforms.rename.read_rules`, for files.
     """
     match by:
         case str() | FilePath():
@@ -135,7 +133,7 @@ def _named(spec: str, strict: bool) -> Transform:
     if not callable(function):
         known = [item for item, value in vars(_module(home, spec)).items() if callable(value)]
         raise UsageError(
-            f"there is no function {name} in {home}",
+            f"{home} has no function {name}",
             location=spec,
             hint=did_you_mean(name, known),
         )
@@ -167,13 +165,13 @@ def _load(file: FilePath) -> ModuleType:
     name = f"ckpttools_map:{file.resolve()}"
     if name in sys.modules:
         return sys.modules[name]
-    result = importlib.util.spec_from_file_location(name, file)
-    assert result is not None and result.loader is not None  # The file name ends in .py.
-    module = importlib.util.module_from_spec(result)
-    # Dataclasses look their module up while it is being executed.
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None  # The file name ends in .py.
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look up their module while it is executed.
     sys.modules[name] = module
     try:
-        result.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
@@ -190,8 +188,8 @@ def as_checkpoint_conversion_fn(
 
     Returns:
         A function from a dictionary of numpy or JAX arrays, flat or nested, to such a dictionary. Arrays that
-        are only renamed are the same objects; axes are moved by the arrays' own methods, so JAX
-        arrays stay on their devices; values are changed on the host, one array at a time.
+        are only renamed are the same objects. Axes are moved by the arrays' own methods, so JAX arrays stay
+        on their devices. Values are changed on the host, one array at a time.
     """
     transforms = [_transform(maker) for maker in makers]
 
@@ -207,8 +205,7 @@ def _transform(maker: Any) -> Transform:
 
 
 # In-memory arrays as leaves of a tree, and the conversion of the resulting tree back to arrays. Any arrays
-# with numpy's methods work, especially JAX's: these methods move elements, so that an array stays on its
-# device.
+# with numpy's methods work, especially JAX's: these methods move elements, so an array stays on its device.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -326,5 +323,5 @@ def _host_array(array: Derived) -> Any:
 
     source = value_of(array.source)
     there = InMemory(array.source.shape, array.source.dtype, np.asarray(source))
-    built = replace(array, source=there).read()
-    return source.__array_namespace__().asarray(built, device=source.device)
+    computed = replace(array, source=there).read()
+    return source.__array_namespace__().asarray(computed, device=source.device)

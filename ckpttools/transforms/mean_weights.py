@@ -1,4 +1,4 @@
-"""Weights of the checkpoints in a mean: explicit numbers, or points of a curve.
+"""Compute the weights of checkpoints in a mean: explicit numbers, or points of a curve.
 
 Decay weights turn a mean of evenly spaced checkpoints, saved at a constant learning rate, into the result of
 training with a decaying learning rate on that curve: w_i = l(i/n) - l((i+1)/n), with l falling from 1 to 0
@@ -16,7 +16,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 
 Decay = Literal["cosine", "linear", "sqrt"]
-# Maximum power of two between the largest weight and 1: beyond it, products leave float32's range.
+# Maximum power of two between the largest weight and 1: products beyond it leave float32's range.
 _MOST_EXPONENT = 16
 DECAYS: Mapping[str, Callable[[float], float]] = {
     "cosine": lambda t: (1 + cos(pi * t)) / 2,
@@ -42,7 +42,7 @@ class MeanWeights:
     """Options for the weights of checkpoints; equal weights by default.
 
     Attributes:
-        weights: one for each checkpoint.
+        weights: one weight for each checkpoint.
         ema: the decay b of an exponential moving average: (1 - b) b^(n - i), and b^(n - 1) for the first.
         decay: the decay curve of a learning rate.
         normalize: divide by the sum of the weights; without it they are used unchanged.
@@ -54,43 +54,43 @@ class MeanWeights:
     normalize: bool = True
 
     def of(self, count: int) -> WeightedMean:
-        """Return the weights of `count` checkpoints; those of a mean are scaled by a power of two if far from
-        1.
+        """Return the weights of `count` checkpoints.
+
+        The weights of a mean are scaled by a power of two if they are far from 1.
 
         Raises:
             UsageError: several options are set; a weight is not a number; the number of weights differs from
-                that of
-                the checkpoints; all are 0, or those of a mean add up to 0.
+                that of the checkpoints; all are 0, or those of a mean add up to 0.
         """
-        declared = [name for name in ("weights", "ema", "decay") if getattr(self, name) is not None]
-        if len(declared) > 1:
+        options = [name for name in ("weights", "ema", "decay") if getattr(self, name) is not None]
+        if len(options) > 1:
             raise UsageError(
-                "checkpoints have one weight each",
-                got=" and ".join(map(option, declared)),
-                hint="say one of them",
+                "only one option may set the weights of checkpoints",
+                got=" and ".join(map(option, options)),
+                hint="pass only one of them",
             )
         weights = tuple(map(float, self._weights(count)))
         if len(weights) != count or not all(map(isfinite, weights)):
             raise UsageError(
-                "each checkpoint needs a weight, a finite number",
+                "each checkpoint needs a finite weight",
                 got=f"{', '.join(f'{weight:g}' for weight in weights)} for {count} checkpoints",
             )
         if not self.normalize:
             if not any(weights):
-                raise UsageError("no checkpoint counts: all weights are 0", expected="one that is not")
+                raise UsageError("all weights are 0", expected="at least one weight that is not 0")
             return WeightedMean(weights, 1.0)
         if not isfinite(sum(map(abs, weights))):
             raise UsageError(
-                "the sum of the weights is too large for a number",
+                "the sum of the weights overflows",
                 got=", ".join(f"{weight:g}" for weight in weights),
-                hint="make all of them smaller alike",
+                hint="scale all weights down by the same factor",
             )
         total = fsum(weights)
         if not total or abs(total) < 1e-9 * max(map(abs, weights)):
             raise UsageError(
-                "the weights add up to nothing, so that there is no mean",
+                "the weights add up to 0, so the mean does not exist",
                 got=", ".join(f"{weight:g}" for weight in weights),
-                hint=f"for a sum or a difference say {option('normalize', False)}",
+                hint=f"for a sum or a difference, use {option('normalize', False)}",
             )
         return _near_one(weights, total)
 
@@ -116,12 +116,14 @@ def _exponent(weights: Sequence[float]) -> int:
 
 def _moving_average_weights(decay: float, count: int) -> list[float]:
     if not 0 <= decay < 1:
-        raise UsageError("the decay of a moving average lies between 0 and 1", got=f"{option('ema', decay)}")
+        raise UsageError(
+            "the decay of a moving average must be between 0 and 1", got=f"{option('ema', decay)}"
+        )
     return [decay ** (count - 1), *((1 - decay) * decay ** (count - 1 - k) for k in range(1, count))]
 
 
 def _decay_weights(name: str, count: int) -> list[float]:
     if name not in DECAYS:
-        raise UsageError(f"no curve is called {name}", expected=", ".join(DECAYS), hint="choose one of them")
+        raise UsageError(f"unknown decay curve {name}", expected=", ".join(DECAYS), hint="choose one of them")
     curve = DECAYS[name]
     return [curve(k / count) - curve((k + 1) / count) for k in range(count)]

@@ -10,7 +10,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, MappingError, listing
 from ckpttools.quantized.view import quantized_view
 
-_RENAME = "make their names differ, or drop one of them"
+_RENAME = "give them different names, or drop one of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Move:
         source: its old path, or None for an array built from several.
         target: its new path.
         leaf: the leaf at the new path.
-        made_by: its creator, for messages, if `source` is None.
+        made_by: the creator of the leaf, for messages, if `source` is None.
     """
 
     source: Path | None
@@ -45,25 +45,24 @@ def move_leaves(tree: Tree, moves: Iterable[Move]) -> Tree:
 
     Raises:
         MappingError: two leaves get the same path, or one is below another; no array is left; or a quantized
-            weight
-            would lose its scale.
+            weight would lose its scale.
         FormatError: a list would have gaps that it does not have in `tree`.
     """
     listed = list(moves)
     _check_paths(listed, tree.metadata.location)
-    built = Tree({move.target: move.leaf for move in listed}, tree.metadata)
-    if tree.arrays and not built.arrays:
+    new_tree = Tree({move.target: move.leaf for move in listed}, tree.metadata)
+    if tree.arrays and not new_tree.arrays:
         raise MappingError("no array is left", location=tree.metadata.location or None)
-    _check_lists(built, tree)
+    _check_lists(new_tree, tree)
     kept = {move.source: move for move in listed if move.source is not None}
     if quantized_view(tree).weights:
         # Few checkpoints are quantized.
         from ckpttools.quantized.protection import refuse_separation
 
         sources = {m.target: path for path, m in kept.items() if _keeps_dtype(tree[path], m.leaf)}
-        refuse_separation(tree, built, sources)
+        refuse_separation(tree, new_tree, sources)
     scalars = (kept[path] for path in tree.metadata.scalars if path in kept)
-    return built.with_metadata(
+    return new_tree.with_metadata(
         scalars=frozenset(move.target for move in scalars if _is_scalar(move.leaf)),
         key_impls={
             kept[path].target: impl
@@ -97,18 +96,18 @@ def _check_paths(moves: Iterable[Move], location: str) -> None:
             )
     if wrong:
         raise MappingError(
-            "several leaves would have the same place in the tree:" + listing(wrong),
+            "several leaves would have the same path:" + listing(wrong),
             location=location or None,
             hint=_RENAME,
         )
 
 
-def _check_lists(built: Tree, tree: Tree) -> None:
+def _check_lists(new_tree: Tree, tree: Tree) -> None:
     """Refuse gaps in lists, except those that exist because a format left out unreadable entries."""
-    fault = _list_fault(built)
+    fault = _list_fault(new_tree)
     if fault is not None and _list_fault(tree) is None:
         raise fault.at(
-            hint="leave out the whole list or its last elements, or give those that stay other names",
+            hint="leave out the complete list or its last elements, or rename the remaining ones",
         ) from fault
 
 

@@ -1,4 +1,4 @@
-"""Quantization of the weights of a Hugging Face model, in the form of published models."""
+"""Quantization of the weights of a Hugging Face model, in the format of published models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ckpttools.transforms.select import require_matches
 
 _FP8, _MXFP4 = "fp8-block128", "mxfp4"
 _BLOCK = 128
-# Bits of the unquantized arrays of published models.
+# The bits per element of unquantized arrays of published models.
 _PUBLISHED_BITS = 16
 # Maximum number of patterns listed in a command.
 _FEW = 4
@@ -51,8 +51,8 @@ class Model:
     """Facts of a configuration that decide which arrays are quantized.
 
     Attributes:
-        kind: its `model_type`, from the text model if there is one; empty if unknown.
-        hidden: hidden size.
+        kind: the `model_type`, from the text model if there is one; empty if unknown.
+        hidden: the hidden size.
     """
 
     kind: str
@@ -64,11 +64,11 @@ class TargetScheme:
     """The output of a quantization scheme for the weights of a model.
 
     Attributes:
-        takes: whether the scheme applies to an array.
-        built: the quantized arrays of one array: name -> array.
+        takes: a function that returns whether the scheme applies to an array.
+        built: a function that returns the quantized arrays of an array: name -> array.
         declared: the `quantization_config`, without the list of unquantized modules.
-        words: description of the action, for notes.
-        what: description of the arrays, for messages.
+        words: a description of the action, for notes.
+        what: a description of the arrays, for messages.
     """
 
     takes: Callable[[str, LazyArray, Model], bool]
@@ -87,10 +87,10 @@ def _is_fp8(name: str, array: LazyArray, model: Model) -> bool:
 
 def _fp8(name: str, array: LazyArray) -> dict[str, LazyArray]:
     """Quantize to values and scales; fused experts are split into matrices, as in published models."""
-    built: dict[str, LazyArray] = {}
+    arrays: dict[str, LazyArray] = {}
     for item, matrix in single_matrices(name, array):
-        built[item], built[item + BLOCK_SCALE] = block_codes(matrix, Fp8Blocks(_BLOCK, _BLOCK), item)
-    return built
+        arrays[item], arrays[item + BLOCK_SCALE] = block_codes(matrix, Fp8Blocks(_BLOCK, _BLOCK), item)
+    return arrays
 
 
 def _is_mxfp4(name: str, array: LazyArray, model: Model) -> bool:
@@ -121,7 +121,8 @@ SCHEMES: Mapping[str, TargetScheme] = {
             "weight_block_size": [_BLOCK, _BLOCK],
         },
         f"quantized to FP8 (E4M3) in blocks of {_BLOCK} x {_BLOCK} with float32 scales: rounded",
-        "the matrices of linear layers, `X.weight`, and fused experts of models that load single ones too",
+        "the matrices of linear layers, `X.weight`, and fused experts of models that also load single "
+        "experts",
     ),
     _MXFP4: TargetScheme(
         _is_mxfp4,
@@ -139,10 +140,9 @@ class Quantize:
 
     Attributes:
         scheme: one of `SCHEMES`.
-        exclude: patterns, as of `Select`, of arrays that are not quantized.
+        exclude: patterns, as for `Select`, of arrays that are not quantized.
         dtype: of the floating-point arrays that are not quantized, except tables of integers; None to leave
-            them.
-            Weights are quantized from their original values, not from rounded ones.
+            them. Weights are quantized from their original values, not from rounded ones.
     """
 
     scheme: str = _FP8
@@ -152,35 +152,37 @@ class Quantize:
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
             raise UnknownNameError(
-                "there is no such scheme of quantisation", got=self.scheme, expected=" or ".join(SCHEMES)
+                "unknown quantization scheme", got=self.scheme, expected=" or ".join(SCHEMES)
             )
         if self.dtype is not None and not is_plain(self.dtype):
             raise UsageError(
-                "the arrays that are not quantized need a dtype that does without scales",
+                "arrays that are not quantized need a dtype without scales",
                 got=option("dtype", self.dtype),
                 expected="bfloat16, float16 or float32",
             )
 
     def __call__(self, tree: Tree) -> Transformed:
-        """Return the quantized tree. Values that no scale fits, such as NaN, are refused when they are read.
+        """Return the quantized tree.
+
+        Values without a fitting scale, such as NaN, are refused when they are read.
 
         Raises:
-            UsageError: a pattern matches nothing, or there is nothing to quantize.
-            FormatError: weights are quantized already.
+            UsageError: a pattern matches nothing, or no array can be quantized.
+            FormatError: weights are already quantized.
         """
         refuse_quantized(tree, by_config=True)
         named = by_name(tree.arrays)
         how, chosen = SCHEMES[self.scheme], self._chosen_paths(tree)
-        others = {path: item for path, item in tree.arrays.items() if path not in chosen}
+        unquantized = {path: item for path, item in tree.arrays.items() if path not in chosen}
         leaves: dict[Path, Leaf] = {}
         for path, leaf in tree.items():
             if path in chosen:
                 leaves |= _renamed(path, how.built(dotted(path), tree.arrays[path]))
             else:
-                leaves[path] = self._in_dtype(path, others[path]) if path in others else leaf
+                leaves[path] = self._in_dtype(path, unquantized[path]) if path in unquantized else leaf
         config = _with_scheme(tree.metadata.config, named, {dotted(path) for path in chosen}, how)
-        built = Tree(leaves, tree.metadata).with_metadata(config=config)
-        return Transformed(built, self._notes(tree, chosen, others))
+        quantized = Tree(leaves, tree.metadata).with_metadata(config=config)
+        return Transformed(quantized, self._notes(tree, chosen, unquantized))
 
     def _chosen_paths(self, tree: Tree) -> set[Path]:
         """Return the paths of the arrays to quantize."""
@@ -193,7 +195,7 @@ class Quantize:
         }
         if not chosen:
             raise UsageError(
-                "there is nothing to quantize",
+                "no array can be quantized",
                 location=tree.metadata.location or None,
                 expected=how.what,
                 hint=f"{action('inspect.names', tree.metadata.location or 'SRC')} shows all names",
@@ -203,14 +205,14 @@ class Quantize:
     def _in_dtype(self, path: Path, array: LazyArray) -> LazyArray:
         return array if self.dtype is None or is_table(path) else cast(array, self.dtype)
 
-    def _notes(self, tree: Tree, chosen: Collection[Path], others: Mapping[Path, LazyArray]) -> Notes:
+    def _notes(self, tree: Tree, chosen: Collection[Path], unquantized: Mapping[Path, LazyArray]) -> Notes:
         how = SCHEMES[self.scheme]
         inexact = [Note.of_arrays(len(chosen), how.words)]
         if self.dtype is not None:
-            floats = {dotted(path): item for path, item in others.items() if not is_table(path)}
+            floats = {dotted(path): item for path, item in unquantized.items() if not is_table(path)}
             inexact += cast_notes(floats, self.dtype)
         remarks = [*_remarks(tree, chosen, how)]
-        remarks += _wide(others) if self.dtype is None else ()
+        remarks += _wide(unquantized) if self.dtype is None else ()
         return Notes(tuple(inexact), remarks=tuple(remarks))
 
 
@@ -227,19 +229,19 @@ def refuse_quantized(tree: Tree, *, by_config: bool = False, hint: str | None = 
         if view.faults and not view.by_headers.is_whole:
             raise unreadable_error(view.by_headers, view.declared, tree.metadata.location)
         raise FormatError(
-            "weights are quantized already",
+            "weights are already quantized",
             location=tree.metadata.location or None,
             got=f"{view.scheme} ({FIELD})" if view.declared else next(map(str, view.weights.values())),
             hint=hint or remedy(view.declared, location=tree.metadata.location or "SRC"),
         )
 
 
-def _renamed(path: Path, built: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
-    """Return the results for one array by path; names that are a single key stay so."""
+def _renamed(path: Path, arrays: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
+    """Return the quantized arrays by path; names that are a single key remain a single key."""
     if len(path) == 1:
-        return {(name,): item for name, item in built.items()}
+        return {(name,): item for name, item in arrays.items()}
     above = dotted(path[:-1]) + "."
-    return {(*path[:-1], name.removeprefix(above)): item for name, item in built.items()}
+    return {(*path[:-1], name.removeprefix(above)): item for name, item in arrays.items()}
 
 
 def _model(config: Mapping[str, Any] | None) -> Model:
@@ -264,32 +266,34 @@ def _with_scheme(
     return {**config, FIELD: {**how.declared, "modules_to_not_convert": unquantized_modules(arrays, chosen)}}
 
 
-def _wide(others: Mapping[Path, LazyArray]) -> Iterator[str]:
+def _wide(unquantized: Mapping[Path, LazyArray]) -> Iterator[str]:
     """Warn if most unquantized numbers have more bits than in published models."""
     wide: list[Path] = []
     elements = 0
-    for path, array in others.items():
+    for path, array in unquantized.items():
         if array.dtype.is_float:
             is_wide = array.dtype.bits > _PUBLISHED_BITS
             wide += [path] if is_wide else []
             elements += array.size if is_wide else -array.size
     if elements > 0:
-        dtypes = ", ".join(sorted({others[path].dtype.name for path in wide}))
+        dtypes = ", ".join(sorted({unquantized[path].dtype.name for path in wide}))
         yield (
-            f"{array_count(wide)} not quantized stay {dtypes}, and what loads them computes in it, or casts; "
-            f"{option('dtype', 'bfloat16')} writes them as published models have them"
+            f"{array_count(wide)} not quantized stay {dtypes}, so loaders compute in it or cast them; "
+            f"{option('dtype', 'bfloat16')} writes the dtype of published models"
         )
 
 
 def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterator[str]:
     if tree.metadata.config is None:
-        yield f"no config.json is at hand: what loads this has to be told {dict(how.declared)}"
+        yield f"there is no config.json, so loaders must be given {dict(how.declared)}"
     fused = [path for path, array in tree.arrays.items() if is_fused(dotted(path), array)]
-    others = [path for path in fused if path not in chosen]
-    if others:
-        other = _scheme_for(dotted(others[0]), tree.arrays[others[0]], tree.metadata.config)
+    skipped = [path for path in fused if path not in chosen]
+    if skipped:
+        other = _scheme_for(dotted(skipped[0]), tree.arrays[skipped[0]], tree.metadata.config)
         instead = f"; {option('scheme', other)} is for those" if other else ""
-        yield f"not quantized: {array_count(others)} of fused experts; this scheme is for {how.what}{instead}"
+        yield (
+            f"not quantized: {array_count(skipped)} of fused experts; this scheme is for {how.what}{instead}"
+        )
     yield from _half_quantized(tree, chosen, how)
     block = how.declared.get("weight_block_size")
     uneven = [
@@ -299,31 +303,34 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterato
     ]
     if uneven:
         yield (
-            f"the last blocks of {array_count(uneven)} are smaller than the others, as in DeepSeek V3's: "
-            f"vLLM and {action('cast')} read such; transformers up to 5.23, where it dequantizes, refuses "
-            "them or "
-            f"gives rows the scales of others, without an error; {option('exclude')} leaves arrays out, such "
-            f"as {uneven[0]}"
+            f"the last blocks of {array_count(uneven)} are smaller than the others, as in DeepSeek V3: "
+            f"vLLM and {action('cast')} read them; transformers up to 5.23, if it dequantizes, refuses them "
+            f"or gives rows the scales of other rows, without an error; {option('exclude')} leaves arrays "
+            f"out, such as {uneven[0]}"
         )
 
 
 def _half_quantized(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterator[str]:
     """Warn about excluded matrices that vLLM fuses with quantized ones."""
     model, names = _model(tree.metadata.config), {dotted(path) for path in chosen}
-    taken = [dotted(path) for path, array in tree.arrays.items() if how.takes(dotted(path), array, model)]
-    half = half_quantized_experts(names.intersection(taken), (item for item in taken if item not in names))
+    quantizable = [
+        dotted(path) for path, array in tree.arrays.items() if how.takes(dotted(path), array, model)
+    ]
+    half = half_quantized_experts(
+        names.intersection(quantizable), (item for item in quantizable if item not in names)
+    )
     if half:
         patterns = _patterns(sort_naturally(half), names)
         few = len(patterns) <= _FEW
-        rest = (
+        options = (
             repeated_option("exclude", patterns)
             if few
             else f"{option('exclude')} of {sample_names(patterns)}"
         )
         yield (
-            "vLLM does not load this, transformers does: q, k and v, gate and up, and the experts of a "
-            "layer are one matrix there, and of some a part alone is quantized; "
-            f"add {rest} to leave out all of these"
+            "vLLM does not load this, but transformers does: q, k and v, gate and up, and the experts of a "
+            "layer are one matrix in vLLM, and only parts of some matrices are quantized; "
+            f"add {options} to leave out all of these"
         )
 
 
@@ -333,8 +340,8 @@ def _patterns(names: Sequence[str], quantized: Collection[str]) -> list[str]:
     for name in names:
         kind = f"*{EXPERTS}*" if EXPERTS in name else f"*.{'.'.join(name.rsplit('.', 2)[1:])}"
         kinds.setdefault(kind, []).append(name)
-    others = {*quantized} - {*names}
-    alone = {kind for kind in kinds if not any(matches(other, kind) for other in others)}
+    other_names = {*quantized} - {*names}
+    alone = {kind for kind in kinds if not any(matches(other, kind) for other in other_names)}
     return [item for kind, those in kinds.items() for item in ([kind] if kind in alone else those)]
 
 

@@ -1,5 +1,6 @@
-"""Registry of named transforms, each with a command and a function; other packages add theirs by entry
-points.
+"""Registry of named transforms, each with a command and a function.
+
+Other packages add theirs by entry points.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from ckpttools.transforms.base import Transform, Transformed
 T = TypeVar("T")
 GROUP = "ckpttools.transforms"
 Maker = Callable[..., Transform]
-"""A factory named by an entry point: creates a transform from the options declared in its `options`
-attribute.
-"""
+"""A factory named by an entry point. It creates a transform from the options in its `options` attribute."""
 
 
 @cache
@@ -40,9 +39,10 @@ def transform_named(name: str, declared: Mapping[str, Any]) -> Transform:
         MappingError: the transform cannot be created with these options.
     """
     make = _build_transform(name)
-    given = {key: value for key, value in declared.items() if value is not None}
+    set_options = {key: value for key, value in declared.items() if value is not None}
     return _GuardedTransform(
-        name, _guard(name, make, **parse_options(options_of(name), given, tuple, f"{name} is not called"))
+        name,
+        _guard(name, make, **parse_options(options_of(name), set_options, tuple, f"{name} is not called")),
     )
 
 
@@ -65,14 +65,14 @@ class _GuardedTransform:
             MappingError: it fails, or returns something other than a tree.
             CheckpointError: raised by the transform on purpose.
         """
-        built = _guard(self.name, self.transform, tree)
-        if not isinstance(built, Transformed):
+        transformed = _guard(self.name, self.transform, tree)
+        if not isinstance(transformed, Transformed):
             raise MappingError(
-                f"the transform {self.name} returned something else",
-                got=repr(built),
+                f"the transform {self.name} did not return a Transformed",
+                got=repr(transformed),
                 expected="a Transformed",
             )
-        return built
+        return transformed
 
 
 def _guard(name: str, call: Callable[..., T], /, *arguments: Any, **options: Any) -> T:
@@ -84,8 +84,8 @@ def _guard(name: str, call: Callable[..., T], /, *arguments: Any, **options: Any
         raise MappingError(
             f"the transform {name} failed",
             got=f"{type(error).__name__}: {error}",
-            hint=f"it is of another package: check what it is for and its options; {traceback_term()} shows "
-            "where it failed",
+            hint=f"it belongs to another package: check its purpose and its options; {traceback_term()} "
+            "shows where it failed",
         ) from error
 
 
@@ -103,10 +103,10 @@ def _build_transform(name: str) -> Maker:
     if name not in transforms():
         near = near_names(name, transforms(), 1)
         raise UnknownNameError(
-            f"there is no transform {name!r}",
-            expected=", ".join(transforms()) or "one of a package that announces some",
+            f"unknown transform {name!r}",
+            expected=", ".join(transforms()) or "a transform of an installed package",
             hint=f"did you mean {near[0]!r}?"
             if near
-            else f"packages announce them under the entry point {GROUP}",
+            else f"packages register transforms under the entry point {GROUP}",
         )
     return transforms()[name]

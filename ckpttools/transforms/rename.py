@@ -39,11 +39,10 @@ class Rule:
     """A rule for all leaves whose names match a template.
 
     Attributes:
-        source: template of their names. Keys are joined by "/" if it or `target` contains one, otherwise by
-            ".".
+        source: template of their names. Keys are joined by "/" if it or `target` contains one, else by ".".
         target: template of the new names; None drops them.
-        axes: axes of each source array, or None if arrays are unchanged.
-        target_axes: axes of each target array; None for `axes`.
+        axes: axes of each source array; None if arrays are unchanged.
+        target_axes: axes of each target array; None to use `axes`.
         optional: whether the rule may match nothing.
     """
 
@@ -55,9 +54,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.target is None and self.axes is not None:
-            raise MappingError("what is dropped needs no axes", location=self)
+            raise MappingError("a rule that drops leaves cannot have axes", location=self)
         if self.axes is None and self.target_axes is not None:
-            raise MappingError("the axes of one side are not enough", location=self, expected="axes")
+            raise MappingError("a rule needs the axes of both sides", location=self, expected="axes")
         self._check_labels()
         if self.axes is None:
             self._check_fields()
@@ -72,18 +71,18 @@ class Rule:
             if mine.labels and other is not None and not other.labels:
                 numbers = ",".join(map(str, range(len(mine.labels))))
                 raise MappingError(
-                    "a field that has words in one name of a rule would have numbers in the other",
+                    "a field has labels in one name of a rule, but numbers in the other",
                     location=self,
                     got=str(other),
-                    expected=f"words, as in {mine}",
-                    hint=f"where numbers are meant, say which: {{{mine.axes[0]}:{numbers}}}",
+                    expected=f"labels, as in {mine}",
+                    hint=f"to use numbers, list them: {{{mine.axes[0]}:{numbers}}}",
                 )
             if mine.labels and other is not None and len(mine.labels) != len(other.labels):
                 raise MappingError(
-                    "a field has other numbers of words in the two names of a rule",
+                    "the labels of a field differ in number between the two names of a rule",
                     location=self,
                     got=f"{len(mine.labels)} in {mine}, {len(other.labels)} in {other}",
-                    expected="a word in one for each word in the other, in the same order",
+                    expected="one label for each label in the other name, in the same order",
                 )
 
     def _check_fields(self) -> None:
@@ -95,7 +94,7 @@ class Rule:
             raise MappingError(
                 "the two names of a rule have different fields",
                 location=self,
-                hint="name the axes of the arrays as well, if one of them is to enter or leave the name",
+                hint="to move an axis into or out of the name, add the axes of the arrays",
             )
 
     @cached_property
@@ -110,7 +109,7 @@ class Rule:
     def row(self) -> Row:
         """Return the rule as a row with the source on the right; for rules with axes."""
         if _has_text(self.template) or (self.target_template and _has_text(self.target_template)):
-            raise MappingError("{...} and axes do not go together", location=self)
+            raise MappingError("a rule cannot have both {...} and axes", location=self)
         axes = self.axes or ""
         targets = axes if self.target_axes is None else self.target_axes
         return Row(parse_side(self.target or "", targets), parse_side(self.source, axes))
@@ -147,13 +146,13 @@ def _has_text(template: Template) -> bool:
 
 @dataclass(frozen=True)
 class Remap:
-    """A transform that renames leaves by rules; for each leaf the first rule that matches counts.
+    """A transform that renames leaves by rules; the first matching rule counts.
 
     Attributes:
         rules: the rules.
         sizes: lengths of axes that neither names nor shapes determine.
-        strict: refuse arrays that no rule matches; otherwise they are left unchanged.
-        location: location of the rules, for messages.
+        strict: refuse unmatched arrays; otherwise they are left unchanged.
+        location: the location of the rules, for messages.
     """
 
     rules: Sequence[Rule]
@@ -166,17 +165,16 @@ class Remap:
 
         Raises:
             MappingError: a rule matches nothing; two leaves get the same name; or nothing is left.
-            CoverageError: no rule matches an array, with `strict`; or arrays are missing, or have another
-                shape than
-                a rule with axes requires.
+            CoverageError: an array has no rule, with `strict`; or arrays are missing, or do not have the
+                shape that a rule with axes requires.
             ShapeError: the length of an axis cannot be inferred.
         """
-        taken = {path: self._taken(path) for path in tree}
-        self._check_used(tree, [result[0] for result in taken.values() if result])
+        matches = {path: self._taken(path) for path in tree}
+        self._check_used(tree, [match[0] for match in matches.values() if match])
         if self.strict:
-            self._check_all([path for path in tree.arrays if taken[path] is None])
-        dropped = [p for p in tree.arrays if (result := taken[p]) and result[0].target is None]
-        moves = [*_renamed(tree, taken), *self._arrange_axes(tree, taken)]
+            self._check_all([path for path in tree.arrays if matches[path] is None])
+        dropped = [p for p in tree.arrays if (match := matches[p]) and match[0].target is None]
+        moves = [*_renamed(tree, matches), *self._arrange_axes(tree, matches)]
         return Transformed(move_leaves(tree, moves), Notes(dropped=tuple(map(keystr, dropped))))
 
     def _taken(self, path: Path) -> tuple[Rule, Bindings] | None:
@@ -192,11 +190,11 @@ class Remap:
             names = dict.fromkeys(join(path) for join in (rule.name, keystr, dotted) for path in tree)
             near = near_names(rule.source, names, 1)
             raise MappingError(
-                "a rule matches nothing, or only what an earlier one has taken",
+                "a rule matches nothing, or only leaves of an earlier rule",
                 location=f"{self.location}: {rule}",
                 got=f"for example {near[0]}" if near else None,
                 expected="names with '/' between keys" if rule.has_slash else "names with '.' between keys",
-                hint="correct its `from`, or say `optional = true` in it",
+                hint="correct its `from`, or set `optional = true` in it",
             )
 
     def _check_all(self, left: Sequence[Path]) -> None:
@@ -204,24 +202,26 @@ class Remap:
             raise CoverageError(
                 f"no rule matches these arrays:{listing([keystr(path) for path in left])}",
                 location=self.location,
-                hint="add rules for them, with `drop = true` for what is to be left out",
+                hint="add rules for them, with `drop = true` for arrays to leave out",
             )
 
-    def _arrange_axes(self, tree: Tree, taken: Mapping[Path, tuple[Rule, Bindings] | None]) -> Iterator[Move]:
+    def _arrange_axes(
+        self, tree: Tree, matches: Mapping[Path, tuple[Rule, Bindings] | None]
+    ) -> Iterator[Move]:
         """Return the moves of arrays under rules with axes."""
         rules = [rule for rule in self.rules if rule.axes is not None]
         names: dict[str, Path] = {}
-        for path, result in taken.items():
-            if result and result[0].axes is not None:
-                other = names.setdefault(name := result[0].name(path), path)
+        for path, match in matches.items():
+            if match and match[0].axes is not None:
+                other = names.setdefault(name := match[0].name(path), path)
                 if other != path:
                     raise MappingError(
-                        "a rule with axes takes two arrays for one",
-                        location=f"{self.location}: {result[0]}",
+                        "two arrays have the same name under a rule with axes",
+                        location=f"{self.location}: {match[0]}",
                         got=f"{keystr(other)} and {keystr(path)}: {name}",
-                        hint="rename one of them first, by a rule without axes",
+                        hint="first rename one of them with a rule without axes",
                     )
-        sources = {rule: next((p for p, f in taken.items() if f and f[0] is rule), None) for rule in rules}
+        sources = {rule: next((p for p, f in matches.items() if f and f[0] is rule), None) for rule in rules}
         used = [(rule, source) for rule, source in sources.items() if source is not None]
         if not used:
             return
@@ -240,7 +240,11 @@ class Remap:
     def _array(self, tree: Tree, path: Path) -> LazyArray:
         leaf = tree[path]
         if not isinstance(leaf, LazyArray):
-            raise MappingError("a rule with axes is for arrays", location=self.location, got=keystr(path))
+            raise MappingError(
+                "a rule with axes matches a leaf that is not an array",
+                location=self.location,
+                got=keystr(path),
+            )
         return leaf
 
     def _map_path(self, table: Table, arrays: Mapping[str, LazyArray]) -> Mapped:
@@ -250,24 +254,22 @@ class Remap:
             raise CoverageError(
                 error.raw.message,
                 location=self.location,
-                hint="the axes of a rule hold for all arrays that it matches",
+                hint="the axes of a rule apply to all arrays that it matches",
             ) from error
 
 
-def _renamed(tree: Tree, taken: Mapping[Path, tuple[Rule, Bindings] | None]) -> Iterator[Move]:
+def _renamed(tree: Tree, matches: Mapping[Path, tuple[Rule, Bindings] | None]) -> Iterator[Move]:
     """Return the moves of leaves that are only renamed."""
-    for path, result in taken.items():
-        if result is None:
+    for path, match in matches.items():
+        if match is None:
             yield Move(path, path, tree[path])
             continue
-        rule, filled = result
+        rule, filled = match
         if rule.axes is None and rule.target_template is not None:
             yield Move(path, rule.path(rule.target_template.format(filled), path), tree[path])
 
 
-_FILE_OF_RULES = (
-    "check the path; what renames is a file of rules (.toml, .json), module:function or file.py:function"
-)
+_FILE_OF_RULES = "check the path; pass a file of rules (.toml, .json), module:function or file.py:function"
 
 
 def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
@@ -275,7 +277,8 @@ def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
 
     Raises:
         StorageError: the file cannot be read.
-        MappingError: the file is not text, not TOML or JSON, or does not contain rules; says which.
+        MappingError: the file is not text, not TOML or JSON, or does not contain rules; the error states
+            which.
     """
     try:
         content = file.read_text()
@@ -298,13 +301,15 @@ def parse_rules(document: object, location: str = "the rules", *, strict: bool =
         MappingError: the file has unknown keys or wrong types, or a rule is invalid.
     """
     if not isinstance(document, dict) or "rules" not in document:
-        raise MappingError("there are no rules", location=location, expected="[[rules]] with from and to")
-    result = fields({"rules": list_of(_rule), "sizes": mapping(length)})(document, f"{location}:")
-    return Remap(result["rules"], result.get("sizes", {}), strict, location)
+        raise MappingError(
+            "the file contains no rules", location=location, expected="[[rules]] with from and to"
+        )
+    entries = fields({"rules": list_of(_rule), "sizes": mapping(length)})(document, f"{location}:")
+    return Remap(entries["rules"], entries.get("sizes", {}), strict, location)
 
 
 def renames(names: Mapping[str, str | None]) -> Remap:
-    """Create rules that only rename: template -> template, or None to drop; errors as `Rule`."""
+    """Create rules that only rename: template -> template, or None to drop; raises the errors of `Rule`."""
     return Remap(tuple(Rule(source, target) for source, target in names.items()))
 
 
@@ -312,26 +317,30 @@ _RULE = fields({"from": text, "to": text, "axes": text, "to-axes": text, "drop":
 
 
 def _rule(entry: object, location: str) -> Rule:
-    declared = _RULE(entry, location)
-    if "from" not in declared or declared.get("drop", False) == ("to" in declared):
+    fields_of_rule = _RULE(entry, location)
+    if "from" not in fields_of_rule or fields_of_rule.get("drop", False) == ("to" in fields_of_rule):
         raise MappingError(
-            "a rule says what becomes of what",
+            "a rule needs `from`, and either `to` or `drop = true`",
             location=location,
             got=entry,
-            expected="from, and to or drop = true",
+            expected="from and to, or from and drop = true",
         )
-    optional = declared.get("optional", False)
+    optional = fields_of_rule.get("optional", False)
     try:
         return Rule(
-            declared["from"], declared.get("to"), declared.get("axes"), declared.get("to-axes"), optional
+            fields_of_rule["from"],
+            fields_of_rule.get("to"),
+            fields_of_rule.get("axes"),
+            fields_of_rule.get("to-axes"),
+            optional,
         )
     except MappingError as error:
         raise error.at(f"{location}: {error.location}") from error
 
 
-# Templates in row notation match names and extract the numbers in their fields.
-# "decoder.layers_{layer}.mlp.wi_0.kernel" and "decoder.layers_3.mlp.wi_0.kernel" give layer = 3 `{...}`, at
-# most once in a template, stands for any text.
+# Templates in row notation match names and extract the numbers in their fields. For example,
+# "decoder.layers_{layer}.mlp.wi_0.kernel" and "decoder.layers_3.mlp.wi_0.kernel" give layer = 3. `{...}`
+# stands for any text, at most once in a template.
 
 _ANY = "{...}"
 
@@ -370,8 +379,8 @@ class Template:
 
     def match(self, name: str) -> Bindings | None:
         """Match `name`; return its field values, or None."""
-        result = ((self._numbers(numbers), text) for numbers, text in self._readings(name))
-        return next((Bindings(numbers, text) for numbers, text in result if numbers is not None), None)
+        readings = ((self._numbers(numbers), text) for numbers, text in self._readings(name))
+        return next((Bindings(numbers, text) for numbers, text in readings if numbers is not None), None)
 
     def _readings(self, name: str) -> Iterator[tuple[Sequence[int], str | None]]:
         """Yield possible numbers for all fields, with the text between."""
@@ -386,8 +395,8 @@ class Template:
     def _numbers(self, numbers: Sequence[int]) -> dict[Slot, int] | None:
         """Return the numbers by slot; None if a slot has several."""
         pairs = set(zip(map(slot, self.fields), numbers, strict=True))
-        result = dict(pairs)
-        return result if len(result) == len(pairs) else None
+        by_slot = dict(pairs)
+        return by_slot if len(by_slot) == len(pairs) else None
 
     def format(self, filled: Bindings) -> str:
         """Format the name with these field values.
@@ -413,7 +422,7 @@ def parse_template(text: str) -> Template:
     """
     before, *after = text.split(_ANY)
     if len(after) > 1:
-        raise MappingError(f"{_ANY} may stand in a template once", location=text)
+        raise MappingError(f"{_ANY} may occur in a template only once", location=text)
     return Template(parse_key(before), parse_key(after[0]) if after else None)
 
 

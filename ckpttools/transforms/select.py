@@ -1,4 +1,4 @@
-"""Selection of the leaves of a tree by patterns."""
+"""Select the leaves of a tree by patterns."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Select:
     `params/*`, `opt_state`, `*.bias`; see `ckpttools.array.patterns`.
 
     Attributes:
-        keep: patterns of leaves to keep.
-        drop: patterns of leaves to drop, with precedence over `keep`.
+        keep: the patterns of leaves to keep.
+        drop: the patterns of leaves to drop, which take precedence over `keep`.
         prefix: common prefix of the kept names, which is stripped: "policy", or "policy.model".
     """
 
@@ -52,7 +52,7 @@ class Select:
                 "no array is left",
                 location=tree.metadata.location or None,
                 got=" ".join(self._options()),
-                hint="keep more, or drop less",
+                hint="keep more leaves, or drop fewer",
             )
         left = (Move(path, names[path], leaf) for path, leaf in tree.items() if path in kept)
         return Transformed(move_leaves(tree, left), Notes(dropped=tuple(map(keystr, dropped))))
@@ -67,20 +67,22 @@ def _cut_prefix(tree: Tree, prefix: str) -> dict[Path, Path]:
     """Strip a prefix; return each path that begins with it, with the rest of the path.
 
     Raises:
-        UsageError: no path has the prefix; suggests similar names.
+        UsageError: no path has the prefix; the error suggests similar names.
     """
     expected = prefix.rstrip("./") + "."
-    cut = {path: rest for path in tree if (rest := _path_below(path, expected))}
+    cut = {path: remainder for path in tree if (remainder := _path_below(path, expected))}
     if cut:
         return cut
     known = {name.partition(".")[0] for name in map(dotted, tree)}
     near = near_names(prefix.strip("./"), known)
     raise UsageError(
-        "no name begins so",
+        "no name begins with this prefix",
         location=tree.metadata.location or None,
         got=prefix,
         expected=f"one of {', '.join(sorted(known)[:_MOST_NAMED])}",
-        hint=f"did you mean {' or '.join(near)}?" if near else "a prefix is whole words between dots",
+        hint=f"did you mean {' or '.join(near)}?"
+        if near
+        else "a prefix consists of complete words between dots",
     )
 
 
@@ -102,7 +104,7 @@ def require_matches(patterns: Iterable[str], paths: Iterable[Path], location: st
     """Require every pattern to match a path.
 
     Raises:
-        UsageError: a pattern matches none; suggests similar paths.
+        UsageError: a pattern matches nothing; the error suggests similar paths.
     """
     known = list(paths)
     for pattern in patterns:
@@ -114,7 +116,7 @@ def unmatched(pattern: str, paths: Sequence[Path], location: str, expected: str 
     """Create the error for a pattern that matches no path, with similar paths and their kind."""
     near = [_as_pattern(name, paths) for name in near_names(pattern.strip("*/."), _names(paths))]
     return UsageError(
-        "nothing has a name that matches",
+        "no array name matches the pattern",
         location=location or None,
         got=pattern,
         expected=expected,
@@ -125,7 +127,7 @@ def unmatched(pattern: str, paths: Sequence[Path], location: str, expected: str 
 
 
 def _as_pattern(name: str, paths: Sequence[Path]) -> str:
-    """Return the name of a path or of a key above one unchanged; turn a word within paths into a pattern."""
+    """Turn a word within paths into a pattern; the name of a path or of its parent is unchanged."""
     return name if any(first_match(path, (name,)) for path in paths) else f"'*{name}*'"
 
 

@@ -1,4 +1,4 @@
-"""Removal of the wrappers that PyTorch trainers add to the names of weights.
+"""Remove the wrappers that PyTorch trainers add to the names of weights.
 
 `{"model": model.state_dict()}` in a distributed checkpoint, `module.` of DistributedDataParallel,
 `_orig_mod.` of `torch.compile` and `_fsdp_wrapped_module.` of FSDP all denote the same weights.
@@ -16,9 +16,9 @@ from ckpttools.roles.buffers import is_buffer
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, move_leaves
 
-# Keys under which trainers put a model's whole state dict: torchtitan and accelerate, Lightning, DeepSpeed.
+# Keys under which trainers store the state dict of a model: torchtitan and accelerate, Lightning, DeepSpeed.
 _OUTER = frozenset(("app", "model", "model_state_dict", "module", "policy", "state_dict", "weights"))
-# Models do not name their own modules like this: wrappers insert these keys anywhere in a name.
+# Wrappers insert these keys anywhere in a name; models do not use them for their own modules.
 _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 # PyTorch's name for the result of `Module.get_extra_state`: never a weight.
 _STATE = "_extra_state"
@@ -32,7 +32,7 @@ def strip_wrappers(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     arrays, which would have a gap.
 
     Args:
-        tree: of a PyTorch checkpoint; other formats have no such names and are left unchanged.
+        tree: the tree of a PyTorch checkpoint; other formats do not have such names and are left unchanged.
         drop: patterns of dotted names of arrays that will be left out; these may have any name.
     """
     weights = [path for path in tree.arrays if path not in tree.metadata.scalars]
@@ -41,15 +41,15 @@ def strip_wrappers(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     names = {path: str(path[-1]) for path in weights if len(path) == len(outer) + 1}
     if not names or len(names) < len(weights):
         return Transformed(tree, Notes())
-    plain, taken = _strip_names(names)
-    if (not outer and not taken) or len({*plain.values()}) < len(plain):
+    plain, stripped = _strip_names(names)
+    if (not outer and not stripped) or len({*plain.values()}) < len(plain):
         return Transformed(tree, Notes())
-    others = [path for path in tree.arrays if path not in plain and path not in tree.metadata.scalars]
-    stays = dict.fromkeys([*others, *_list_siblings(tree, others)])
+    other_paths = [path for path in tree.arrays if path not in plain and path not in tree.metadata.scalars]
+    stays = dict.fromkeys([*other_paths, *_list_siblings(tree, other_paths)])
     moves = [Move(path, (name,), tree[path]) for path, name in plain.items()]
     moves += [Move(path, path, tree[path]) for path in stays]
     numbers = [dotted(path) for path in tree.arrays if path in tree.metadata.scalars and path not in stays]
-    return Transformed(move_leaves(tree, moves), Notes(remarks=tuple(_remarks(outer, taken, numbers))))
+    return Transformed(move_leaves(tree, moves), Notes(remarks=tuple(_remarks(outer, stripped, numbers))))
 
 
 def _list_siblings(tree: Tree, paths: Iterable[Path]) -> Iterator[Path]:
@@ -74,8 +74,9 @@ def find_buffers(tree: Tree, drop: Collection[str] = ()) -> list[Path]:
 
 
 def drop_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
-    """Leave out arrays that PyTorch modules keep next to weights: states, such as scales of Transformer
-    Engine, and buffers, which models recompute.
+    """Leave out arrays that PyTorch modules store in addition to weights.
+
+    They are states, such as scales of Transformer Engine, and buffers, which models recompute.
 
     Args:
         tree: a model.
@@ -91,20 +92,23 @@ def drop_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     kept = [Move(path, path, leaf) for path, leaf in tree.items() if path not in left]
     remarks = []
     if states:
-        remarks.append(f"{array_count(states)} left out, which modules keep next to weights (*.{_STATE})")
+        remarks.append(
+            f"{array_count(states)} left out, which modules store in addition to weights (*.{_STATE})"
+        )
     if buffers:
         names_of_buffers = sample_names([dotted(path) for path in buffers])
-        remarks.append(f"left out, because models recompute such buffers: {names_of_buffers}")
+        remarks.append(f"left out, because models recompute these buffers: {names_of_buffers}")
     return Transformed(move_leaves(tree, kept), Notes(remarks=tuple(remarks)))
 
 
 def patterns_of_others(tree: Tree, drop: Collection[str] = ()) -> list[str]:
-    """Return patterns for the arrays next to a model's state dict, such as an optimizer's; empty if it is
-    alone.
+    """Return patterns for the arrays outside a model's state dict, such as an optimizer's.
+
+    Empty if there are none.
 
     Args:
-        tree: of a checkpoint of PyTorch.
-        drop: as of `strip_wrappers`.
+        tree: the tree of a PyTorch checkpoint.
+        drop: see `strip_wrappers`.
     """
     arrays = [path for path in tree.arrays if not matches_any(dotted(path), drop)]
     weights = (path for path in arrays if path not in tree.metadata.scalars)
@@ -113,9 +117,9 @@ def patterns_of_others(tree: Tree, drop: Collection[str] = ()) -> list[str]:
         return []
     ((outer, _),) = above.most_common(1)
     numbers = tree.metadata.scalars
-    # Numbers next to a dictionary of weights are dropped with the wrappers.
-    others = [p for p in arrays if (p[:-1] != outer or p in numbers) and not (outer and p in numbers)]
-    return list(dict.fromkeys(_pattern(path, outer) for path in others))
+    # Numbers next to the state dict are dropped with the wrappers.
+    other_paths = [p for p in arrays if (p[:-1] != outer or p in numbers) and not (outer and p in numbers)]
+    return list(dict.fromkeys(_pattern(path, outer) for path in other_paths))
 
 
 def _pattern(path: Path, outer: Path) -> str:
@@ -133,19 +137,19 @@ def _outer_keys(paths: Collection[Path]) -> Path:
 
 def _strip_names(names: dict[Path, str]) -> tuple[dict[Path, str], list[str]]:
     """Strip common prefixes and wrappers from names; return also the stripped parts."""
-    taken: dict[str, None] = {}
+    stripped: dict[str, None] = {}
     for _ in range(4):
         before = names
         for item in filter(_may_be_wrapped, names.values()):
-            taken.update((f"{word}.", None) for word in item.split(".")[:-1] if word in _WRAPPERS)
+            stripped.update((f"{word}.", None) for word in item.split(".")[:-1] if word in _WRAPPERS)
         names = {path: _unwrapped_name(name) for path, name in names.items()}
         for prefix, is_prefix in ((_MODULE, _all_start_with), (_MODEL, _has_doubled_prefix)):
             if is_prefix(names.values(), prefix):
-                taken[prefix] = None
+                stripped[prefix] = None
                 names = {path: name.removeprefix(prefix) for path, name in names.items()}
         if names == before:
             break
-    return names, list(taken)
+    return names, list(stripped)
 
 
 def _may_be_wrapped(name: str) -> bool:
@@ -169,8 +173,8 @@ def _has_doubled_prefix(names: Collection[str], prefix: str) -> bool:
     return _all_start_with(names, prefix) and any(name.startswith(inside) for name in names)
 
 
-def _remarks(outer: Path, taken: Collection[str], numbers: Sequence[str]) -> Iterator[str]:
+def _remarks(outer: Path, stripped: Collection[str], numbers: Sequence[str]) -> Iterator[str]:
     parts = [f"the state dict below {dotted(outer)!r}"] if outer else []
-    parts += [f"names without {', '.join(map(repr, taken))}"] if taken else []
+    parts += [f"names without {', '.join(map(repr, stripped))}"] if stripped else []
     parts += [f"{plural(len(numbers), 'number')} left out ({sample_names(numbers)})"] if numbers else []
-    yield f"taken from a checkpoint of a trainer: {', '.join(parts)}"
+    yield f"read from a trainer's checkpoint: {', '.join(parts)}"

@@ -182,7 +182,7 @@ def test_adapter_with_saved_head_keeps_its_config(tmp_path):
     assert {item.name for item in (tmp_path / "part").iterdir()} == {CONFIG, file.name}
     declared = said_of(tmp_path / "part")["target_modules"]
     assert "lm_head" in declared and "v_proj" not in declared
-    assert "adapters lie beside" not in succeed("inspect", "tree", adapter).output
+    assert "contains LoRA adapters" not in succeed("inspect", "tree", adapter).output
 
 
 def test_only_modules_with_factors_are_matched():

@@ -92,7 +92,7 @@ def test_quantized_base_is_dequantized_before_the_merge(tmp_path, case, dtype, n
         ckpttools.hf_to_maxtext(base, tmp_path / "native", quantized="keep")
         base = tmp_path / "native"
     told = " ".join(run("adapter", "merge", base, adapter, tmp_path / "one", code=3).split())
-    assert "weights are quantized" in told and "--dtype bfloat16 dequantizes them on the way" in told
+    assert "weights are quantized" in told and "--dtype bfloat16 dequantizes them first" in told
     run("adapter", "merge", base, adapter, tmp_path / "one", "--dtype", dtype)
     ckpttools.cast(base, tmp_path / "plain", dtype=dtype)
     ckpttools.merge_adapter(tmp_path / "plain", tmp_path / "two", adapter=adapter)
@@ -291,10 +291,10 @@ def test_conversion_notes_adapter_of_another_model(tmp_path):
         assert f"names me/other as its base, and is converted as one of {base}" in " ".join(told.split())
     own = changed_config(tmp_path, "plain", base_model_name_or_path=f"me/{base.name}")
     for where in (base, base / "model.safetensors"):
-        assert "says that it is of" not in run("adapter", "merge", where, own, tmp_path / "out", "--dry-run")
+        assert "as its base" not in run("adapter", "merge", where, own, tmp_path / "out", "--dry-run")
     run("convert", "hf-to-maxtext", base, tmp_path / base.name)
     where = tmp_path / base.name
-    assert "says that it is of" not in run("adapter", "merge", where, own, tmp_path / "out", "--dry-run")
+    assert "as its base" not in run("adapter", "merge", where, own, tmp_path / "out", "--dry-run")
 
 
 @pytest.mark.parametrize("words", [("quantize",), ("shrink", "--layers", "1")])
@@ -793,7 +793,7 @@ def test_mismatched_family_is_refused_wherever_rows_are_used(tmp_path):
         (ckpttools.adapter_to_peft, lora, {"base": base}),
     ]
     for call, source, declared in calls:
-        with pytest.raises(CheckpointError, match="would make other values") as refused:
+        with pytest.raises(CheckpointError, match="would give the arrays other values") as refused:
             call.plan(source, tmp_path / "no", family="mistral", **declared)
         assert "leave" in str(refused.value) and "model_type" in str(refused.value)
         with pytest.raises(CheckpointError, match="do not match the model"):
@@ -894,7 +894,7 @@ def test_model_commands_refuse_maxtext_adapters(tmp_path, layout):
 def test_stack_commands_refuse_peft_adapters(tmp_path):
     for command in ("stack", "unstack"):
         told = run(command, PEFT / "plain", tmp_path / "no", code=3)
-        assert "this is a LoRA adapter of tiny/llama, in PEFT's names" in told
+        assert "this is a LoRA adapter of tiny/llama, with PEFT's names" in told
         assert f"`ckpt adapter to-maxtext {PEFT / 'plain'} DST --base BASE` stacks its layers" in told
     other = changed_config(tmp_path, peft_type="IA3")
     told = run("stack", other, tmp_path / "no", code=3)

@@ -111,7 +111,7 @@ ZARR2["zarr2-plain"] = zarr2(None, CHUNK)
 
 
 @pytest.mark.parametrize("created", ZARR2.values(), ids=ZARR2)
-def test_trailing_bytes_are_refused_as_by_tensorstore(tmp_path, created):
+def test_trailing_bytes_are_refused_like_tensorstore(tmp_path, created):
     location, chunk = item(tmp_path, created)
     good = chunk.read_bytes()
     for behind in (b"\0", bytes(8), b"junk", good):

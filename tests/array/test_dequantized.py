@@ -361,7 +361,7 @@ def test_misplaced_scales_and_integers_are_faults(name, value):
     assert any(fault.startswith(f"{name}: ") for fault in result.faults)
 
 
-def test_all_scales_of_one_name_are_checked():
+def test_scales_with_equal_names_are_all_checked():
     """Zero points are of the weight that they are taken from; averaged models have the same names."""
     rng = np.random.default_rng(0)
     damaged, whole = built.int4(rng, 16, 4, 16, shifted=True), built.int4(rng, 16, 4, 16, shifted=True)

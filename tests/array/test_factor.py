@@ -75,5 +75,5 @@ def test_mismatched_factor_axes_are_refused():
     arrays = {"w": lazy(numbers((3, 4), "float32", 0)), "s": lazy(numbers((2,), "float32", 1))}
     with pytest.raises(MappingError, match="has axes that"):
         table("w: n m <-> fn: m n", "s: k <-> fn.norm: k, factor").to_right(arrays)
-    with pytest.raises(MappingError, match="no row makes"):
+    with pytest.raises(MappingError, match="no row produces"):
         table("w: n m <-> fn: m n", "s: k <-> gn.norm: k, factor").to_right(arrays)

@@ -53,7 +53,7 @@ def test_index_region_is_the_smallest_box(case):
         ((0, -4), "out of bounds for axis 1 of length 3"),
         ((0, 0, 0), "no place for 3 indices"),
         ((..., 0, ...), "two ellipses"),
-        (True, "by whole numbers, slices and ..., not by True"),
+        (True, "by integers, slices and ..., not by True"),
         ([0, 1], "not by"),
         (None, "not by None"),
         (1.0, "not by 1.0"),

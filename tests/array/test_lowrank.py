@@ -44,7 +44,7 @@ def stored(draw, matrices):
 
 @settings(max_examples=60)
 @given(st.data())
-def test_a_region_of_a_product_is_that_of_numpy(data):
+def test_product_regions_match_numpy(data):
     outer = data.draw(st.sampled_from(((), (3,), (2, 2))))
     rows, rank, columns = data.draw(SIDES), data.draw(st.integers(0, 70)), data.draw(SIDES)
     left = whole_numbers(data.draw, (*outer, rows, rank), data.draw(DTYPE))
@@ -84,7 +84,7 @@ def test_large_products_are_made_in_parts_of_the_same_bits():
 
 @settings(max_examples=60)
 @given(st.data())
-def test_a_sum_is_rounded_once(data):
+def test_sum_is_rounded_once(data):
     dtype = data.draw(st.sampled_from(("bfloat16", "float16", "float32", "float64")))
     shape = data.draw(st.sampled_from(((7,), (5, 9), (2, 3, 4))))
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
@@ -120,7 +120,7 @@ def test_adding_a_negative_zero_changes_no_bit():
 
 @settings(max_examples=40)
 @given(st.data())
-def test_rows_get_the_lengths_that_they_should_have(data):
+def test_rows_get_the_requested_norms(data):
     rows, columns = data.draw(SIDES), data.draw(SIDES)
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     matrix, addend = random.standard_normal((2, rows, columns)).astype(np.float32)
@@ -136,7 +136,7 @@ def test_rows_get_the_lengths_that_they_should_have(data):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_sums_that_become_infinite_are_counted(dtype):
+def test_infinite_sums_are_counted(dtype):
     """What was no number before is not."""
     numpy = DTYPES[dtype].numpy
     array = np.array([[np.inf, np.nan, ml_dtypes.finfo(numpy).max, 1]] * 3, np.float64).astype(numpy)
@@ -155,7 +155,7 @@ def test_mismatched_factors_are_refused():
         low_rank(matrix, other)
     with pytest.raises(ShapeError, match="cannot be added up"):
         add_arrays(matrix, other)
-    with pytest.raises(ShapeError, match="lengths of its rows"):
+    with pytest.raises(ShapeError, match="one norm per row are needed"):
         dora_update(matrix, matrix, lazy(np.zeros(2, np.float32)))
     with pytest.raises(ShapeError, match="not the factors"):
         low_rank(matrix, lazy(np.zeros((2, 3), np.int32)))
@@ -163,7 +163,7 @@ def test_mismatched_factors_are_refused():
 
 @settings(max_examples=80)
 @given(st.data())
-def test_a_permuted_product_is_one_of_permuted_factors(data):
+def test_permuted_product_uses_permuted_factors(data):
     """Transposed, split, rotary pairs exchanged, scaled: what is made is what numpy makes of the whole."""
     heads, half, pair, inner, rank = (data.draw(st.integers(1, 4)) for _ in range(5))
     left = whole_numbers(data.draw, (heads * half * pair, rank), "float32")

@@ -140,7 +140,7 @@ def needed(array):
     return _Taken.limit
 
 
-def test_every_node_adds_what_it_takes_itself(exact):
+def test_every_node_adds_its_own_scratch(exact):
     """Over a constant, which takes nothing, no slack of the nodes below hides an account that is short."""
     plain = Constant((64, 96), F32, bytes(4))
     once = elementwise(plain, Cast(BF16))
@@ -208,7 +208,7 @@ def test_stored_reads_what_it_says_and_little_between(data):
     assert (read[7:].reshape(-1, dtype.itemsize)[flat] == 1).all()
 
 
-def test_a_column_of_a_large_matrix_is_read_row_by_row_and_one_of_a_narrow_matrix_with_its_rows():
+def test_columns_are_read_by_row_or_with_complete_rows():
     for columns, reads in ((1 << 15, 64), (1 << 10, 1)):
         seen: list[tuple[int, int]] = []
         array = counted(stored(noise((64, columns), U8), U8), seen)
@@ -216,7 +216,7 @@ def test_a_column_of_a_large_matrix_is_read_row_by_row_and_one_of_a_narrow_matri
         assert len(seen) == reads
 
 
-def test_long_runs_are_read_without_what_lies_between():
+def test_long_runs_are_read_without_gaps():
     seen: list[tuple[int, int]] = []
     array = counted(stored(noise((4, 1 << 16), U8), U8), seen)
     array.read(Region((1, 5), (4, 5 + (1 << 14))))
@@ -224,7 +224,7 @@ def test_long_runs_are_read_without_what_lies_between():
 
 
 @given(st.data())
-def test_packed_reads_at_most_the_bytes_that_hold_its_bits(data):
+def test_packed_reads_only_the_bytes_with_its_bits(data):
     dtype = data.draw(st.sampled_from([d for d in DTYPES.values() if d.packed]))
     truth, seen = noise(data.draw(shapes(min_rank=1, limit=400)), dtype), []
     array = counted(stored(truth, dtype, lead=3), seen)
@@ -256,7 +256,7 @@ def test_expressions_read_what_their_cost_says(data):
 
 
 @given(known=lazy_arrays(), data=st.data())
-def test_costs_and_locations_are_told_for_every_region(known, data):
+def test_costs_and_locations_exist_for_every_region(known, data):
     region = data.draw(regions(known.array.shape))
     cost = known.array.read_cost(region)
     file, offset = known.array.first_byte(region)
@@ -269,7 +269,7 @@ def test_costs_and_locations_are_told_for_every_region(known, data):
 
 
 @given(st.data())
-def test_chunks_cost_what_all_that_are_met_cost(data):
+def test_chunk_cost_is_the_sum_of_overlapping_chunks(data):
     shape = data.draw(shapes(min_rank=0, max_rank=3))
     array = chunked(noise(shape, BF16), BF16, data.draw(chunk_shapes(shape, beyond=2)))
     region = data.draw(regions(shape))
@@ -305,13 +305,13 @@ def test_inspecting_an_expression_reads_nothing(data):
         array.read(region)
 
 
-def test_a_transpose_of_a_huge_array_takes_little_scratch():
+def test_huge_transpose_needs_little_scratch():
     huge = Stored((1 << 20, 1 << 18), BF16, UnreadableFile("f"), 0)
     turned = relayout(huge, [(1 << 20,), (1 << 18,)], (1, 0), (1, 1))
     assert elementwise(turned, Cast(F32)).scratch_bytes < 8 << 20
 
 
-def test_a_cast_of_a_huge_array_holds_what_is_under_it():
+def test_huge_cast_needs_the_scratch_of_its_source():
     part = Stored((3, 5), F32, UnreadableFile("f"), 0)
     assert elementwise(part, Cast(BF16)).scratch_bytes >= 2 * part.nbytes
 
@@ -330,7 +330,7 @@ def test_relayout_reads_rope_halves_in_bounds():
 
 
 @given(st.data())
-def test_a_box_of_a_relayout_costs_no_more_than_the_whole_source(data):
+def test_relayout_region_costs_at_most_the_source(data):
     known = data.draw(relaid_arrays())
     region = data.draw(regions(known.array.shape))
     if isinstance(known.array, Relayout) and isinstance(source := known.array.source, Stored):
@@ -338,7 +338,7 @@ def test_a_box_of_a_relayout_costs_no_more_than_the_whole_source(data):
         assert known.array.read_cost(region).nbytes <= source.stored_nbytes * boxes
 
 
-def test_relayout_that_moves_nothing_is_the_source():
+def test_identity_relayout_is_the_source():
     array = Constant((4, 1, 6), F32, bytes(4))
     assert relayout(array, [(4,), (1,), (6,)], (0, 1, 2), (1, 1, 1)) is array
     assert relayout(array, [(2, 2), (1,), (6,)], (2, 0, 1, 3), (2, 1, 1)).shape == (2, 2, 6)
@@ -361,7 +361,7 @@ def test_relayout_refuses_non_permutations(split, order, merge):
         relayout(Constant((4, 6), F32, bytes(4)), split, order, merge)
 
 
-def test_stack_refuses_arrays_that_differ():
+def test_stack_refuses_differing_arrays():
     with pytest.raises(ShapeError, match="one shape and dtype") as caught:
         stack([Constant((2,), F32, bytes(4)), Constant((3,), F32, bytes(4))], 0)
     assert "[2]" in caught.value.got

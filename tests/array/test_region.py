@@ -63,7 +63,7 @@ def test_relative_region_cuts_the_same_elements_out_of_the_cut(case):
 
 
 @given(shaped_regions(), st.data())
-def test_without_and_inserted_are_inverse(case, data):
+def test_axis_removal_and_insertion_are_inverse(case, data):
     _, region = case
     axis = data.draw(st.integers(0, region.rank))
     wider = region.inserted(axis, 2, 5)
@@ -131,7 +131,7 @@ def test_split_makes_no_more_parts_than_it_must_when_one_will_do(case):
 
 
 @pytest.mark.parametrize(("limit", "count"), [(70, 1), (69, 2), (20, 4), (10, 7), (9, 14), (3, 28), (1, 70)])
-def test_split_makes_as_few_parts_as_slabs_allow(limit, count):
+def test_split_makes_the_fewest_parts(limit, count):
     assert len(list(split_evenly(Region.whole((7, 10)), limit))) == count
 
 

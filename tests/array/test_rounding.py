@@ -22,7 +22,7 @@ _arrays = hnp.arrays(np.uint32, st.integers(0, 40), elements=_bits)
 
 
 @given(_arrays, st.sampled_from(["bfloat16", "float16", "float32", "float8_e4m3fn"]))
-def test_rounds_as_ml_dtypes_does(bits: np.ndarray, name: str) -> None:
+def test_rounding_matches_ml_dtypes(bits: np.ndarray, name: str) -> None:
     dtype, numbers = DTYPES[name], bits.view(np.float32)
     built = np.empty(bits.shape, dtype.carrier)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
@@ -32,7 +32,7 @@ def test_rounds_as_ml_dtypes_does(bits: np.ndarray, name: str) -> None:
 
 
 @pytest.mark.parametrize("spare", [False, True])
-def test_every_tie_and_every_exponent(spare: bool) -> None:
+def test_every_tie_and_exponent_is_rounded(spare: bool) -> None:
     high = np.arange(1 << 16, dtype=np.uint32) << 16
     bits = (high[:, None] | np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)).ravel()
     numbers = bits.view(np.float32)

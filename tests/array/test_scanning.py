@@ -85,7 +85,7 @@ def test_arrays_side_by_side(cut: Cut, shape: Shape, data: st.DataObject):
 
 
 @given(sizes=st.lists(st.integers(0, 40), max_size=20), jobs=st.integers(1, 5), limit=st.integers(1, 20))
-def test_the_order_is_the_same_with_any_number_of_workers(sizes: list[int], jobs: int, limit: int):
+def test_order_does_not_depend_on_workers(sizes: list[int], jobs: int, limit: int):
     items: list[Item] = [(stored(noise((n,), F32, n), F32),) for n in sizes]
 
     def slow_in_front(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> int:
@@ -107,7 +107,7 @@ def test_empty_scan_yields_nothing():
     assert list(scan([(empty,)], copied, memory=1 << 30, jobs=2)) == []
 
 
-def test_every_byte_is_observed_in_the_thread_that_asked():
+def test_bytes_are_observed_in_the_calling_thread():
     items: list[Item] = [(stored(noise((n,), F32), F32),) * 2 for n in (5, 700, 3)]
     heard: list[tuple[int, int]] = []
     list(
@@ -124,7 +124,7 @@ def test_every_byte_is_observed_in_the_thread_that_asked():
     assert {thread for _, thread in heard} == {threading.get_ident()}
 
 
-def test_a_visit_has_the_scratch_it_asked_for():
+def test_visit_gets_its_requested_scratch():
     def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> int:
         with scratch.take((MIB,), np.dtype("u1")) as mine:
             return mine.nbytes
@@ -135,7 +135,7 @@ def test_a_visit_has_the_scratch_it_asked_for():
 
 class TestErrors:
     @pytest.mark.parametrize("jobs", [1, 4])
-    def test_one_comes_once_after_what_was_before_it(self, jobs: int):
+    def test_tasks_run_once_after_their_dependencies(self, jobs: int):
         good, short = stored(noise((9,), F32), F32), Stored((9,), F32, Bytes("short", bytes(20)), 0)
         items: list[Item] = [(good,), (good,), (short,), (short,), (good,)]
         seen, before = [], threading.active_count()
@@ -163,7 +163,7 @@ class TestErrors:
                 seen.append(entry.region)
         assert seen == [Region((0,), (2,))]
 
-    def test_shapes_that_differ(self):
+    def test_differing_shapes_are_refused(self):
         with pytest.raises(ShapeError, match="differ in shape"):
             scan(
                 [(stored(noise((2,), F32), F32), stored(noise((3,), F32), F32))],
@@ -240,7 +240,7 @@ class TestTiles:
         array = Stored((1 << 15, 1 << 15), BF16, UnreadableFile("none"), 0)
         assert {region.size * 2 for region in Tiles()((array,), 64 * MIB)} == {PIECE_BYTES}
 
-    def test_an_encoded_chunk_may_be_larger_than_a_piece(self):
+    def test_encoded_chunk_may_exceed_a_piece(self):
         def part(index: Shape) -> Stored:
             return Stored((1 << 13, 1 << 12), BF16, UnreadableFile("nothing is read"), 0)
 
@@ -281,7 +281,7 @@ print(json.dumps({"peak": peak_bytes(), "projected": projected, "total": total})
 
 @pytest.mark.parametrize("transposed", ["no", "yes"])
 @pytest.mark.parametrize(("memory", "jobs"), [(128 * MIB, 2), (160 * MIB, 8), (512 * MIB, 4)])
-def test_the_measured_peak_is_at_most_the_projected_one(tmp_path, memory: int, jobs: int, transposed: str):
+def test_measured_peak_is_below_the_projection(tmp_path, memory: int, jobs: int, transposed: str):
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.truncate(320 * MIB)

@@ -22,7 +22,7 @@ from ckpttools.testing.strategies import Known, factors, lazy_arrays, noise, reg
 
 
 @given(st.data())
-def test_an_array_with_axes_split_is_the_same_array_reshaped(data):
+def test_split_axes_equal_a_reshape(data):
     known = data.draw(lazy_arrays())
     array, truth = known.array, known.truth
     groups = [data.draw(factors(length)) if length else (length,) for length in array.shape]
@@ -41,7 +41,7 @@ def test_an_array_with_axes_split_is_the_same_array_reshaped(data):
 
 
 @given(st.data())
-def test_parts_are_those_of_the_array_whether_read_as_one_or_apart(data):
+def test_parts_equal_the_array(data):
     known = data.draw(lazy_arrays())
     array, truth = known.array, known.truth
     counts = [data.draw(st.sampled_from(_divisors(length))) for length in array.shape]

@@ -106,7 +106,7 @@ def test_oversized_encoded_chunk_is_refused():
 
 @settings(max_examples=50)
 @given(arrays=st.lists(lazy_arrays(), min_size=1, max_size=6), data=st.data())
-def test_each_task_is_in_one_group_and_each_file_too(arrays, data):
+def test_each_task_and_file_is_in_one_group(arrays, data):
     writer = data.draw(
         st.sampled_from(
             [

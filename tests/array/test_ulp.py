@@ -78,7 +78,7 @@ def test_tolerances_by_a_hair(dtype: DType, seed: int, where: int, atol: str, rt
 
 
 @given(dtypes=st.tuples(DTYPE, DTYPE), seed=st.integers(0, 999), rtol=st.sampled_from([0.0, 2.0**-9, 0.1]))
-def test_two_dtypes(dtypes: tuple[DType, DType], seed: int, rtol: float):
+def test_different_dtypes_are_compared(dtypes: tuple[DType, DType], seed: int, rtol: float):
     """The same numbers rounded to another dtype, and others."""
     a = finite(dtypes[0], seed, 300)
     with np.errstate(over="ignore"):
@@ -96,7 +96,7 @@ def test_two_dtypes(dtypes: tuple[DType, DType], seed: int, rtol: float):
 
 @given(dtype=DTYPE, seed=st.integers(0, 999))
 @pytest.mark.parametrize("tolerance", [1e-50, 1e-42, 1e-38, 1e39, 1e300])
-def test_tolerances_that_float32_does_not_hold(tolerance: float, dtype: DType, seed: int):
+def test_tolerances_beyond_float32_are_used(tolerance: float, dtype: DType, seed: int):
     a, b = pair(dtype, seed, 200)
     for tolerances in (Tolerances(atol=tolerance), Tolerances(rtol=tolerance), Tolerances(tolerance, 1e-3)):
         assert through_float32(a, b, dtype, tolerances) == _of_part(a, b, (dtype, dtype), tolerances)
@@ -116,7 +116,7 @@ def test_steps_are_the_wide_ones(dtype: DType, seed: int, size: int):
     ("name", "number", "limit"),
     [("float16", 65520.0, 65504.0), ("bfloat16", 3.3961775292304601e38, 3.3895313892515355e38)],
 )
-def test_so_are_numbers_that_the_coarser_dtype_has_no_room_for(name: str, number: float, limit: float):
+def test_values_beyond_the_coarser_dtype_differ(name: str, number: float, limit: float):
     """A number rounded to infinity is not one step from the largest, but farther than any other."""
     dtypes = DTYPES["float32"], DTYPES[name]
     b = np.array([limit], dtypes[1].numpy).view(dtypes[1].carrier)
@@ -145,7 +145,7 @@ def test_so_are_differences_beyond_float32():
     assert deviation(a, b, (dtype, dtype)).max_abs == pytest.approx(6e38)
 
 
-def test_so_are_too_many_that_are_alike(monkeypatch: pytest.MonkeyPatch):
+def test_too_many_equal_differences_are_reported(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ulp, "_MOST", 10)
     dtype = DTYPES["bfloat16"]
     a, b = (np.full(50, bits, np.uint16) for bits in (0x3F80, 0x3F81))

@@ -60,7 +60,7 @@ def test_padding_is_zeros_after_it(known, data):
 
 
 @given(known=lazy_arrays(depth=1), times=st.integers(1, 4), data=st.data())
-def test_repeating_is_that_of_each_element(known, times, data):
+def test_repeat_repeats_each_element(known, times, data):
     shape = known.truth.shape
     axis = data.draw(st.sampled_from(range(len(shape)))) if shape else None
     if axis is None or not shape[axis]:
@@ -124,7 +124,7 @@ def test_functions_of_elements_go_below_a_window_and_above_padding():
     assert isinstance(over.source, Padded)
 
 
-def test_descriptions_tell_different_arrays_apart():
+def test_descriptions_distinguish_arrays():
     source, other = (stored(noise((4, 4), F32, seed), F32, str(seed)) for seed in (0, 1))
     arrays = [
         source,

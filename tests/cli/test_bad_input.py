@@ -95,7 +95,7 @@ def test_misspelled_tensor_is_shown_with_its_near_name(broken):
         )
 
     result = broken(change)
-    assert "q_proj.weight  (there is model.layers.1.self_attn.qproj.weight)" in result.stderr
+    assert "q_proj.weight  (model.layers.1.self_attn.qproj.weight exists)" in result.stderr
 
 
 def test_transposed_tensor_is_refused(broken):
@@ -111,7 +111,7 @@ def test_extra_layer_is_refused(broken):
     result = broken(lambda _, config: config.update(num_hidden_layers=3))
     assert result.exit_code == 3
     assert "9 arrays are not expected:" in result.stderr
-    assert "is beyond the 3 that config.json: num_hidden_layers says" in result.stderr
+    assert "is beyond the 3 of config.json: num_hidden_layers" in result.stderr
 
 
 def test_missing_layer_is_refused(broken):
@@ -157,9 +157,9 @@ def test_lost_head_hint_downloads_it_first(broken, tmp_path):
     """A head that is made from the embedding is another model unless the model was tied."""
     outcome = broken(lambda tensors, _: tensors.pop("lm_head.weight"))
     advice = outcome.stderr.partition("hint")[2]
-    assert advice.index("fetch the file that holds lm_head.weight again") < advice.index("--tied")
+    assert advice.index("download the file with lm_head.weight again") < advice.index("--tied")
     result = ckpttools.doctor(tmp_path / "hf").findings
-    assert "fetch the file that holds lm_head.weight again" in next(
+    assert "download the file with lm_head.weight again" in next(
         item.do for item in result if item.check == "coverage"
     )
     built = ckpt("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "made", "--tied", "materialize")
@@ -167,12 +167,12 @@ def test_lost_head_hint_downloads_it_first(broken, tmp_path):
         built.stderr.split()
     )
     outcome = broken(lambda tensors, _: tensors.update({"lm_head.weight": tensors["lm_head.weight"][:200]}))
-    assert outcome.exit_code == 3 and "fetch the file that holds lm_head.weight again" in outcome.stderr
+    assert outcome.exit_code == 3 and "download the file with lm_head.weight again" in outcome.stderr
     assert "--tied" not in outcome.stderr
 
 
 @pytest.mark.parametrize(
-    ("layers", "advice"), [(6, "fetch the files that hold the missing"), (3, "check that config")]
+    ("layers", "advice"), [(6, "download the files with the missing"), (3, "check that config")]
 )
 def test_wrong_layer_count_gets_a_hint(broken, layers, advice):
     result = broken(lambda _, config: config.update(num_hidden_layers=layers))
@@ -202,9 +202,7 @@ def test_unknown_model_type_lists_known_families(broken):
     assert result.exit_code == 3
     assert "no family has model_type 'lama'" in result.stderr
     assert "expected one of deepseek_v2, deepseek_v3, " in result.stderr
-    assert (
-        "the names of gemma, llama, mistral" in result.stderr and "--family NAME, of the one" in result.stderr
-    )
+    assert "the names of gemma, llama, mistral" in result.stderr and "--family NAME" in result.stderr
 
 
 def test_custom_model_type_converts_with_family_option(broken):
@@ -218,7 +216,7 @@ def test_missing_config_is_refused(broken, tmp_path):
     (tmp_path / "out").rename(tmp_path / "other")
     result = convert(tmp_path / "hf", tmp_path)
     assert result.exit_code == 3
-    assert "there is no config.json beside the weights" in result.stderr
+    assert "config.json does not exist next to the weights" in result.stderr
 
 
 @pytest.mark.parametrize("text", ["", "{'a': 1}", "[]", "version https://git-lfs.github.com/spec/v1\noid 1"])

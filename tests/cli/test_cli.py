@@ -379,13 +379,13 @@ class TestErrors:
         write_llama(tmp_path / "hf")
         (tmp_path / "hf/config.json").unlink()
         text = self.converts(3, tmp_path / "hf", tmp_path / "new")
-        assert text.startswith("Error: there is no config.json beside the weights\n  at       ")
+        assert text.startswith("Error: config.json does not exist next to the weights\n  at       ")
 
     def test_unknown_model_type_is_refused(self, tmp_path: Path):
         write_llama(tmp_path / "hf", model_type="lama")
         text = self.converts(3, tmp_path / "hf", tmp_path / "new")
         assert text.startswith("Error: no family has model_type 'lama'\n")
-        assert "the names of gemma, llama, mistral" in text and "--family NAME, of the one" in text
+        assert "the names of gemma, llama, mistral" in text and "--family NAME" in text
         assert "did you mean" not in text
 
     def test_unknown_family_is_refused(self, llama: Path, tmp_path: Path):

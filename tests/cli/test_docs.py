@@ -351,7 +351,7 @@ def test_documented_transform_plugin_works(tmp_path):
         built = ckpttools.open(tmp_path / "out" / name)
         assert built.metadata.format == format
         assert np.array_equal(built["layers"].read(), layers[:, ::every])
-    with pytest.raises(UsageError, match="there is no transform 'every-layer'"):
+    with pytest.raises(UsageError, match="unknown transform 'every-layer'"):
         ckpttools.transform(source, tmp_path / "y", transforms="every-layer")
 
 

@@ -211,22 +211,22 @@ class TestWhatItIs:
     def test_hint_names_the_reverse_conversion(self, model, tmp_path):
         out = tmp_path / "out"
         told = run("convert", "maxtext-to-hf", model, out, code=3)
-        assert "this is a Hugging Face checkpoint already" in told
+        assert "this is already a Hugging Face checkpoint" in told
         self.obeyed(told, out)
         told = run("convert", "hf-to-maxtext", out, tmp_path / "back", code=3)
-        assert "this is a MaxText checkpoint already" in told
+        assert "this is already a MaxText checkpoint" in told
         self.obeyed(told, tmp_path / "back")
 
     def obeyed(self, told: str, destination: Path) -> None:
         """Runs the first command of the next step, as it is written down."""
-        command = told.partition("  hint     `ckpt ")[2].partition("` makes a ")[0]
+        command = told.partition("  hint     `ckpt ")[2].partition("` converts it to a ")[0]
         run(*(str(destination) if word == "DST" else word for word in shlex.split(command)))
 
     @pytest.mark.parametrize("command", ["stack", "unstack"])
     def test_stack_hint_names_hf_to_maxtext(self, model, tmp_path, command):
         told = run(command, model, tmp_path / "out", code=3)
         command = f"ckpt convert hf-to-maxtext {shlex.quote(str(model))} DST"
-        assert f"hint     `{command}` makes stacked layers" in told
+        assert f"hint     `{command}` converts a Hugging Face model to stacked layers" in told
 
     @pytest.mark.parametrize("command", ["hf-to-maxtext", "maxtext-to-hf"])
     def test_adapter_is_recognized(self, tmp_path, command):
@@ -246,14 +246,17 @@ class TestWhatItIs:
         (model / "config.json").write_text(json.dumps(config))
         told = run("convert", "hf-to-maxtext", model, tmp_path / "out", code=3)
         assert "did you mean" not in told
-        assert "its arrays have the names of qwen3: if the model computes alike, --family qwen3" in told
+        assert (
+            "its arrays have the names of qwen3: if the model computes in the same way, --family qwen3"
+            in told
+        )
         assert "qwen3, all " in succeed("inspect", "tree", model).stdout
         run("convert", "hf-to-maxtext", model, tmp_path / "out", "--family", "qwen3")
         weights(model / "model.safetensors", "backbone.layers.0.mixer.in_proj.weight", "backbone.norm.weight")
         told = run("convert", "hf-to-maxtext", model, tmp_path / "none", code=3)
-        assert "none with these names" in told and "--family FILE.toml" in told
+        assert "none has these names" in told and "--family FILE.toml" in told
         told = run("convert", "maxtext-to-hf", model, tmp_path / "none", code=3)
-        assert "Hugging Face checkpoint already, of a model that is not converted" in told
+        assert "already a Hugging Face checkpoint, and its model cannot be converted" in told
 
     def test_hint_does_not_drop_parts_of_the_model(self, model, tmp_path):
         """What the model works out anew may be, and what lies beside it."""
@@ -273,20 +276,20 @@ class TestWhatItIs:
         """The command names the step that was looked at, and what it needs that is not carried along."""
         for source, step in ((TRAINED, 1), (ORBAX / "maxtext_run", 4)):
             told = run("convert", "hf-to-maxtext", source, tmp_path / "out", code=3)
-            assert "this is a MaxText checkpoint already" in told
-            assert "got      stacked-training, linen flavour" in told
-            assert f"/{step}/items DST --like HF_DIR` makes a Hugging Face one of it" in told
+            assert "this is already a MaxText checkpoint" in told
+            assert "got      stacked-training, linen flavor" in told
+            assert f"/{step}/items DST --like HF_DIR` converts it to a Hugging Face checkpoint" in told
 
     def test_other_orbax_checkpoints_are_described(self, model, tmp_path):
         told = run("convert", "hf-to-maxtext", ORBAX / "cm_default", tmp_path / "out", code=3)
-        assert "this is an Orbax checkpoint, whose names are neither" in told
+        assert "this Orbax checkpoint has neither" in told
         assert "params.dense.kernel" in told and "hint     `ckpt inspect tree" in told
 
     def test_orbax_with_hub_names_without_config_gets_a_hint(self, model, tmp_path):
         (model / "config.json").rename(tmp_path / "config.json")
         run("convert", "to-orbax", model, tmp_path / "orbax")
         told = run("convert", "hf-to-maxtext", tmp_path / "orbax", tmp_path / "out", code=3)
-        location = Path(told.rpartition("came from into ")[2].strip())
+        location = Path(told.rpartition("source of the weights to ")[2].strip())
         location.mkdir(exist_ok=True)
         (tmp_path / "config.json").rename(location / "config.json")
         run("convert", "hf-to-maxtext", tmp_path / "orbax", tmp_path / "out")
@@ -345,7 +348,9 @@ class TestWhatItIs:
             assert "this is a diffusers pipeline (FluxPipeline), not one model" in told
             assert "got      text_encoder, transformer" in told
             told = run("convert", command, location / "transformer", tmp_path / "out", code=3)
-            assert "a part of a pipeline of diffusers (FluxTransformer2DModel), no language model" in told
+            assert (
+                "a component of a diffusers pipeline (FluxTransformer2DModel), not a language model" in told
+            )
         run("convert", "hf-to-maxtext", location / "text_encoder", tmp_path / "out")
 
     def hosts(self, tmp_path: Path) -> Path:
@@ -498,7 +503,7 @@ def test_hint_names_the_nested_model(model, tmp_path):
 def test_dropped_arrays_are_counted_by_kind(tmp_path):
     source = ORBAX.parent / "train" / "llama_scanned"
     told = run("strip-optimizer", source, tmp_path / "out")
-    assert "what is dropped, by kind: 26 of the optimizer, 30 of random states" in " ".join(told.split())
+    assert "dropped, by kind: 26 of the optimizer, 30 of random states" in " ".join(told.split())
     told = run("strip-optimizer", source, tmp_path / "out", code=2)
     assert [line.split()[0] for line in told.splitlines()] == ["Error:", "expected", "hint"]
 
@@ -523,7 +528,7 @@ def test_size_without_unit_gets_a_suggestion(tmp_path):
 def test_unmapped_arrays_hint_at_carry(tmp_path):
     source = GOLDEN / "gemma3" / "hf"
     told = " ".join(run("convert", "hf-to-maxtext", source, tmp_path / "out").split())
-    assert "with --carry the way back has them again" in told
+    assert "with --carry the reverse conversion restores them" in told
     kept = run("convert", "hf-to-maxtext", source, tmp_path / "kept", "--carry")
     assert "--carry" not in kept
 

@@ -86,7 +86,8 @@ class TestMaxText:
         hf = GOLDEN_0_2_5 / "gemma3-vision" / "hf"
         ckpttools.hf_to_maxtext(hf, tmp_path / "it", text_only=True)
         assert (
-            "text alone: the checkpoint has nothing of vision_config" in next_steps(tmp_path / "it").surprises
+            "text only: the checkpoint does not contain vision_config"
+            in next_steps(tmp_path / "it").surprises
         )
 
     def test_next_steps_name_unread_config_fields(self, tmp_path):
@@ -96,7 +97,7 @@ class TestMaxText:
 
     def test_next_steps_report_a_missing_head(self, converted, tmp_path):
         ckpttools.select(converted, tmp_path / "new", drop=["*logits_dense*"])
-        assert any("promises one" in surprise for surprise in next_steps(tmp_path / "new").surprises)
+        assert any("declares one" in surprise for surprise in next_steps(tmp_path / "new").surprises)
 
     def test_expected_output_has_no_surprises(self, tmp_path):
         ckpttools.hf_to_maxtext(HF, tmp_path / "it", dtype="float32")
@@ -249,7 +250,7 @@ class TestAdapters:
         shutil.copy(PEFT / "bases" / "llama-float32" / "config.json", tmp_path / "both")
         assert "are not merged into them" in " ".join(succeed(tmp_path / "both").output.split())
         told = ckpt("convert", "hf-to-maxtext", tmp_path / "both", tmp_path / "mt").output
-        assert "LoRA adapters lie beside the parameters" in told and "merge_and_unload" in told
+        assert "contains LoRA adapters that are not merged" in told and "merge_and_unload" in told
 
 
 class TestWhatTrainersLeave:
@@ -306,7 +307,7 @@ class TestWhatTrainersLeave:
             ckpt("convert", "to-safetensors", "flat", "x", "--names", "hub"),
             ckpt("convert", "hf-to-maxtext", "flat", "x"),
         ):
-            assert "leave that out with --drop 'optimizer.*' --drop 'train_state.*'" in refused.output
+            assert "leave them out with --drop 'optimizer.*' --drop 'train_state.*'" in refused.output
 
     def test_names_unsupported_by_transformers_are_reported(self, tmp_path):
         trainers, flax = FIXTURES / "torch/trainers", FIXTURES / "flax/llama"
@@ -424,7 +425,9 @@ def test_conversion_explains_why_maxtext_cannot_be_configured(tmp_path):
     write_llama(tmp_path / "hf", num_hidden_layers=1, hidden_act="gelu")
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt")
     (problem, *_) = next_steps(tmp_path / "mt").surprises
-    assert problem.startswith("MaxText cannot be configured for this model: MaxText has no mlp_activations")
+    assert problem.startswith(
+        "MaxText cannot be configured for this model: MaxText has no value of mlp_activations"
+    )
     assert 'hidden_act "gelu"' in problem
     with pytest.raises(ConfigError) as refused:
         ckpttools.maxtext_config(tmp_path / "hf")

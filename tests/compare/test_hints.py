@@ -276,12 +276,15 @@ def test_extra_output_head_is_explained(tmp_path):
     [
         (
             ("convert", "hf-to-maxtext", OPEN_INSTRUCT, "OUT"),
-            f"`ckpt select {OPEN_INSTRUCT} MODEL --prefix policy --to safetensors` has those",
+            f"`ckpt select {OPEN_INSTRUCT} MODEL --prefix policy --to safetensors` extracts the model",
         ),
-        (("stack", HF, "OUT"), f"`ckpt convert hf-to-maxtext {HF} DST` makes stacked layers"),
+        (
+            ("stack", HF, "OUT"),
+            f"`ckpt convert hf-to-maxtext {HF} DST` converts a Hugging Face model to stacked layers",
+        ),
         (
             ("adapter", "merge", PEFT / "bases/llama-float32", PEFT / "experts", "OUT"),
-            f"with `--against {PEFT / 'bases/llama-float32'}` it lists every mismatch",
+            f"with --against {PEFT / 'bases/llama-float32'} it lists every mismatch",
         ),
     ],
 )

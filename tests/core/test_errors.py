@@ -157,7 +157,7 @@ class TestLinesOfAnError:
         assert " ".join(" ".join(lines).split()) == " ".join(f"Error: {self.ERROR}".split())
 
     def test_command_without_backticks_is_not_wrapped(self):
-        hint = "ckpt convert maxtext-to-hf '/some where' DST makes a Hugging Face checkpoint of it"
+        hint = "ckpt convert maxtext-to-hf '/some where' DST converts it to a Hugging Face checkpoint"
         lines = border._error_lines(FormatError("no", hint=hint + "\n         mkdir NEW && cp -r a b"), 40)
         assert lines[1:] == [f"  hint     {hint}", "         mkdir NEW && cp -r a b"]
 

@@ -24,7 +24,7 @@ ROWS = (
 SIDES = [(item, item.left) for item in ROWS]
 
 
-def told(names, keys):
+def infer(names, keys):
     return inferred_flags(names, SIDES, keys)
 
 
@@ -35,7 +35,7 @@ def test_flags_are_inferred_from_names(tied, experts, biased, layers):
     } | {"interleaved"}
     sizes = {"layer": layers, "embed": 2}
     keys = [key for item in ROWS if item.applies(present) for key in item.left.keys(sizes)]
-    flags = told(["biased", "experts", "tied"], keys)
+    flags = infer(["biased", "experts", "tied"], keys)
     assert {name: flag.value for name, flag in flags.items()} == {
         "tied": tied,
         "experts": experts,
@@ -68,26 +68,26 @@ def test_rows_with_two_flags_are_resolved():
     ]
     sides = [(item, item.left) for item in rows]
     for name in ("tied", "fused"):
-        assert inferred_flags([name], sides, ["scale"])[name] == Flag(False, "scale, which is there")
-        assert inferred_flags([name], sides, ["bias"])[name] == Flag(True, "bias, which is there")
-        assert inferred_flags([name], sides, [])[name] == Flag(False, "bias, which is not there")
+        assert inferred_flags([name], sides, ["scale"])[name] == Flag(False, "scale, which exists")
+        assert inferred_flags([name], sides, ["bias"])[name] == Flag(True, "bias, which exists")
+        assert inferred_flags([name], sides, [])[name] == Flag(False, "bias, which does not exist")
 
 
 def test_flag_records_its_source():
     keys = ["embedding", "layers_0.wi", "layers_0.query"]
-    flags = told(["tied", "experts"], keys)
-    assert flags["tied"].source == "head, which is not there"
-    assert flags["experts"].source == "layers_0.wi, which is there"
-    assert told(["tied"], ["embedding", "head"])["tied"].source == "head, which is there"
+    flags = infer(["tied", "experts"], keys)
+    assert flags["tied"].source == "head, which does not exist"
+    assert flags["experts"].source == "layers_0.wi, which exists"
+    assert infer(["tied"], ["embedding", "head"])["tied"].source == "head, which exists"
 
 
 def test_flag_that_changes_no_name_is_undetermined():
-    flags = told(["interleaved", "tied"], ["embedding", "layers_0.query"])
+    flags = infer(["interleaved", "tied"], ["embedding", "layers_0.query"])
     assert flags["interleaved"].open_key == "layers_0.query"
     assert flags["tied"].open_key is None
     with pytest.raises(ConfigError, match="do not show whether rotary pairs are") as caught:
         refuse_open(flags, "here")
-    assert caught.value.got == "layers_0.query, which is there either way"
+    assert caught.value.got == "layers_0.query, which exists in both cases"
     assert caught.value.location == "here"
     assert caught.value.hint.index("like=") < caught.value.hint.index("rope_layout=")
     refuse_open({"tied": flags["tied"]}, "here")
@@ -104,8 +104,8 @@ def test_common_key_does_not_decide_a_flag():
     def fused(*keys):
         return inferred_flags(["fused"], [(item, item.left) for item in rows], keys)["fused"]
 
-    assert fused("attention", "scale") == Flag(True, "scale, which is there")
-    assert fused("attention", "key") == Flag(False, "key, which is there")
+    assert fused("attention", "scale") == Flag(True, "scale, which exists")
+    assert fused("attention", "key") == Flag(False, "key, which exists")
     assert fused("attention").open_key == "attention"
     assert not fused("attention").source
 
@@ -122,4 +122,4 @@ def test_table_refuses_an_undetermined_flag():
 
 
 def test_no_flags_are_inferred_when_none_are_requested():
-    assert told([], ["layers_0.query"]) == {}
+    assert infer([], ["layers_0.query"]) == {}

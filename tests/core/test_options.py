@@ -207,7 +207,7 @@ def test_options_become_flags_that_pass_given_values():
 def test_similar_transform_is_suggested(monkeypatch):
     monkeypatch.setattr(registry, "transforms", lambda: {"every-layer": None})
     for name, hint in (("every-leyer", "did you mean 'every-layer'?"), ("zzz", registry.GROUP)):
-        with pytest.raises(UsageError, match=f"there is no transform {name!r}") as caught:
+        with pytest.raises(UsageError, match=f"unknown transform {name!r}") as caught:
             registry.transform_named(name, {})
         assert hint in caught.value.hint
 

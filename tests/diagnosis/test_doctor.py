@@ -402,7 +402,7 @@ class TestSteps:
             assert result.command in resolved.problems[0].do and "step 4" in resolved.problems[0].do
         else:
             assert told(location, "error") == set() and resolved.loads
-            assert "10 is passed over: no commit_success.txt, commit timestamp null" in repr(resolved.tried)
+            assert "10 is skipped: no commit_success.txt, commit timestamp null" in repr(resolved.tried)
             assert told(step, "error") == {"unfinished"}
 
     def test_steps_are_reported_in_numeric_order(self, tmp_path):

@@ -223,7 +223,7 @@ def test_family_named_by_checkpoint_never_runs(
     for words in (("inspect", "tree"), ("doctor",), ("verify", HF), ("diff", HF), ("hash",)):
         ckpt(*words, tmp_path / "maxtext")
     refused = ckpt("convert", "maxtext-to-hf", tmp_path / "maxtext", tmp_path / "back")
-    assert refused.exit_code == 2 and "made by a family that a file describes" in join_lines(refused.output)
+    assert refused.exit_code == 2 and "converted with a family file" in join_lines(refused.output)
     assert not mark.exists()
 
 

@@ -181,9 +181,9 @@ def test_sidecars_do_not_depend_on_the_target(tmp_path):
         (
             "model.embed_tokens.weight",
             ConfigError,
-            "no config.json is copied with the model in this Orbax checkpoint",
+            "this Orbax checkpoint does not contain a config.json",
         ),
-        ("encoder.weight", FormatError, "names are neither Hugging Face's nor MaxText's"),
+        ("encoder.weight", FormatError, "has neither Hugging Face nor MaxText names"),
     ],
 )
 def test_orbax_without_config_names_what_it_lacks(tmp_path, name, error, next_step):

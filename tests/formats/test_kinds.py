@@ -155,7 +155,7 @@ class TestGolden:
             ),
         ],
     )
-    def test_all_families(self, family, expected):
+    def test_all_families_are_stacked(self, family, expected):
         view = view_of(open_tree(ALL / family / "maxtext_scanned"))
         assert (list(view.layers), view.scan_axis, view.contradictions) == (expected, 1, ())
 

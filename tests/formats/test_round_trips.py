@@ -283,10 +283,10 @@ def test_layers_that_do_not_fit_their_groups_are_refused(family, layers):
     tree = Tree({}, Metadata(config=config, location="hf"))
     # Of gemma2 MaxText builds complete pairs alone; the others keep an incomplete cycle apart.
     is_never = family == "gemma2"
-    expected = "the layers do not fit the groups" if is_never else "would be left over"
+    expected = "the layers do not form complete groups" if is_never else "would be left over"
     with pytest.raises(ConfigError, match=expected) as error:
         to_maxtext(tree, ToMaxText())
-    assert ("is no multiple of" in str(error.value)) == is_never
+    assert ("is not a multiple of" in str(error.value)) == is_never
     assert ("scan=False" in str(error.value.hint)) != is_never
 
 

@@ -120,7 +120,7 @@ def test_deviation_compares_some_rows_of_a_large_table():
 def test_deviation_reports_different_shapes():
     dtype = DTYPES["float32"]
     arrays = stored(noise((5, 4), dtype), dtype), stored(noise((4, 4), dtype), dtype)
-    assert str(StoredHead(NAMES, *arrays).deviation(memory=PLENTY)) == "another shape"
+    assert str(StoredHead(NAMES, *arrays).deviation(memory=PLENTY)) == "a different shape"
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -143,7 +143,7 @@ def test_tied_drop_refuses_a_head_that_differs(tmp_path, tied, rows):
     result = ckpt("convert", "hf-to-maxtext", source, tmp_path / "maxtext", "--tied", "drop")
     assert result.exit_code == 3
     assert f"{len(rows)} of 24 rows differ, by up to " in result.stderr
-    assert "--tied keep keeps the head; --drop lm_head.weight leaves it out for good" in result.stderr
+    assert "--tied keep keeps the head; --drop lm_head.weight discards it" in result.stderr
     assert not (tmp_path / "maxtext").exists()
 
 
@@ -325,7 +325,7 @@ def negative_zeros(arrays):
         (changed_to(np.nan), "error", "1 of 24 rows differ, by up to inf"),
         (changed_to(np.inf), "error", "1 of 24 rows differ, by up to inf"),
         (as_float32, "error", "rows differ"),
-        (lambda arrays: arrays.update({HEAD: arrays[HEAD][:-1].copy()}), "error", "another shape"),
+        (lambda arrays: arrays.update({HEAD: arrays[HEAD][:-1].copy()}), "error", "a different shape"),
         (negative_zeros, "info", "has the values of"),
         (lambda arrays: None, "info", "has the values of"),
         (without(HEAD), None, ""),

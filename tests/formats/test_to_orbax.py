@@ -82,7 +82,7 @@ class TestOrbaxToOrbax:
 
 class TestZarr:
     @pytest.mark.parametrize("options", [[], ["--compression", "zstd:9"]], ids=str)
-    def test_there_and_back(self, source, tmp_path, options):
+    def test_remap_round_trip_restores_the_tree(self, source, tmp_path, options):
         run("to-zarr3", source, tmp_path / "z", *options)
         assert_same(open_tree(tmp_path / "z"), EVERYTHING)
         run("to-orbax", tmp_path / "z", tmp_path / "back")

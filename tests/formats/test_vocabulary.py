@@ -99,7 +99,7 @@ class TestPadded:
             told = json.loads(run(*command, "--json"))
             assert told["equal"]
             rows = [text for text in told["remarks"] if "[256:300]" in text]
-            assert len(rows) == 1 and "left out, as a vocabulary is padded with zeros" in rows[0]
+            assert len(rows) == 1 and "left out, because vocabularies are padded with zeros" in rows[0]
             head = [text for text in told["remarks"] if "kernel[:, 256:300]" in text]
             assert len(head) == (family == "llama3.1")
             counted = json.loads(run(*command, "--padding-rows", "keep", "--json", code=1))
@@ -126,7 +126,9 @@ class TestPadded:
             assert name in remark and "--padding-rows drop" in remark
             declared = json.loads(run(*command, "--padding-rows", "drop", "--json"))
             # Names in remarks are those of the comparison, which are MaxText's where it finds nothing.
-            assert any("as --padding-rows drop says" in text and rows in text for text in declared["remarks"])
+            assert any(
+                "left out (--padding-rows drop)" in text and rows in text for text in declared["remarks"]
+            )
         if path == EMBEDDING:
             # What is not asked for is not read.
             filtered = run("diff", built, source, "--filter", "*norm*")
@@ -141,13 +143,14 @@ class TestPadded:
         assert "--padding-rows keep" in refused and "row 299 is not zero" in refused
         assert not out.exists()
         dropped = run("convert", "maxtext-to-hf", built, out, *like, "--padding-rows", "drop")
-        assert "the last 44 are cut off, whatever they hold, as --padding-rows drop says" in " ".join(
-            dropped.split()
+        assert (
+            "the last 44 are cut off, including values that are not zero (--padding-rows drop)"
+            in " ".join(dropped.split())
         )
         run("verify", out, "--against", source)
         assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
         kept = run("convert", "maxtext-to-hf", built, tmp_path / "kept", *like, "--padding-rows", "keep")
-        assert "config.json: vocab_size is 300, as all rows are kept; it was 256" in kept
+        assert "config.json: vocab_size is 300, because all rows are kept; it was 256" in kept
         config = json.loads((tmp_path / "kept" / "config.json").read_bytes())
         assert config == {**json.loads((source / "config.json").read_bytes()), "vocab_size": 300}
         expected = open_tree(built).arrays[EMBEDDING].read()
@@ -176,4 +179,4 @@ def test_padding_option_is_refused_without_conversion(tmp_path):
         ("verify", source, "--manifest", tmp_path / "m.json"),
         ("diff", source, source),
     ):
-        assert "--padding-rows is for" in run(*command, "--padding-rows", "drop", code=2)
+        assert "--padding-rows requires" in run(*command, "--padding-rows", "drop", code=2)

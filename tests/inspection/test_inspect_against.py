@@ -302,7 +302,7 @@ class TestCommand:
         [
             ("lama", 2, "did you mean llama?"),
             ("/no/such/place", 2, "/no/such/place does not exist"),
-            (LLAMA / "leaves_scanned.json", 3, "does not say which model it is of"),
+            (LLAMA / "leaves_scanned.json", 3, "does not state a model type"),
             (LLAMA, 3, "is not a checkpoint of a known format"),
         ],
     )
@@ -316,4 +316,4 @@ class TestCommand:
         (tmp_path / "config.json").write_text("{}")
         result = ckpt("inspect", "tree", LLAMA / "hf", "--against", tmp_path / "config.json")
         assert result.exit_code == 3
-        assert "does not say which model it is of" in result.stderr
+        assert "does not state a model type" in result.stderr

@@ -16,7 +16,7 @@ CHANGES = st.sampled_from(("", "0", "1", "7", "12", ".", "q", "a"))
 
 
 def field(draw, names):
-    """A field of any kind over these axes: merged, spelled with words, and sums."""
+    """Draw a field over these axes: merged, with labels, or a sum."""
     kind = draw(KINDS_OF_ONE if len(names) == 1 else KINDS)
     if kind == "words":
         return Field(names, labels=("q", "k", "v"))
@@ -48,7 +48,7 @@ def test_spelled_key_parses_to_itself(key):
 
 
 def lengths(draw, key):
-    """A length for each axis that a key needs; those of labels are as many as there are."""
+    """Draw a length for each axis that a key needs; labels fix theirs."""
     words = {field.axes[0]: len(field.labels) for field in key.fields if field.labels}
     return {axis: words.get(axis) or draw(st.integers(0, 4)) for axis in sorted(key.needs)}
 
@@ -109,7 +109,7 @@ def test_key_matches_exactly_its_formatted_names(key, data):
     ],
 )
 def test_key_match_returns_coordinates(key, name, index):
-    """A length that is not known allows any coordinate."""
+    """An unknown length allows any coordinate."""
     assert parse_key(key).match(name, {"dense": 2, "kind": 2}) == index
 
 
@@ -179,9 +179,9 @@ def test_fields_expand_to_keys(key, sizes, spelled):
         ("a.{#y}", "embed", "a field must hold axis names"),
         ("a.{x+#}", "embed", "a field must hold axis names"),
         ("a.{2+3}", "embed", "a field must hold axis names"),
-        ("a.{kind side:ul,ur}", "embed", "labels are for one plain axis"),
-        ("a.{kind+1:q,k}", "embed", "labels are for one plain axis"),
-        ("a.{part:q,,k}", "embed", "labels are for one plain axis"),
+        ("a.{kind side:ul,ur}", "embed", "labels need a single plain axis"),
+        ("a.{kind+1:q,k}", "embed", "labels need a single plain axis"),
+        ("a.{part:q,,k}", "embed", "labels need a single plain axis"),
         ("a.{:q,k}", "embed", "a field must hold axis names"),
         ("a", "(heads head_dim", "a bracket is not closed"),
         ("a", "heads) embed", "an axis name must be a word"),

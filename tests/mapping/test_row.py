@@ -24,12 +24,12 @@ from ckpttools.testing.trees import UnreadableFile
 
 
 def tensor(sizes, dtype, seed):
-    """One tensor with every axis of `sizes`, in alphabetical order."""
+    """Draw one tensor with every axis of `sizes`, in alphabetical order."""
     return noise([sizes[axis] for axis in sorted(sizes)], dtype, seed)
 
 
 def spelled(side, sizes, full):
-    """The arrays of one side, written down without any of the code under test but the keys' text."""
+    """Return the arrays of one side, computed without the tested code except for the text of keys."""
     axes = sorted(sizes)
     arrays = {}
     for index in itertools.product(*(range(sizes[axis]) for axis in side.key.axes)):
@@ -83,7 +83,7 @@ def test_region_of_respelled_array_equals_slice(statement, data):
 
 @given(statements(most_axes=4), st.sampled_from((None, 0, 1, 4)))
 def test_layers_keep_every_value_at_its_coordinates(statement, scan_axis):
-    """A group of two blocks of two layers, with one number on the right, stacked or not on the left."""
+    """Return a group of two blocks of two layers, with one index on the right."""
     built = row(statement.text)
     prefixes = ("layers.{2*block+kind}", "layers_{block}.part_{kind:a,b}", "layers.part_{kind:a,b}")
     (spelled_row,) = Layers(*prefixes, ("block",), (built,)).all_rows(scan_axis)
@@ -167,7 +167,7 @@ def test_flags_choose_rows():
 
 
 def test_value_ops_follow_the_direction():
-    """Left is right times the scale, right is left divided by it."""
+    """Left equals right times the scale; right equals left divided by it."""
     built = row("a: heads head_dim <-> b: (heads head_dim)", op=Scale("head_dim", -0.5))
     table = Table((built,), {"head_dim": Size(16, "test")})
     dtype = DTYPES["float32"]
@@ -214,7 +214,7 @@ OPS = st.sampled_from(
 
 @st.composite
 def any_rows(draw):
-    """Rows of every kind, with all that may be said of them; some below prefixes of layers."""
+    """Draw rows of every kind with all options, some below prefixes of layers."""
     built = replace(row(draw(statements()).text), op=draw(OPS))
     when, unless = (" ".join(draw(st.lists(WORDS, unique=True))) for _ in range(2))
     built = replace(built, when=when, unless=unless)
@@ -249,7 +249,7 @@ class TestText:
         built = row("a: x <-> b: x, when f", op=Multiply(2.0))
         assert built == Row(parse_side("a", "x"), parse_side("b", "x"), Multiply(2.0), "f")
         assert "Multiply" in str(built)
-        with pytest.raises(MappingError, match="an op already"):
+        with pytest.raises(MappingError, match="already has an op"):
             row("a: x <-> b: x, shift 1", op=Multiply(2.0))
 
     def test_headings_apply_to_rows_below(self):
@@ -281,7 +281,7 @@ class TestText:
             ("a x <-> b: x", 1, "no colon", "a x"),
             ("a: x <-> b x", 10, "no colon", "b x"),
             ("a:x <-> b: x", 1, "no colon", "a:x"),
-            ("mlp a: x <-> b: x", 1, "blank in it", "mlp a"),
+            ("mlp a: x <-> b: x", 1, "contains a space", "mlp a"),
             (": x <-> b: x", 1, "key is empty", None),
             ("a: x 2y  <-> b: x", 6, "must be a word", "2y"),
             ("a: x, y <-> b: x", 4, "must be a word", "x,"),
@@ -294,12 +294,12 @@ class TestText:
             ("a: x <-> b: x, tied", 16, "not a keyword", "tied"),
             ("a: x <-> b: x,", 15, "not a keyword", ""),
             ("a: x <-> b: x, below c <-> d", 28, "two sides", "3 sides"),
-            ("a: x <-> b: x, when", 16, "no name", "when"),
+            ("a: x <-> b: x, when", 16, "a name is missing", "when"),
             ("a: x <-> b: x, when f unless g", 23, "comma is missing", "unless"),
             ("a: x <-> b: x, when f, when g", 24, "twice", "when g"),
             ("a: x <-> b: x, shift 1, scale x 2", 25, "twice", "scale x 2"),
             ("a: x <-> b: x, scale x half", 24, "not a number", "half"),
-            ("a: x <-> b: x, scale x 1 bf", 26, "not a floating-point type", "bf"),
+            ("a: x <-> b: x, scale x 1 bf", 26, "not a floating-point dtype", "bf"),
         ],
     )
     def test_invalid_row_is_refused_with_its_column(self, text, column, message, got):
@@ -317,7 +317,7 @@ class TestText:
             ("below a b <-> c", 1, "takes two prefixes"),
             ("below a <-> b.{x", 15, "not closed"),
             ("when f, shift 1", 9, "not a keyword"),
-            ("when", 1, "no name"),
+            ("when", 1, "a name is missing"),
             ("above k below a <-> b", 9, "comma is missing"),
         ],
     )

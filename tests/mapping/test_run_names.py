@@ -1,4 +1,4 @@
-"""What is saved beside the steps of a run is called as they are, so that one manager restores all of them."""
+"""New steps of a run are named like the existing ones, so that one manager restores all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TREE = {"w": np.arange(6, dtype=np.float32)}
 
 
 def steps(run, names, item="default"):
-    """Steps that are there, written by the same call."""
+    """Write existing steps with the same call."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnlistedStepWarning)
         for name in names:
@@ -66,7 +66,7 @@ def test_item_name_is_taken_from_the_run(tmp_path, names, destination):
     assert items_of(run / destination) == ["default" if is_of_run else "items"]
 
 
-def test_item_name_of_run_wins_over_that_of_tree(tmp_path):
+def test_item_name_of_run_overrides_that_of_tree(tmp_path):
     tree = ckpttools.open(steps(tmp_path / "source", ["4"], item="state"))
     ckpttools.save(tree, steps(tmp_path / "run", ["1"]) / "2", level="step")
     ckpttools.save(tree, tmp_path / "alone" / "2", level="step")

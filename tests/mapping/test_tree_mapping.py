@@ -1,4 +1,4 @@
-"""A tree as a Python user meets it: paths as text, patterns, errors that name what is near, JAX."""
+"""Trees for Python users: paths as text, patterns, errors with similar names, JAX."""
 
 import subprocess
 import sys
@@ -82,7 +82,7 @@ def test_repr_folds_layer_names():
 
 
 def test_jax_maps_over_tree():
-    """In a process of its own: trees made before jax was imported are no pytrees yet."""
+    """This runs in a separate process, because trees made before the import of jax are not pytrees yet."""
     script = """
 import sys
 from ckpttools.core.dtypes import DTYPES

@@ -70,7 +70,7 @@ def test_maxtext_matches_merge_with_negative_scale(tmp_path):
 
 @pytest.mark.skipif(PYTHON is None, reason=f"no environment with MaxText: {environments.MAXTEXT}")
 @pytest.mark.parametrize("scan", [True, False])
-def test_factors_that_qwix_made_are_read(tmp_path, scan):
+def test_qwix_factors_are_read(tmp_path, scan):
     """What MaxText computes with them, and what with a base that they are merged into."""
     ckpttools.hf_to_maxtext(BASE, tmp_path / "base", scan=scan)
     run = str(tmp_path / "run")

@@ -61,7 +61,7 @@ def terms(draw):
 
 @settings(max_examples=40)
 @given(terms(), st.sampled_from(NAMES[:3]))
-def test_a_mean_is_the_exact_one_to_within_one_rounding(known, to):
+def test_mean_is_exact_to_within_one_rounding(known, to):
     arrays, weights = known
     built = mean_of(map(lazy, arrays), weights=weights, dtype=DTYPES[to])
     exact = [Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]
@@ -81,7 +81,7 @@ def test_a_mean_is_the_exact_one_to_within_one_rounding(known, to):
 @example("bfloat16", 1, [1.0] * 6)
 @example("bfloat16", 1, [2e-45, 1e-42])
 @example("float16", 1, [1e300, 1.0])
-def test_the_mean_of_equal_arrays_is_the_array(name, seed, weights):
+def test_mean_of_equal_arrays_is_the_array(name, seed, weights):
     dtype = DTYPES[name]
     bits = noise((4, 33), dtype, seed)
     values = bits.view(dtype.numpy)
@@ -90,7 +90,7 @@ def test_the_mean_of_equal_arrays_is_the_array(name, seed, weights):
         known = np.isfinite(values)
     weights = [1.0] * 2 if name == "float64" else weights
     if name == "float8_e5m2":
-        with pytest.raises(MappingError, match="numbers of few bits"):
+        with pytest.raises(MappingError, match="values with few bits"):
             mean_of([stored(bits, dtype)] * len(weights), weights=weights)
         return
     built = mean_of([stored(bits, dtype)] * len(weights), weights=weights).view(dtype.carrier)
@@ -139,7 +139,7 @@ def test_float64_mean_keeps_infinity_and_nan(weights):
 
 
 @given(st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=9), st.sampled_from(sorted(DECAYS)))
-def test_a_decay_weighs_every_update_with_the_rate_on_its_curve(updates, decay):
+def test_decay_weights_follow_the_learning_rate_curve(updates, decay):
     weights, total = MeanWeights(decay=decay).of(len(updates))
     states = np.cumsum(updates)
     rates = [DECAYS[decay](k / len(updates)) for k in range(len(updates))]
@@ -148,7 +148,7 @@ def test_a_decay_weighs_every_update_with_the_rate_on_its_curve(updates, decay):
 
 
 @given(st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=9), st.floats(0, 0.999))
-def test_a_moving_average_is_the_one_that_training_keeps(states, decay):
+def test_moving_average_matches_training(states, decay):
     kept = states[0]
     for state in states[1:]:
         kept = decay * kept + (1 - decay) * state
@@ -156,7 +156,7 @@ def test_a_moving_average_is_the_one_that_training_keeps(states, decay):
     assert np.dot(weights, states) / total == pytest.approx(kept, abs=1e-12)
 
 
-def test_a_sum_of_differences_is_as_it_is_said():
+def test_sum_of_differences_is_computed():
     a, b, c = (np.float32([1, 2, 4]) * k for k in (1, 3, 5))
     built = mean_of(map(lazy, (a, b, c)), weights=[1, 0.5, -0.5], normalize=False)
     assert built.tolist() == (a + 0.5 * (b - c)).tolist()
@@ -227,7 +227,7 @@ def test_the_page_is_true(models, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("format", ["safetensors", "orbax"])
-def test_the_bytes_do_not_depend_on_how_the_work_is_cut(models, tmp_path, format):
+def test_average_bytes_do_not_depend_on_tasks(models, tmp_path, format):
     paths = [models / name for name in ("seed-1", "seed-2", "last-seed")]
     for jobs, memory in ((1, "1GiB"), (4, "110MiB")):
         options = ["--jobs", jobs, "--memory", memory, "--to", format, "--weights", "1,2,5"]
@@ -254,14 +254,14 @@ def test_the_bytes_do_not_depend_on_how_the_work_is_cut(models, tmp_path, format
     assert all(dealt[path].read().tobytes() == array.read().tobytes() for path, array in whole.arrays.items())
 
 
-def test_a_mean_of_training_states_is_that_of_their_parameters(tmp_path):
+def test_mean_of_training_states_averages_parameters(tmp_path):
     declared = run("average", TRAINED, TRAINED, tmp_path / "out", "--ema", "0.5")
     run("strip-optimizer", TRAINED, tmp_path / "stripped", "--keep-step")
     assert ckpt("diff", tmp_path / "out", tmp_path / "stripped").exit_code == 0
     assert "rounded once to" in declared
 
 
-def test_a_checkpoint_that_counts_for_nothing_is_not_read(models):
+def test_checkpoint_with_weight_zero_is_not_read(models):
     paths = [models / "seed-1", models / "last-seed"]
     built = ckpttools.average.plan(paths[0], "nowhere", others=paths[1:], weights=[0, 1])
     assert not built.plan.notes.inexact
@@ -270,14 +270,14 @@ def test_a_checkpoint_that_counts_for_nothing_is_not_read(models):
 
 REFUSED = [
     (["seed-1"], 2, "one checkpoint alone has no mean"),
-    (["seed-1", "seed-2", "--weights", "1"], 2, "each checkpoint needs a weight"),
-    (["seed-1", "seed-2", "--weights", "1,-1"], 2, "add up to nothing"),
+    (["seed-1", "seed-2", "--weights", "1"], 2, "each checkpoint needs a finite weight"),
+    (["seed-1", "seed-2", "--weights", "1,-1"], 2, "add up to 0"),
     (["seed-1", "seed-2", "--weights", "1,x"], 2, "not a list of numbers"),
-    (["seed-1", "seed-2", "--weights", "1e308,1e308"], 2, "too large for a number"),
-    (["seed-1", "seed-2", "--weights", "1,nan"], 2, "a finite number"),
-    (["seed-1", "seed-2", "--weights", "0,-0", "--no-normalize"], 2, "no checkpoint counts"),
+    (["seed-1", "seed-2", "--weights", "1e308,1e308"], 2, "overflows"),
+    (["seed-1", "seed-2", "--weights", "1,nan"], 2, "a finite weight"),
+    (["seed-1", "seed-2", "--weights", "0,-0", "--no-normalize"], 2, "all weights are 0"),
     (["seed-1", "seed-2", "--ema", "1"], 2, "between 0 and 1"),
-    (["seed-1", "seed-2", "--ema", ".5", "--decay", "sqrt"], 2, "say one of them"),
+    (["seed-1", "seed-2", "--ema", ".5", "--decay", "sqrt"], 2, "pass only one of them"),
     (["seed-1", "seed-2", "--last", "2"], 2, "steps must be those of one run"),
     (["run", "--steps", "1000..3000/500"], 2, "there are no steps 1500, 2500"),
     (["run", "--steps", "1000..3000/500"], 2, "expected some of 1000, 2000, 3000"),
@@ -301,8 +301,8 @@ REFUSED = [
     (["run", "--steps", "2000,1000"], 2, "in rising order"),
     (["run", "--last", "4"], 2, "fewer finished steps"),
     (["nowhere", "--last", "2"], 2, "check the spelling of the path"),
-    (["seed-1", "run"], 3, "left over"),
-    (["seed-1", "--parameters", "ema"], 2, "there is no ema in the state"),
+    (["seed-1", "run"], 3, "extra"),
+    (["seed-1", "--parameters", "ema"], 2, "ema does not exist in the state"),
     (["ema-run", "--parameters", "opt_state/0"], 3, "are not the parameters"),
 ]
 
@@ -315,7 +315,7 @@ def test_invalid_averages_are_refused(models, tmp_path, words, code, declared):
     assert declared in " ".join(output.split()) and not (tmp_path / "out").exists()
 
 
-def test_a_step_counts_once_however_it_is_named(models, tmp_path):
+def test_step_named_twice_counts_once(models, tmp_path):
     for steps in ([1000, 1000], [2000, 1000], "1000,1000"):
         with pytest.raises(UsageError, match="steps are named once each"):
             ckpttools.average(models / "run", tmp_path / "out", steps=steps)
@@ -332,7 +332,7 @@ QUANTIZED = [
 
 
 @pytest.mark.parametrize("make", QUANTIZED)
-def test_quantized_weights_count_as_their_numbers_and_are_rounded_once(make):
+def test_quantized_weights_are_dequantized_and_rounded_once(make):
     one, other = (make(np.random.default_rng(seed)) for seed in (1, 2))
     exact = (one.product.astype(np.float64) + other.product) / 2
     built = Average()([one.tree, other.tree])[one.name]
@@ -356,14 +356,14 @@ def test_integers_must_agree_to_be_averaged():
         Average()([one, other])
 
 
-def test_an_average_beside_the_parameters_is_for_the_user_to_decide(models):
+def test_stored_average_needs_a_decision(models):
     state = {("params", "params", "w"): np.ones(3, np.float32), ("ema_params", "params", "w"): np.ones(3)}
     state |= {("opt_state", 0, m, "params", "w"): np.ones(3, np.float32) for m in ("mu", "nu")}
     state |= {("step",): np.int32(1), ("opt_state", 0, "count"): np.int32(1)}
     tree = tree_with({path: np.asarray(item) for path, item in state.items()})
     with pytest.raises(FormatError) as refused:
         Average()([tree, tree])
-    assert "`ckpttools.strip_optimizer` each of them first" in (refused.value.hint or "")
+    assert "run `ckpttools.strip_optimizer` on each checkpoint first" in (refused.value.hint or "")
     assert Average(parameters="ema_params")([tree, tree])["params/params/w"].dtype.name == "float64"
 
 
@@ -373,7 +373,7 @@ def test_shapes_and_names_must_agree():
     with pytest.raises(CoverageError) as refused:
         Average()([one, other])
     assert all(
-        part in str(refused.value) for part in ("b: missing", "a: left over", "w: [2, 3], there [3, 2]")
+        part in str(refused.value) for part in ("b: missing", "a: extra", "w: [2, 3], expected [3, 2]")
     )
 
 
@@ -390,7 +390,7 @@ def test_errors_are_those_of_the_library():
         ckpttools.average.plan(HF, HF, others=[HF])
 
 
-def test_from_buckets_into_buckets_it_is_what_it_is_on_a_disk(gcs, tmp_path, monkeypatch):
+def test_average_in_buckets_equals_local_average(gcs, tmp_path, monkeypatch):
     """Means, models that are cut and models of two: from a bucket to one, with the same bytes."""
     monkeypatch.chdir(tmp_path)
     run("synth", HF / "config.json", "noise", "--seed", 4)
@@ -413,7 +413,7 @@ def test_from_buckets_into_buckets_it_is_what_it_is_on_a_disk(gcs, tmp_path, mon
         assert built == files_in(tmp_path / f"out{number}")
 
 
-def test_a_plan_means_the_same_locations_in_every_directory(tmp_path, monkeypatch):
+def test_plan_locations_do_not_depend_on_the_directory(tmp_path, monkeypatch):
     for name, seed in (("here/a", 1), ("here/b", 2), ("there/b", 3)):
         run("synth", HF / "config.json", tmp_path / name, "--seed", seed)
     monkeypatch.chdir(tmp_path / "here")
@@ -434,7 +434,7 @@ def test_weights_with_blanks_between_are_no_checkpoints(tmp_path):
 def test_averaging_adapters_warns_about_products(tmp_path):
     adapters = [FIXTURES / "peft/plain"] * 2
     told = " ".join(run("average", *adapters, tmp_path / "mean").split())
-    assert "factors of adapters are averaged each by itself" in told
+    assert "factors of adapters are averaged separately" in told
     models = [tmp_path / name for name in ("one", "other")]
     for model, adapter in zip(models, adapters, strict=True):
         run("adapter", "merge", FIXTURES / "peft/bases/llama-float32", adapter, model)

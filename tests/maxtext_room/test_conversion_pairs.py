@@ -45,7 +45,7 @@ def digest(path, *options):
 
 @SCANS
 @EVERY_FAMILY
-def test_a_conversion_and_its_way_back_are_proved(tmp_path, family, scan):
+def test_conversion_and_reverse_are_verified(tmp_path, family, scan):
     convert(tmp_path / "maxtext", family, scan=scan, carry=True)
     assert verify(tmp_path / "maxtext", hf(family)).exit_code == 0
     plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(), Resources(jobs=2)).run(tmp_path / "hf")
@@ -68,7 +68,7 @@ def assert_every_bit_came_back(built: Path, source: Path) -> None:
 
 
 @EVERY_FAMILY
-def test_one_digest_for_all_layouts(tmp_path, family):
+def test_all_layouts_have_one_digest(tmp_path, family):
     """Of the parameters, whatever is carried along."""
     built = [
         convert(tmp_path / str(scan), family, scan=scan, carry=True, text_only=False)
@@ -82,13 +82,13 @@ def test_one_digest_for_all_layouts(tmp_path, family):
     [{"exact": True}, {"pad_vocab": 300}, {"scan_axis": 0}],
     ids=lambda options: next(iter(options)),
 )
-def test_the_options_of_a_conversion_are_told_from_what_it_made(tmp_path, options):
+def test_conversion_options_are_inferred_from_the_output(tmp_path, options):
     convert(tmp_path / "maxtext", "llama3.1", **options)
     result = verify(tmp_path / "maxtext", hf("llama3.1"))
     assert result.exit_code == 0, result.output
 
 
-def test_a_cast_is_proved_when_it_is_said(tmp_path):
+def test_declared_cast_is_verified(tmp_path):
     convert(tmp_path / "maxtext", "qwen3", dtype=DTYPES["float16"])
     assert verify(tmp_path / "maxtext", hf("qwen3")).exit_code == 1
     assert verify(tmp_path / "maxtext", hf("qwen3"), "--cast").exit_code == 0
@@ -191,7 +191,7 @@ def test_ignored_options_are_refused(tmp_path, option):
     assert [item.exit_code for item in refused] == [2] * 5, [item.output for item in refused]
 
 
-def test_a_conversion_is_compared_layer_by_layer(tmp_path):
+def test_conversion_is_compared_by_layer(tmp_path):
     convert(tmp_path / "maxtext", "qwen3")
     result = verify(tmp_path / "maxtext", hf("qwen3"), "--whole")
     assert result.exit_code == 2

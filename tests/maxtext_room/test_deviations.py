@@ -88,7 +88,7 @@ def reported(path, config):
         ({**LLAMA4, "rope_scaling": SCOUT}, ["rope_scaling.factor is 16", "high_freq_factor is 1"]),
     ],
 )
-def test_deviations_apply_to_the_models_that_have_them(tmp_path, config, expected):
+def test_deviations_apply_to_affected_models(tmp_path, config, expected):
     result = reported(tmp_path, config)
     if expected is None:
         assert not any(item.what.startswith(OLMO) for item in result)
@@ -112,11 +112,11 @@ def test_factors_of_llama4_are_reported_with_what_was_measured_for_it(tmp_path):
 
 
 @given(st.integers(1, 1 << 20))
-def test_rounded_root_is_that_of_bfloat16(width):
+def test_rounded_root_matches_bfloat16(width):
     assert rounded_root(width) == float(ml_dtypes.bfloat16(np.float64(math.sqrt(width))))
 
 
-def test_entries_name_families_fields_and_versions_that_exist():
+def test_entries_name_existing_families_fields_and_versions():
     known = known_deviations()
     assert len({item.name for item in known}) == len(known)
     for item in known:
@@ -162,7 +162,7 @@ def test_separate_head_removes_tied_head_deviations(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])
-def test_conversions_refuse_lists_of_layers_that_doctor_reports(tmp_path, count):
+def test_conversions_refuse_layer_lists_reported_by_doctor(tmp_path, count):
     (tmp_path / "config.json").write_text(json.dumps({**GEMMA3, "num_hidden_layers": 6}))
     ckpttools.synth(tmp_path / "config.json", tmp_path / "hf")
     config = tmp_path / "hf" / "config.json"
@@ -175,7 +175,7 @@ def test_conversions_refuse_lists_of_layers_that_doctor_reports(tmp_path, count)
     assert not (tmp_path / "mt").exists()
 
 
-def test_the_reverse_conversion_reports_what_transformers_computes_differently(tmp_path):
+def test_reverse_conversion_reports_deviations(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**OLMO3, "rope_scaling": YARN}))
     ckpttools.synth(tmp_path / "config.json", tmp_path / "hf")
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt")

@@ -200,14 +200,14 @@ def given_to(source, **options):
 
 class TestNames:
     @pytest.mark.parametrize("name", NAMED)
-    def test_a_model_of_maxtexts_is_named(self, tmp_path, name):
+    def test_matching_maxtext_model_is_named(self, tmp_path, name):
         result = ckpttools.maxtext_config(written(tmp_path / "m", NAMED[name]))
         assert (result.model_name, result.is_named) == (name, True)
         assert result.arguments() == (f"model_name={name}", "scan_layers=true")
 
     @pytest.mark.parametrize("name", NAMED)
     @given(data=st.data())
-    def test_one_that_differs_anywhere_is_not(self, tmp_path_factory, name, data):
+    def test_differing_maxtext_model_is_not_named(self, tmp_path_factory, name, data):
         numbers = [key for key, value in NAMED[name].items() if type(value) in (int, float)]
         key = data.draw(st.sampled_from(sorted(set(numbers) - {"head_dim", "num_key_value_heads"})))
         config = {**NAMED[name], key: NAMED[name][key] * 2}
@@ -215,7 +215,7 @@ class TestNames:
         assert not result.is_named
         assert result.as_mapping()["decoder_block"] == {"l": "llama2", "q": "qwen3", "g": "gpt_oss"}[name[0]]
 
-    def test_rows_that_fill_up_are_counted_where_they_are(self, tmp_path):
+    def test_padding_rows_are_counted_if_present(self, tmp_path):
         succeed("convert", "hf-to-maxtext", GOLDEN / "gemma2" / "hf", tmp_path / "m", "--pad-vocab", 260)
         assert given_to(GOLDEN / "gemma2" / "hf")["vocab_size"] == 256
         assert given_to(tmp_path / "m")["vocab_size"] == 260
@@ -227,7 +227,7 @@ class TestNames:
 
 class TestSettings:
     @pytest.mark.parametrize("case", CASES)
-    def test_a_checkpoint_says_what_its_model_says(self, tmp_path, case):
+    def test_checkpoint_gives_the_settings_of_its_model(self, tmp_path, case):
         hf = GOLDEN / case / "hf"
         for scan in (True, False):
             way = "--scan" if scan else "--no-scan"
@@ -253,23 +253,23 @@ class TestSettings:
         assert given["use_multimodal"] is True and given["vision_encoder_block"] == "gemma3"
         assert given["hidden_size_for_vit"] == 24 and given["patch_size_for_vit"] == 28
         assert not any("vit" in name or "multimodal" in name for name in given_to(tmp_path / "text"))
-        assert ckpttools.maxtext_config(tmp_path / "text").notes[0].startswith("text alone")
+        assert ckpttools.maxtext_config(tmp_path / "text").notes[0].startswith("text only")
 
     @pytest.mark.parametrize("model", MODELS)
-    def test_a_configuration_alone_says_as_much_as_with_its_arrays(self, tmp_path, model):
+    def test_config_only_gives_the_same_settings(self, tmp_path, model):
         """Such as heads of global layers, of which Gemma 4 says the sizes layer by layer."""
         (source,) = (item / model / "hf" for item in (GOLDEN_0_2_5, GOLDEN) if (item / model).is_dir())
         shutil.copy(source / "config.json", tmp_path)
         alone = ckpttools.maxtext_config(tmp_path / "config.json").arguments()
         assert alone == ckpttools.maxtext_config(source).arguments()
 
-    def test_a_tower_that_forbids_scanning_is_told_of_unscanned_layers(self):
+    def test_tower_without_scanning_gets_unscanned_layers(self):
         given = given_to(GOLDEN_0_2_5 / "qwen3-vl" / "hf")
         assert given["scan_layers"] is False and given["mrope_section"] == [4, 2, 2]
         assert given["deepstack_visual_indexes_for_vit"] == [0, 1]
 
-    def test_without_a_configuration_the_model_is_asked_for(self):
-        with pytest.raises(ConfigError, match="there is no config") as caught:
+    def test_missing_config_requests_the_model(self):
+        with pytest.raises(ConfigError, match="does not exist next to the weights") as caught:
             ckpttools.maxtext_config(GOLDEN / "llama3.1" / "maxtext_scanned")
         assert "like" in caught.value.hint
 
@@ -283,26 +283,28 @@ class TestSettings:
         assert yaml.safe_load(result.yaml()).keys() == content.keys()
 
     @pytest.mark.parametrize("case", CASES)
-    def test_a_file_is_printed_line_by_line(self, case):
+    def test_yaml_file_is_printed_by_line(self, case):
         hf = GOLDEN / case / "hf"
         assert ckpt("maxtext-config", hf, "--format", "yaml").stdout == ckpttools.maxtext_config(hf).yaml()
 
     @pytest.mark.parametrize("value", ["1e-05 x=1", "1e-05", [1], {}, True, 1e400, 10**30])
     def test_non_numeric_setting_is_refused(self, tmp_path, value):
         location = written(tmp_path / "m", {**LLAMA_8B, "rms_norm_eps": value})
-        with pytest.raises(ConfigError, match="rms_norm_eps gives no normalization_layer_epsilon"):
+        with pytest.raises(
+            ConfigError, match="rms_norm_eps does not give a valid normalization_layer_epsilon"
+        ):
             ckpttools.maxtext_config(location)
 
     def test_rope_parameters_win_over_rope_scaling(self, tmp_path):
         both = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": LLAMA3_ROPE}
         assert given_to(written(tmp_path / "m", {**LLAMA_8B, **both}))["model_name"] == "llama3.1-8b"
 
-    def test_a_model_whose_code_goes_by_its_name_is_named_and_overridden(self):
+    def test_model_with_named_code_is_named_and_overridden(self):
         result = given_to(GOLDEN / "gemma3" / "hf")
         assert (result["model_name"], result["override_model_config"]) == ("gemma3-4b", True)
         assert (result["local_rope_max_timescale"], result["rope_max_timescale"]) == (10_000, 1_000_000)
 
-    def test_the_older_way_of_saying_rope(self, tmp_path):
+    def test_older_rope_fields_are_read(self, tmp_path):
         config = json.loads((GOLDEN / "gemma3" / "hf" / "config.json").read_text())
         text = config["text_config"]
         del text["rope_parameters"]
@@ -319,13 +321,13 @@ class TestSettings:
         }
         assert result.items() >= expected.items()
 
-    def test_a_scan_axis_of_its_own_is_said(self, tmp_path):
+    def test_unusual_scan_axis_is_stated(self, tmp_path):
         succeed("convert", "hf-to-maxtext", GOLDEN / "qwen3" / "hf", tmp_path / "m", "--scan-axis", 0)
         assert given_to(tmp_path / "m")["param_scan_axis"] == 0
         with pytest.raises(UsageError, match="stored differently"):
             ckpttools.maxtext_config(tmp_path / "m", scan=False)
 
-    def test_two_bases_of_the_rotary_embedding(self, tmp_path):
+    def test_conflicting_rope_bases_are_noted(self, tmp_path):
         declared = {
             **LLAMA_8B,
             "rope_theta": 777,
@@ -340,15 +342,15 @@ class TestSettings:
 
     def test_missing_setting_is_refused(self, tmp_path):
         config = {**LLAMA_8B, "rms_norm_eps": None}
-        with pytest.raises(ConfigError, match="nothing says normalization_layer_epsilon"):
+        with pytest.raises(ConfigError, match="normalization_layer_epsilon is unknown"):
             ckpttools.maxtext_config(written(tmp_path / "m", config))
-        with pytest.raises(ConfigError, match="MaxText has no mlp_activations") as caught:
+        with pytest.raises(ConfigError, match="MaxText has no value of mlp_activations") as caught:
             ckpttools.maxtext_config(written(tmp_path / "m", {**LLAMA_8B, "hidden_act": "relu2"}))
         assert caught.value.got == 'hidden_act "relu2"'
 
 
 class TestDeviations:
-    def test_the_factor_of_llama_3_2(self):
+    def test_llama_3_2_rope_factor_is_reported(self):
         result = ckpttools.maxtext_config(GOLDEN / "llama3.2-tied" / "hf").deviations
         assert [item.what for item in result] == [
             "rope_parameters.factor is 32",
@@ -385,7 +387,7 @@ class TestDeviations:
         assert set(others) == set(usual)
         assert "full attention" in result.reason
 
-    def test_a_model_that_looks_ahead(self, tmp_path):
+    def test_bidirectional_model_is_reported(self, tmp_path):
         config = json.loads((GOLDEN / "gemma3" / "hf" / "config.json").read_text())
         config["text_config"]["use_bidirectional_attention"] = True
         result = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
@@ -433,10 +435,10 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("declared", "expected"),
         [
-            ("steps=abc", "a whole number"),
-            ("steps=1.5", "a whole number"),
-            ("base_mlp_dim=-64", "a whole number above 0"),
-            ("base_emb_dim=0", "a whole number above 0"),
+            ("steps=abc", "an integer"),
+            ("steps=1.5", "an integer"),
+            ("base_mlp_dim=-64", "an integer above 0"),
+            ("base_emb_dim=0", "an integer above 0"),
             ("dropout_rate=-0.5", "a number of 0 or more"),
             ("scan_layers=maybe", "true or false"),
             ("run_name=5", "text"),
@@ -446,7 +448,7 @@ class TestCheck:
             ("base_emb_dim=none", "not null"),
         ],
     )
-    def test_a_value_that_maxtext_does_not_take(self, declared, expected):
+    def test_unsupported_value_is_refused(self, declared, expected):
         (mistake,) = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[declared]).mistakes
         assert expected in mistake.reason
 
@@ -454,7 +456,7 @@ class TestCheck:
         "declared",
         ["steps=10", "run_name=", "enable_checkpointing=False", "quantization=none", "lora.lora_rank=4"],
     )
-    def test_a_value_that_it_takes(self, declared):
+    def test_supported_value_is_accepted(self, declared):
         assert ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[declared]).mistakes == ()
 
     @pytest.mark.parametrize(
@@ -493,17 +495,17 @@ class TestCheck:
             ["--", *shlex.split(LINE)],
         ],
     )
-    def test_a_command_as_it_is_typed(self, words):
+    def test_pasted_command_is_parsed(self, words):
         done = ckpt("maxtext-config", GOLDEN / "llama3.1" / "hf", "--check", *words)
         assert done.exit_code == 1
         assert "rope_type=default  (command line)" in done.output
         assert "refused" not in done.output and "run_name" not in done.output
 
-    def test_options_that_are_misspelt(self):
+    def test_misspelled_options_are_reported(self):
         done = ckpt("maxtext-config", GOLDEN / "llama3.1" / "hf", "--chek", "rope_type=default")
         assert done.exit_code == 2 and "--check" in done.output
 
-    def test_a_file_stands_for_what_it_does_not_say(self, tmp_path):
+    def test_config_file_includes_defaults(self, tmp_path):
         file = tmp_path / "mine.yml"
         file.write_text("base_config: base.yml\nmodel_name: llama3.1-8b\n")
         hf = written(tmp_path / "m", {**LLAMA_8B, "rope_scaling": LLAMA3_ROPE})
@@ -533,7 +535,7 @@ class TestClosedList:
 
     @pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
     @pytest.mark.parametrize("value", ["yarn", ["yarn"], 8, True])
-    def test_rotary_embeddings_that_are_no_table_are_reported(self, tmp_path, field, value):
+    def test_invalid_rope_sections_are_reported(self, tmp_path, field, value):
         hf = written(tmp_path / "m", {**LLAMA_8B, field: value})
         assert ckpttools.maxtext_config(hf).unread == (f"{field} {json.dumps(value)}",)
 
@@ -591,7 +593,7 @@ class TestClosedList:
         assert declared.what == "norm_topk_prob is false"
         assert result.what == "norm_topk_prob is not set, so transformers uses false"
 
-    def test_null_is_not_silence(self, tmp_path):
+    def test_null_fields_count_as_stated(self, tmp_path):
         """Gemma 2 without a cap says so; where it says nothing, transformers caps."""
         config = json.loads((GOLDEN / "gemma2" / "hf" / "config.json").read_text())
         config["final_logit_softcapping"] = None
@@ -599,7 +601,7 @@ class TestClosedList:
         del config["final_logit_softcapping"]
         assert given_to(written(tmp_path / "m", config))["final_logits_soft_cap"] == 30
 
-    def test_a_rope_that_is_stated_has_only_its_theta_from_transformers(self, tmp_path):
+    def test_stated_rope_only_gets_a_default_theta(self, tmp_path):
         config = json.loads((GOLDEN / "gpt-oss" / "hf" / "config.json").read_text())
         rope = config["rope_parameters"]
         del rope["truncate"], rope["rope_theta"]
@@ -622,10 +624,10 @@ class TestClosedList:
         assert [name for name in own if name in result and result[name].value != own[name]] == ["vocab_size"]
         assert result["rope_max_timescale"].value == 1000000
         assert {result[name].source for name in ("rope_max_timescale", "base_num_kv_heads", "head_dim")} == {
-            f"transformers, as {tmp_path / 'm' / 'config.json'} does not say"
+            f"the default of transformers, not stated in {tmp_path / 'm' / 'config.json'}"
         }
 
-    def test_yarn_by_the_usual_factor_is_none(self, tmp_path):
+    def test_yarn_with_usual_factor_is_not_reported(self, tmp_path):
         config = json.loads((GOLDEN / "gpt-oss" / "hf" / "config.json").read_text())
         rope = config["rope_parameters"]
         rope["attention_factor"] = 0.1 * math.log(rope["factor"]) + 1
@@ -642,18 +644,21 @@ class TestClosedList:
 
     @pytest.mark.parametrize(
         ("case", "declared"),
-        {"deepseek3.2": "indexer_sparse_training=true", "qwen3-omni": "hears each chunk of sound"}.items(),
+        {
+            "deepseek3.2": "indexer_sparse_training=true",
+            "qwen3-omni": "processes each chunk of sound",
+        }.items(),
     )
     def test_important_notes_are_reported(self, case, declared):
         result = ckpttools.maxtext_config(GOLDEN_0_2_5 / case / "hf")
         assert declared in " ".join([*result.notes, *map(str, result.deviations)])
 
-    def test_a_number_that_maxtext_does_not_take_is_refused(self, tmp_path):
+    def test_unsupported_number_is_refused(self, tmp_path):
         rope = {"type": "yarn", "factor": 2.5, "original_max_position_embeddings": 4096}
         config = {**LLAMA_8B, "max_position_embeddings": 10240, "rope_scaling": rope}
-        with pytest.raises(ConfigError, match="no such rope_factor") as caught:
+        with pytest.raises(ConfigError, match="does not accept this rope_factor") as caught:
             ckpttools.maxtext_config(written(tmp_path / "m", config))
-        assert "whole number" in str(caught.value.expected)
+        assert "an integer" in str(caught.value.expected)
 
 
 class TestTowers:
@@ -664,7 +669,7 @@ class TestTowers:
         assert result.items() >= {**expected, **TOWERS[case]}.items()
 
     @pytest.mark.parametrize("name", ["gemma3-4b", "qwen3-vl-4b"])
-    def test_a_model_of_maxtexts_is_named_with_its_tower(self, tmp_path, name):
+    def test_maxtext_model_is_named_with_its_tower(self, tmp_path, name):
         """And what its own file leaves open is said beside the name."""
         config = deepcopy(SEEING[name])
         result = ckpttools.maxtext_config(written(tmp_path / "m", config))
@@ -675,7 +680,7 @@ class TestTowers:
         config["vision_config"]["hidden_size"] *= 2
         assert not ckpttools.maxtext_config(written(tmp_path / "m", config)).is_named
 
-    def test_a_run_without_them_contradicts(self, tmp_path):
+    def test_run_without_towers_contradicts(self, tmp_path):
         location = written(tmp_path / "m", SEEING["gemma3-4b"])
         (result,) = ckpttools.maxtext_config(location, check=["model_name=gemma3-4b"]).contradictions
         assert (result.name, result.declared, result.expected) == ("use_multimodal", False, True)
@@ -690,18 +695,18 @@ class TestTowers:
         assert result.items() >= expected.items()
 
     @pytest.mark.parametrize("case", TOWERS)
-    def test_without_them_none_is_told_of(self, tmp_path, case):
+    def test_model_without_towers_has_no_tower_settings(self, tmp_path, case):
         succeed("convert", "hf-to-maxtext", GOLDEN_0_2_5 / case / "hf", tmp_path / "m", "--text-only")
         result = given_to(tmp_path / "m")
         assert not [name for name in result if "_for_" in name or name in ("use_multimodal", "use_audio")]
 
     def test_towers_unsupported_by_maxtext_are_reported(self):
         result = ckpttools.maxtext_config(GOLDEN_0_2_5 / "gemma4-e2b" / "hf")
-        assert "no place for vision_config" in " ".join(result.notes)
+        assert "does not support vision_config" in " ".join(result.notes)
 
 
 class TestCommandLine:
-    def test_settings_alone_go_to_stdout(self):
+    def test_only_settings_go_to_stdout(self):
         hf = GOLDEN / "llama3.2-tied" / "hf"
         done = subprocess.run(
             [sys.executable, "-m", "ckpttools", "maxtext-config", hf],
@@ -712,7 +717,7 @@ class TestCommandLine:
         assert tuple(done.stdout.split()) == ckpttools.maxtext_config(hf).arguments()
         assert "32" in done.stderr
 
-    def test_a_whole_command(self):
+    def test_complete_command_is_checked(self):
         done = succeed("maxtext-config", GOLDEN / "qwen3" / "hf", "--command", "train")
         assert done.output.startswith("python3 -m maxtext.trainers.pre_train.train run_name=NAME")
 
@@ -742,7 +747,7 @@ class TestRules:
         facts = [ModelFacts({"y": value}) for value in ("a | b", "c")]
         assert [rule.terms[0].of(fact) for fact in facts] == [", if ", 1]
 
-    def test_the_first_that_applies(self):
+    def test_first_applicable_rule_counts(self):
         rules = setting_rules('x: 1, if config.y is "a"\nx: config.z | 2')
         values = [settings_of_text(rules, config) for config in ({"y": "a"}, {"y": "b"}, {"y": "b", "z": 3})]
         assert values == [1, 2, 3]
@@ -771,11 +776,11 @@ def settings_of_text(rules, config):
     return next(value for value in result if value is not None)
 
 
-def test_the_table_is_of_models_whose_sizes_are_known():
+def test_model_table_lists_models_with_known_sizes():
     assert named_models()["qwen3-8b"].items() >= {"base_emb_dim": 4096, "use_qk_norm": True}.items()
 
 
-def test_the_table_says_of_a_named_model_what_its_family_says():
+def test_model_table_matches_family_settings():
     family = families()["qwen3"]
     lengths = family.table(QWEN3_8B, "config.json").sizes
     facts = ModelFacts(QWEN3_8B, {axis: size.length for axis, size in lengths.items()})
@@ -811,10 +816,10 @@ class TestArraysBesideIt:
         copied = shutil.copytree(GOLDEN / "llama3.1" / "hf", tmp_path / "m")
         config = json.loads((copied / "config.json").read_bytes())
         (copied / "config.json").write_text(json.dumps({**config, field: value}))
-        with pytest.raises(CoverageError, match="not those of the model that its configuration") as caught:
+        with pytest.raises(CoverageError, match="do not match the model in the configuration") as caught:
             ckpttools.maxtext_config(copied)
         assert told in str(caught.value)
-        assert "taken at its word" in caught.value.hint
+        assert "not compared with arrays" in caught.value.hint
         assert ckpttools.maxtext_config(copied / "config.json")
 
     @pytest.mark.parametrize("field, value", [("num_local_experts", 8), ("num_hidden_layers", 2)])
@@ -824,7 +829,7 @@ class TestArraysBesideIt:
         succeed("convert", "hf-to-maxtext", source, tmp_path / "m")
         (tmp_path / "config.json").write_text(json.dumps({**config, field: value}))
         assert ckpttools.maxtext_config(tmp_path / "m")
-        with pytest.raises(CoverageError, match="not those of the model that its configuration"):
+        with pytest.raises(CoverageError, match="do not match the model in the configuration"):
             ckpttools.maxtext_config(tmp_path / "m", like=tmp_path / "config.json")
 
 

@@ -20,7 +20,7 @@ def config(model):
     return {"model_type": model["model_type"], **model.get("config", {})}
 
 
-def test_every_model_has_either_a_family_or_a_reason():
+def test_every_model_type_has_a_family_or_a_reason():
     assert len(MODELS) == len({model["model"] for model in MODELS}) == 53
     assert len(CONVERTED) + len(OTHERS) == len(MODELS)
     assert not [model for model in MODELS if "family" in model and "reason" in model]

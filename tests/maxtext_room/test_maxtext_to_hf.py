@@ -82,23 +82,23 @@ class TestRoundTrip:
         assert_same(tensors(built), tensors(hf("llama3.1")))
 
     @pytest.mark.parametrize("family", ["gemma3", "llama4-scout"])
-    def test_a_model_without_its_tower_is_refused(self, tmp_path, family):
+    def test_model_without_declared_tower_is_refused(self, tmp_path, family):
         """transformers would make the tower of random numbers, and only log it."""
         convert(tmp_path / "maxtext", family)
         for options in ({}, {"like": hf(family)}, {"like": hf(family) / "config.json"}):
-            with pytest.raises(ConfigError, match="no array is there") as error:
+            with pytest.raises(ConfigError, match="have no arrays") as error:
                 plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(**options))
             assert str(error.value.got).startswith("vision_config in ")
             assert "carry=True" in str(error.value.hint) and 'names="text"' in str(error.value.hint)
 
-    def test_a_text_model_has_no_tower_to_carry(self):
-        with pytest.raises(UsageError, match="has no place for what carry=True takes"):
+    def test_text_model_cannot_carry_towers(self):
+        with pytest.raises(UsageError, match="cannot contain the arrays that carry=True copies"):
             ToHuggingFace(spelling="text", carry=True)
-        with pytest.raises(UsageError, match="and none is named"):
+        with pytest.raises(UsageError, match="but no model is given"):
             ToHuggingFace(carry=True)
 
     @pytest.mark.parametrize("carry", [True, False])
-    def test_the_text_model_alone_has_a_configuration_of_its_own(self, tmp_path, carry):
+    def test_separate_text_model_has_its_own_config(self, tmp_path, carry):
         convert(tmp_path / "maxtext", "gemma3", carry=carry)
         source = tensors(hf("gemma3"))
         options = ToHuggingFace(like=None if carry else hf("gemma3"), spelling="text")
@@ -106,7 +106,7 @@ class TestRoundTrip:
         left_out = conversion.plan.notes.dropped
         assert len(left_out) == 34
         assert all("vision" in name or "projector" in name for name in left_out)
-        assert "config.json: it is that of the text model alone" in conversion.plan.remarks
+        assert "config.json: it describes only the text model" in conversion.plan.remarks
         conversion.run(tmp_path / "hf")
         expected = {name: array for name, array in source.items() if name not in left_out}
         prefix = "language_model."
@@ -146,7 +146,7 @@ class TestRoundTrip:
 
 
 class TestSource:
-    def test_a_training_checkpoint_gives_its_parameters_alone(self, tmp_path):
+    def test_training_checkpoint_converts_only_parameters(self, tmp_path):
         """Made of a training run of MaxText's, whose sizes the configuration below states."""
         tree = open_tree(TRAINED)
         assert any(path[0] == "opt_state" for path in tree.arrays)
@@ -160,7 +160,7 @@ class TestSource:
             expected = kernel[:, layer].T
             assert np.array_equal(built[f"model.layers.{layer}.mlp.gate_proj.weight"], expected)
 
-    def test_no_byte_of_the_optimizer_is_read(self, tmp_path):
+    def test_optimizer_is_not_read(self, tmp_path):
         config = train_config(open_tree(TRAINED))
         (tmp_path / "config.json").write_text(json.dumps(config))
         plan = plan_to_huggingface(TRAINED, ToHuggingFace(like=tmp_path / "config.json")).plan
@@ -198,7 +198,7 @@ class TestSource:
         tree = Tree({**built.state.leaves, **leaves}, built.state.metadata)
         assert to_huggingface(tree, ToHuggingFace(), files).notes.dropped == tuple(map(keystr, beside))
 
-    def test_names_that_would_become_one_are_refused(self):
+    def test_colliding_names_are_refused(self):
         built = to_maxtext(open_tree(hf("qwen3")), ToMaxText())
         norm = ("params", "params", "decoder", "decoder_norm", "scale")
         leaves = {**built.state.leaves, (*norm[:3], "decoder_norm.scale"): built.state[norm]}
@@ -208,7 +208,7 @@ class TestSource:
 
     def test_missing_prefix_is_refused(self, tmp_path):
         convert(tmp_path / "maxtext", "qwen3")
-        with pytest.raises(UsageError, match="nothing lies below 'decodr'") as error:
+        with pytest.raises(UsageError, match="no array is below 'decodr'") as error:
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(prefix="decodr"))
         assert error.value.hint == "did you mean decoder?"
 
@@ -232,20 +232,20 @@ def train_config(tree: Tree) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("family", ["llama3.1", "gemma3"])
-def test_a_source_that_is_already_what_it_would_become(tmp_path, family):
+def test_converted_source_is_refused(tmp_path, family):
     convert(tmp_path / "maxtext", family)
     for like in (None, hf(family)):
-        with pytest.raises(FormatError, match="this is a Hugging Face checkpoint already") as caught:
+        with pytest.raises(FormatError, match="this is already a Hugging Face checkpoint") as caught:
             plan_to_huggingface(hf(family), ToHuggingFace(like=like))
         assert f'`ckpttools.hf_to_maxtext("{hf(family)}", "DST")`' in caught.value.hint
     for source in (tmp_path / "maxtext", golden_checkpoint(scan=True)):
-        with pytest.raises(FormatError, match="this is a MaxText checkpoint already") as caught:
+        with pytest.raises(FormatError, match="this is already a MaxText checkpoint") as caught:
             plan_to_maxtext(source)
         assert "ckpttools.maxtext_to_hf(" in caught.value.hint
 
 
 class TestWhichModel:
-    def test_the_arrays_alone_tell_where_only_one_family_fits(self, tmp_path):
+    def test_arrays_identify_a_unique_family(self, tmp_path):
         item = convert(tmp_path / "maxtext", "qwen3")
         shutil.rmtree(item / "hf")
         built = back(tmp_path / "maxtext", tmp_path / "hf")
@@ -253,7 +253,7 @@ class TestWhichModel:
         assert not (built / "config.json").exists()
 
     @pytest.mark.parametrize("family", [f for f in FAMILIES if not f.startswith(("llama", "mistral"))])
-    def test_the_family_and_the_arrays_are_enough(self, tmp_path, family):
+    def test_family_and_arrays_suffice(self, tmp_path, family):
         item = convert(tmp_path / "maxtext", family)
         config = json.loads((hf(family) / "config.json").read_bytes())
         shutil.rmtree(item / "hf")
@@ -308,7 +308,7 @@ class TestTwoConfigurations:
     def test_rotary_layout(self, tmp_path, like):
         convert(tmp_path / "maxtext", "llama3.1")
         plain = like(rope_scaling=None, rope_parameters=None)
-        with pytest.raises(ConfigError, match="other values of the arrays") as error:
+        with pytest.raises(ConfigError, match="give the arrays other values") as error:
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=plain))
         assert error.value.got == f"interleaved is not set ({plain}: no rope_scaling.rope_type)"
         assert 'rope_type is "llama3"' in str(error.value.expected)
@@ -319,7 +319,7 @@ class TestTwoConfigurations:
     def test_family(self, tmp_path, like):
         convert(tmp_path / "maxtext", "llama3.1")
         other = like(model_type="mistral")
-        with pytest.raises(ConfigError, match="other values of the arrays") as error:
+        with pytest.raises(ConfigError, match="give the arrays other values") as error:
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=other))
         assert error.value.got == 'model_type "mistral" (family mistral)'
         assert str(error.value.expected).startswith('model_type "llama" (family llama)')
@@ -327,7 +327,7 @@ class TestTwoConfigurations:
         options = {"like": other, "model": ModelOptions(family="llama")}
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf", **options)), tensors(hf("llama3.1")))
 
-    def test_a_size_that_only_values_depend_on(self, tmp_path, like):
+    def test_size_that_affects_only_values_is_checked(self, tmp_path, like):
         (tmp_path / "mine.py").write_text(
             "from dataclasses import replace\n"
             "from ckpttools.model_families.llama import FAMILY as LLAMA\n"
@@ -342,7 +342,7 @@ class TestTwoConfigurations:
         (source / "config.json").write_text(json.dumps({**config, "scalar": 4}))
         model = ModelOptions(family=str(tmp_path / "mine.py"))
         plan_to_maxtext(source, ToMaxText(model=model)).run(tmp_path / "maxtext")
-        with pytest.raises(ConfigError, match="other values of the arrays") as error:
+        with pytest.raises(ConfigError, match="give the arrays other values") as error:
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=like(scalar=8), model=model))
         assert str(error.value.got).startswith("scalar 8 (")
         assert str(error.value.expected).startswith("scalar 4 (")
@@ -375,7 +375,7 @@ class TestDtypes:
         assert config == {**original, "dtype": "float32"}
 
     @pytest.mark.parametrize("family", ["llama3.1", "gemma3"])
-    def test_a_run_in_float32_has_a_configuration_that_says_so(self, tmp_path, family):
+    def test_float32_run_gets_a_float32_config(self, tmp_path, family):
         """As MaxText trains, beside the bfloat16 configuration of the model that it began with."""
         item = convert(tmp_path / "maxtext", family, dtype=DTYPES["float32"], carry=True)
         # Carried arrays stay in bfloat16: they are the tower's.
@@ -384,8 +384,8 @@ class TestDtypes:
         built, original = (
             json.loads((at / "config.json").read_bytes()) for at in (tmp_path / "hf", item / "hf")
         )
-        remarks = [remark for remark in conversion.plan.remarks if "as the weights are" in remark]
-        assert remarks[0] == "config.json: dtype is float32, as the weights are; it was bfloat16"
+        remarks = [remark for remark in conversion.plan.remarks if "like the weights" in remark]
+        assert remarks[0] == "config.json: dtype is float32, like the weights; it was bfloat16"
         if family == "llama3.1":
             assert built == {**original, "dtype": "float32"}
             return
@@ -397,7 +397,7 @@ class TestDtypes:
             vision = "vision" in name or "projector" in name
             assert array.dtype == (expected[name].dtype if vision else np.float32), name
 
-    def test_a_cast_changes_every_part_of_the_configuration(self, tmp_path):
+    def test_cast_changes_every_part_of_the_config(self, tmp_path):
         """Of what lies beside the weights as of what was carried along; names may be torch's."""
         source = tmp_path / "source"
         shutil.copytree(hf("gemma3"), source)
@@ -423,7 +423,7 @@ class TestDtypes:
         assert not plan.plan.remarks
         plan = plan_save(tree.pipe(CastMap({**patterns, "*": "float64"})), "safetensors")
         assert [remark.partition(" is ")[2] for remark in plan.plan.remarks] == [
-            "float64, as the weights are; it was bfloat16"
+            "float64, like the weights; it was bfloat16"
         ] * 2
 
     def test_config_describing_dropped_arrays_is_reported(self, tmp_path):
@@ -455,7 +455,7 @@ class TestDtypes:
         assert plan.notes.dropped and (DESCRIBED in plan.remarks) == is_told
 
     @pytest.mark.parametrize("tied", [True, False])
-    def test_the_head_of_a_tied_model_is_not_described(self, tmp_path, tied):
+    def test_tied_head_is_not_described(self, tmp_path, tied):
         write_llama(tmp_path / "model", LlamaSizes(1, 32, 64, 2, 2, 16, 64, tied=False))
         config = json.loads((tmp_path / "model/config.json").read_text()) | {"tie_word_embeddings": tied}
         (tmp_path / "model/config.json").write_text(json.dumps(config))
@@ -470,7 +470,7 @@ class TestDtypes:
             assert (DESCRIBED in plan.remarks) == is_told
 
     @pytest.mark.parametrize(("family", "way"), [("llama3.1", "drop"), ("gemma2", "materialize")])
-    def test_a_head_against_the_default_is_said(self, tmp_path, family, way):
+    def test_untied_head_is_stated_against_the_default(self, tmp_path, family, way):
         """transformers would make an output head of random numbers, or leave one out that is stored."""
         config = json.loads((hf(family) / "config.json").read_bytes())
         del config["tie_word_embeddings"]
@@ -483,16 +483,16 @@ class TestDtypes:
         written = json.loads((built / "config.json").read_bytes())
         assert written == {**config, "tie_word_embeddings": way == "drop"}
 
-    def test_prediction_layers_that_are_not_there_are_told(self, tmp_path):
+    def test_missing_mtp_layers_are_reported(self, tmp_path):
         convert(tmp_path / "maxtext", "deepseek3")
         (told,) = plan_to_huggingface(tmp_path / "maxtext").plan.remarks
-        assert told.startswith("config.json: num_nextn_predict_layers is 1, but layers that predict")
-        assert told.endswith('are not there; like="HF_DIR" carry=True takes them from the model')
+        assert told.startswith("config.json: num_nextn_predict_layers is 1, but MTP layers")
+        assert told.endswith('do not exist here; like="HF_DIR" carry=True copies them from the model')
         # This model's files lack them: carrying them would change nothing.
         for carry in (True, False):
             options = ToHuggingFace(like=hf("deepseek3"), carry=carry)
             (told,) = plan_to_huggingface(tmp_path / "maxtext", options).plan.remarks
-            assert told.endswith("are not there, nor in the model")
+            assert told.endswith("do not exist here, nor in the model")
 
     @pytest.mark.parametrize(
         ("names", "are_there"),
@@ -534,7 +534,7 @@ class TestDtypes:
         wide = {path for path, array in tree.arrays.items() if array.dtype.name == "float32"}
         assert wide and all("query" in path for path in wide)
 
-    def test_the_plan_says_what_is_not_exact(self, tmp_path):
+    def test_plan_lists_inexact_values(self, tmp_path):
         source = odd_heads(tmp_path / "source")
         notes = plan_to_maxtext(source).plan.notes
         assert ["query" in note.subject for note in notes.inexact] == [True]
@@ -543,7 +543,7 @@ class TestDtypes:
 
     def test_float32_cannot_be_stored_exactly(self, tmp_path):
         source = odd_heads(tmp_path / "source", np.float32)
-        with pytest.raises(UsageError, match="way back is exact"):
+        with pytest.raises(UsageError, match="reverse conversion is exact"):
             plan_to_maxtext(source, ToMaxText(exact=True))
 
     def test_norms_of_a_model_in_float32_come_back_in_float32(self, tmp_path):
@@ -614,7 +614,7 @@ class TestVocabulary:
 
     @SCANS
     @pytest.mark.parametrize("tied", [True, False], ids=["embedding", "head"])
-    def test_rows_that_are_not_zero_are_never_cut_off(self, tmp_path, scan, tied):
+    def test_nonzero_rows_are_never_cut_off(self, tmp_path, scan, tied):
         """A configuration of fewer rows than were learned; and one learned element in the last padded row."""
         convert(tmp_path / "maxtext", "llama3.1", scan=scan)
         config = json.loads((hf("llama3.1") / "config.json").read_bytes())
@@ -644,7 +644,7 @@ class TestVocabulary:
         assert written.tobytes() == (learned if tied else np.ascontiguousarray(learned.T)).tobytes()
 
     def test_rows_are_never_taken_away(self, tmp_path):
-        with pytest.raises(UsageError, match="padding cannot take rows away"):
+        with pytest.raises(UsageError, match="padding cannot remove rows"):
             plan_to_maxtext(hf("llama3.1"), ToMaxText(pad_vocab=255))
 
     def test_maxtext_vocabulary_size_is_reported(self, tmp_path):
@@ -679,7 +679,7 @@ class TestTied:
 
     @pytest.mark.parametrize("declared", [True, False])
     @pytest.mark.parametrize("head", [True, False])
-    def test_the_configuration_decides(self, tmp_path, declared, head):
+    def test_config_decides_the_head(self, tmp_path, declared, head):
         source = self.model(tmp_path / "source", declared=declared, head=head)
         if declared == head:
             with pytest.raises(CoverageError, match=r"lm_head\.weight") as error:
@@ -690,8 +690,8 @@ class TestTied:
             plan_to_maxtext(source).run(tmp_path / "maxtext")
             assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), tensors(source))
 
-    @pytest.mark.parametrize("wrong", ["missing", "of another shape"])
-    def test_a_choice_about_the_head_is_no_remedy_for_what_else_is_wrong(self, tmp_path, wrong):
+    @pytest.mark.parametrize("wrong", ["missing", "of the wrong shape"])
+    def test_head_option_is_not_suggested_for_other_faults(self, tmp_path, wrong):
         source = self.model(tmp_path / "source", declared=False, head=False)
         arrays = tensors(source)
         norm = arrays.pop("model.norm.weight")
@@ -740,7 +740,7 @@ class TestTied:
 class TestNames:
     HUB, INNER = "language_model.model.norm.weight", "model.language_model.norm.weight"
 
-    def test_both_spellings_are_read_and_come_back(self, tmp_path):
+    def test_both_spellings_round_trip(self, tmp_path):
         source = tmp_path / "source"
         shutil.copytree(hf("gemma3"), source)
         arrays = {inner(name): array for name, array in tensors(hf("gemma3")).items()}
@@ -772,9 +772,9 @@ class TestNames:
         assert self.INNER in built
         assert self.HUB not in built
 
-    def test_a_spelling_that_the_family_lacks(self, tmp_path):
+    def test_unknown_spelling_is_refused(self, tmp_path):
         convert(tmp_path / "maxtext", "qwen3")
-        with pytest.raises(UsageError, match="no such way of writing names"):
+        with pytest.raises(UsageError, match="no such spelling of names"):
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(spelling="transformers"))
 
 
@@ -806,7 +806,7 @@ class TestWritten:
             assert len(files) <= 2
         assert_same(tensors(tmp_path / "hf"), tensors(hf("llama3.1")))
 
-    def test_a_tokenizer_goes_there_and_back(self, tmp_path):
+    def test_tokenizer_round_trips(self, tmp_path):
         source = tmp_path / "source"
         shutil.copytree(hf("qwen3"), source)
         texts = {"tokenizer.json": b"{}", "merges.txt": b"a b\n", "chat_template.jinja": b"{{ x }}"}
@@ -819,7 +819,7 @@ class TestWritten:
         assert not (built / "README.md").exists()
 
 
-def test_the_order_of_rotary_pairs_is_written_down(tmp_path):
+def test_rope_layout_is_recorded(tmp_path):
     """Chosen on the way to MaxText, it holds for the way back, with --like as well."""
     sizes = LlamaSizes(layers=1, hidden=32, mlp=64, heads=2, kv_heads=2, head_dim=16, vocab=64)
     write_llama(tmp_path / "hf", sizes)
@@ -834,7 +834,7 @@ def test_the_order_of_rotary_pairs_is_written_down(tmp_path):
             assert all((after.arrays[path].read() == before.arrays[path].read()).all() for path in before)
 
 
-def test_the_family_that_a_user_describes_is_written_down(tmp_path):
+def test_family_file_is_recorded(tmp_path):
     """The built-in one of its name would take its arrays for others."""
     text = family_to_toml(families()["llama"])
     other = tmp_path / "mine.toml"
@@ -845,14 +845,14 @@ def test_the_family_that_a_user_describes_is_written_down(tmp_path):
     )
     built, back = tmp_path / "made", tmp_path / "back"
     ckpttools.hf_to_maxtext(HF, built, family=str(other))
-    with pytest.raises(UsageError, match=r"(?s)by a family that a file describes.*PATH/mine\.toml"):
+    with pytest.raises(UsageError, match=r"(?s)with a family file.*PATH/mine\.toml"):
         ckpttools.maxtext_to_hf(built, back)
     assert not back.exists()
     ckpttools.maxtext_to_hf(built, back, family=str(other))
     assert ckpttools.diff(HF, back).equal
 
 
-def test_the_family_that_a_user_names_is_that_of_the_way_back(tmp_path):
+def test_named_family_is_used_in_reverse(tmp_path):
     hf = shutil.copytree(HF, tmp_path / "hf")
     config = json.loads((hf / "config.json").read_bytes())
     (hf / "config.json").write_text(json.dumps(config | {"model_type": "unheard-of"}))
@@ -862,10 +862,10 @@ def test_the_family_that_a_user_names_is_that_of_the_way_back(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["spelling", "rope_layout", "family"])
-def test_a_note_that_is_no_text_is_refused(tmp_path, name):
+def test_non_string_record_is_refused(tmp_path, name):
     ckpttools.hf_to_maxtext(HF, tmp_path / "made")
     note = tmp_path / "made" / "0" / "items" / "hf" / "ckpttools.json"
     note.write_text(json.dumps({name: 5}))
-    with pytest.raises(FormatError, match=f"(?s){name} is no text.*ckpttools.json.*5"):
+    with pytest.raises(FormatError, match=f"(?s){name} is not a string.*ckpttools.json.*5"):
         ckpttools.maxtext_to_hf(tmp_path / "made", tmp_path / "back")
     assert not (tmp_path / "back").exists()

@@ -31,7 +31,7 @@ from ckpttools.maxtext.planning.user_settings import refused_combinations
 ACCEPTED = json.loads((FIXTURES / "maxtext-0.2.5-checkpointing.json").read_bytes())
 
 
-def test_the_ramdisk_is_that_of_the_documentation():
+def test_ramdisk_matches_the_documentation():
     size = ramdisk(70_000_000_000 * BYTES_PER_PARAMETER, 32, None)
     # Its text, which rounds on the way, says 60.3 GB.
     assert size.documented == pytest.approx(60.375e9) and size.exact is None
@@ -39,20 +39,20 @@ def test_the_ramdisk_is_that_of_the_documentation():
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: str(len(case["settings"])))
-def test_settings_are_refused_as_maxtext_refuses_them(case):
+def test_settings_are_refused_like_in_maxtext(case):
     assert (not list(refused_combinations(case["settings"]))) == case["accepted"]
     # And as words of a command line.
     words = {name: "null" if item is None else str(item).lower() for name, item in case["settings"].items()}
     assert (not list(refused_combinations(words))) == case["accepted"]
 
 
-def test_the_cases_are_of_both_kinds():
+def test_cases_include_valid_and_invalid_settings():
     accepted = sum(case["accepted"] for case in ACCEPTED)
     assert len(ACCEPTED) == 200 and 40 < accepted < 160
 
 
 @given(st.floats(0.1, 500), st.floats(1, 1e7), st.floats(0, 1000), st.floats(0.05, 20))
-def test_no_interval_loses_less_than_the_best(save, failures, write, factor):
+def test_best_interval_loses_least(save, failures, write, factor):
     tier = Tier("local", save, failures, write)
     best = tier.best_seconds
     assert 0 < tier.lost(best) <= tier.lost(best * factor) + 1e-9 <= 1 + 1e-9
@@ -78,7 +78,7 @@ def test_lost_time_matches_random_failures(tier, factor):
 
 
 @given(st.floats(1, 100), st.floats(1e4, 1e6), st.floats(0.5, 60), st.integers(1, 50))
-def test_steps_are_the_multiple_beside_the_best_that_loses_less(save, failures, step, multiple):
+def test_steps_are_the_better_neighboring_multiple(save, failures, step, multiple):
     tier = Tier("persistent", save, failures)
     beyond = next(n for n in range(2, 1 << 30) if n * multiple * step > tier.best_seconds)
     around = [(beyond - 1) * multiple, beyond * multiple]
@@ -88,7 +88,7 @@ def test_steps_are_the_multiple_beside_the_best_that_loses_less(save, failures, 
     assert all(tier.lost(chosen * step) <= tier.lost(item * step) for item in around)
 
 
-def test_a_run_keeps_what_it_is_told():
+def test_kept_checkpoints_follow_the_limit():
     assert count_kept_checkpoints(1000, 100, None) == 10
     assert count_kept_checkpoints(1050, 100, None) == 11
     assert count_kept_checkpoints(1050, 100, 3) == 3
@@ -97,7 +97,7 @@ def test_a_run_keeps_what_it_is_told():
 @pytest.mark.parametrize(
     ("declared", "seconds"), [(90, 90), ("90", 90), ("1.5h", 5400), ("30min", 1800), ("7d", 604800)]
 )
-def test_times_are_as_they_are_written(declared, seconds):
+def test_durations_are_parsed_as_written(declared, seconds):
     assert parse_duration(declared) == seconds
 
 
@@ -139,7 +139,7 @@ def held(tree: Tree, mesh: dict[str, int], process: int, processes: int) -> int:
         ("multihost_plain", {"fsdp": 4}, 2, 1),
     ],
 )
-def test_a_host_holds_its_part_and_all_that_is_replicated(name, mesh, hosts, slices):
+def test_host_bytes_include_replicated_arrays(name, mesh, hosts, slices):
     location = ORBAX / name
     declared = ",".join(f"{axis}={length}" for axis, length in mesh.items())
     built = ckpttools.plan_training(location, hosts=hosts, slices=slices, mesh=declared)
@@ -157,7 +157,7 @@ def test_mismatched_meshes_are_refused_or_reported():
     assert "cannot share evenly" in uneven.remarks[0] and uneven.ramdisk.exact is None
 
 
-def test_a_stored_state_is_counted_as_it_is():
+def test_stored_state_is_counted_exactly():
     built = ckpttools.plan_training(TRAINED, hosts=1)
     assert built.is_exact and built.state_bytes == ckpttools.open(TRAINED).nbytes
     assert built.mode == "persistent" and built.settings["checkpoint_period"] == "N" and not built.refusals
@@ -196,7 +196,7 @@ def test_settings_of_the_user_are_checked_with_those_of_the_plan(locations):
     declared = "base_config: base.yml\nmodel_name: llama3.1-8b\nload_parameters_path: gs://b/0/items\n"
     Path("maxtext.yml").write_text(declared)
     both = ckpt("plan-training", "maxtext.yml", "--hosts", 2, "load_full_state_path=gs://b/5/items")
-    assert both.exit_code == 1 and "exclude each" in both.output
+    assert both.exit_code == 1 and "mutually exclusive" in " ".join(both.output.split())
 
 
 class TestThePlot:
@@ -204,7 +204,7 @@ class TestThePlot:
     def words(self, locations):
         return ["plan-training", "hf/llama/config.json", "--hosts", 2, "--slices", 2, "--mtbf", "6h"]
 
-    def test_a_png_is_the_svg(self, words):
+    def test_png_matches_the_svg(self, words):
         pytest.importorskip("resvg_py")
         succeed(*words, "--plot", "lost.png")
         content = Path("lost.png").read_bytes()
@@ -212,13 +212,13 @@ class TestThePlot:
         assert struct.unpack(">II", content[16:24]) == (1440, 800)
         assert ckpt(*words, "--plot", "lost.png").exit_code == 2
 
-    def test_the_extra_that_is_missing_is_named(self, words, monkeypatch):
+    def test_missing_extra_is_named(self, words, monkeypatch):
         monkeypatch.setattr("ckpttools.inspection.png.find_spec", lambda name: None)
         refused = ckpt(*words, "--plot", "lost.png")
         assert refused.exit_code == 2 and "pip install 'ckpttools[plot]'" in refused.output
         assert not Path("lost.png").exists()
 
-    def test_without_a_font_words_are_not_left_out(self, words, monkeypatch):
+    def test_missing_font_does_not_drop_text(self, words, monkeypatch):
         resvg_py = pytest.importorskip("resvg_py")
         draw = partial(resvg_py.svg_to_bytes, skip_system_fonts=True)
         monkeypatch.setattr(resvg_py, "svg_to_bytes", draw)
@@ -240,7 +240,7 @@ class TestWhatCannotBeMeant:
             ({"local_bandwidth": 0}, "`local_bandwidth` cannot be this"),
             ({"local_bandwidth": 2}, 'local_bandwidth="2GB"'),
             ({"persistent_bandwidth": "2kB"}, "a size with its unit"),
-            ({"settings": ["base.yml"]}, "no setting"),
+            ({"settings": ["base.yml"]}, "not a MaxText setting"),
             ({"mtbf": "6h", "plot": "hf/llama/config.json"}, "not the name of an image"),
         ],
     )
@@ -252,7 +252,7 @@ class TestWhatCannotBeMeant:
 @pytest.mark.parametrize(
     "source", ["trainers/torchtitan/step-10", "trainers/deepspeed"], ids=["torchtitan", "deepspeed"]
 )
-def test_weights_count_beside_their_configuration(source):
+def test_weights_and_config_are_counted_together(source):
     """What a trainer of PyTorch leaves as well as safetensors."""
     source = FIXTURES / "torch" / source
     built = ckpttools.plan_training(source, hosts=1, with_optimizer=True)
@@ -272,10 +272,10 @@ def test_empty_tree_has_no_plan():
         ckpttools.plan_training(Tree({}), hosts=1, mtbf="6h")
 
 
-def test_numbers_that_only_yaml_takes_for_text_are_refused(locations):
+def test_numbers_read_as_text_by_yaml_are_refused(locations):
     words = ["--slices", 2, "multi_tier_checkpointing_backup_interval_steps=1e3"]
     refused = ckpt("plan-training", "hf/llama/config.json", "--hosts", 2, *words)
-    assert refused.exit_code == 1 and "wants a whole number" in " ".join(refused.output.split())
+    assert refused.exit_code == 1 and "must be an integer" in " ".join(refused.output.split())
 
 
 def test_user_limits_determine_required_space(locations):
@@ -293,7 +293,7 @@ def test_user_limits_determine_required_space(locations):
 
 
 @pytest.mark.parametrize("mode", ["persistent", "emergency", "multi-tier"])
-def test_only_the_ordinary_manager_deletes(locations, mode):
+def test_only_the_standard_manager_deletes(locations, mode):
     """MaxText 0.2.5 tells the managers of the other modes no number to keep."""
     built = ckpttools.plan_training("hf/llama/config.json", hosts=1, mode=mode, keep=3)
     assert ("max_num_checkpoints_to_keep" in built.settings) == (mode == "persistent")
@@ -302,7 +302,7 @@ def test_only_the_ordinary_manager_deletes(locations, mode):
     )
 
 
-def test_saves_that_take_longer_than_failures_leave_are_said(locations):
+def test_saves_longer_than_failure_intervals_are_reported(locations):
     how = {"hosts": 1, "mtbf": "1min", "local_save": "2min", "mode": "emergency"}
     built = ckpttools.plan_training("hf/llama/config.json", **how)
     assert "whatever the interval" in built.remarks[-1]

@@ -90,7 +90,7 @@ class TestAgainstOrbax:
         result = resolve(maxtext=VERSION_OF[api], **{rule: f"{built}/{path}"})
         error = orbax[f"{rule} {api} {path}"]
         if rule == "load_full_state_path" and path.startswith(self.WITHOUT_OPTIMIZER) and not error:
-            assert "new optimizer, and does not say so" in texts(result)
+            assert "new optimizer, without a warning" in texts(result)
         else:
             assert result.loads == (not error), (error, result)
         assert result.loads or result.problems
@@ -102,29 +102,29 @@ class TestAgainstOrbax:
         error = orbax[f"resume {api} {run}"]
         if run == "parameters":
             assert not error
-            assert "new optimizer, and does not say so" in texts(result)
+            assert "new optimizer, without a warning" in texts(result)
         elif error == "ValueError: no step":
             assert (result.outcome, result.verdict) == ("scratch", NOTHING)
         else:
             assert result.loads == (not error), (error, result)
 
-    def test_the_step_is_orbaxs(self, built, orbax):
+    def test_latest_step_matches_orbax(self, built, orbax):
         del orbax
         result = resolve(base_output_directory=built, run_name="named")
         assert (result.step, result.loads) == (2, True)
-        assert "007 is passed over" in result.tried[0].result
+        assert "007 is skipped" in result.tried[0].result
 
 
 class TestOrder:
     @BOTH
-    def test_the_run_itself_goes_first(self, runs, maxtext):
+    def test_run_itself_takes_precedence(self, runs, maxtext):
         result = resolve(
             maxtext=maxtext, base_output_directory=str(runs), run_name="x", load_parameters_path=str(SCANNED)
         )
         assert (result.rule, result.step, result.expected) == ("resume", 1, "full state")
         assert result.path == str(runs / "x" / "checkpoints" / "1" / "items")
         assert [item.rule for item in result.tried] == ["resume", "load_parameters_path"]
-        assert result.tried[1].result == "not looked at: the run itself goes first"
+        assert result.tried[1].result == "not inspected: the run itself takes precedence"
         assert result.loads
 
     @BOTH
@@ -133,7 +133,7 @@ class TestOrder:
             maxtext=maxtext, base_output_directory=str(runs), run_name="y", load_parameters_path=str(SCANNED)
         )
         assert (result.rule, result.step, result.loads) == ("load_parameters_path", 0, True)
-        assert result.tried[0].result == "not there"
+        assert result.tried[0].result == "does not exist"
 
     @BOTH
     def test_then_nothing(self, runs, maxtext):
@@ -141,34 +141,34 @@ class TestOrder:
         assert (result.outcome, result.verdict, result.path) == ("scratch", NOTHING, None)
         assert not result.loads
 
-    def test_without_checkpointing_nothing_is_resumed(self, runs):
+    def test_disabled_checkpointing_resumes_nothing(self, runs):
         result = resolve(base_output_directory=str(runs), run_name="x", enable_checkpointing=False)
         assert result.outcome == "scratch"
         assert "enable_checkpointing is false" in result.tried[0].result
 
-    def test_a_run_without_a_name_is_never_resumed(self, runs, monkeypatch):
+    def test_unnamed_run_is_never_resumed(self, runs, monkeypatch):
         declared = {"base_output_directory": str(runs)}
         assert "run_name is empty" in resolve(**declared).tried[0].result
         monkeypatch.setenv("JOBSET_NAME", "x")
         assert resolve(**declared).step == 1
 
-    def test_without_an_output_directory_it_is_beside_the_process(self, runs, monkeypatch):
+    def test_default_output_directory_is_the_working_directory(self, runs, monkeypatch):
         monkeypatch.chdir(runs.parent)
         runs.rename("maxtext_output")
         result = resolve(run_name="x")
         assert result.step == 1
         assert "base_output_directory is not set" in result.notes[0]
 
-    def test_a_run_that_is_done_does_not_start(self, runs):
+    def test_finished_run_does_not_start(self, runs):
         declared = {"base_output_directory": str(runs), "run_name": "x"}
         assert "2 steps of 2 are done" in texts(resolve(**declared, steps=2))
         assert "2 steps of 1 are done" in texts(resolve(**declared, steps=-1, learning_rate_schedule_steps=1))
         assert resolve(**declared, steps=3).loads
 
-    def test_an_empty_step_hides_all_others(self, runs):
+    def test_empty_step_hides_all_others(self, runs):
         (runs / "x" / "checkpoints" / "7").mkdir()
         result = resolve(base_output_directory=str(runs), run_name="x")
-        assert "7 is the latest step to Orbax, and there is no whole item items" in texts(result)
+        assert "7 is the latest step for Orbax, but has no complete item items" in texts(result)
         assert "ckpt doctor" in hints(result)
 
     def test_parameters_in_the_directory_of_a_run_stop_it(self, tmp_path):
@@ -179,14 +179,14 @@ class TestOrder:
     def test_hugging_face_weights_on_the_fly(self):
         result = resolve(load_parameters_path=str(HF), source_checkpoint_layout="safetensors_dynamic")
         assert (result.rule, result.outcome, result.step) == ("safetensors_dynamic", "loads", None)
-        assert "holds weights of Hugging Face" in texts(resolve(load_parameters_path=str(HF)))
+        assert "contains Hugging Face weights" in texts(resolve(load_parameters_path=str(HF)))
 
     @pytest.mark.parametrize(
         ("declared", "path"),
         [
             ({"load_parameters_path": "hf://org/name"}, "hf://org/name"),
             ({"load_parameters_path": "org/name"}, "hf://org/name"),
-            ({"model_name": "llama3.1-8b"}, "what the Hub has for model_name=llama3.1-8b"),
+            ({"model_name": "llama3.1-8b"}, "the Hub weights for model_name=llama3.1-8b"),
         ],
     )
     def test_weights_of_the_hub_go_through_a_bucket(self, declared, path):
@@ -195,9 +195,9 @@ class TestOrder:
         result = resolve(**declared, base_output_directory="gs://bucket/out")
         assert (result.rule, result.path, result.outcome) == ("safetensors_dynamic", path, "loads")
 
-    def test_without_a_path_the_model_says_what_is_fetched(self):
+    def test_model_name_gives_the_default_repository(self):
         result = resolve(source_checkpoint_layout="safetensors_dynamic", base_output_directory="gs://b/o")
-        assert "those of model_name, which is not set" in texts(result)
+        assert "model_name determines the weights, but it is not set" in texts(result)
 
     def test_hugging_face_weights_through_a_function(self):
         declared = {"load_full_state_path": str(HF), "source_checkpoint_layout": "safetensors"}
@@ -207,7 +207,7 @@ class TestOrder:
         assert "only with enable_orbax_v1" in texts(resolve(**declared, maxtext="e591f30"))
         assert resolve(**declared, maxtext="e591f30", enable_orbax_v1=True).loads
         named = {"load_parameters_path": str(HF), "source_checkpoint_layout": "safetensors"}
-        assert not resolve(**named).loads, "the layout is not looked at for parameters"
+        assert not resolve(**named).loads, "the layout is ignored for parameters"
 
 
 class TestPaths:
@@ -220,18 +220,18 @@ class TestPaths:
             ("nothing/at/all", "check its spelling"),
         ],
     )
-    def test_the_right_one_is_named(self, runs, path, hint):
+    def test_nearby_item_is_suggested(self, runs, path, hint):
         result = resolve(load_parameters_path=f"{runs.parent}/{path}")
         assert hint.format(runs.parent) in hints(result)
-        assert result.verdict == "does not find what is named"
+        assert result.verdict == "does not find the named checkpoint"
 
-    def test_the_older_version_takes_the_item_alone(self, runs):
+    def test_older_version_needs_the_item_directory(self, runs):
         step = runs / "x" / "checkpoints" / "1"
         assert resolve(load_parameters_path=step).loads
         older = resolve(load_parameters_path=step, maxtext="e591f30")
         assert hints(older) == f"set load_parameters_path={step}/items"
 
-    def test_a_home_directory_is_not_expanded(self):
+    def test_home_directory_is_not_expanded(self):
         assert "does not expand ~" in texts(resolve(load_parameters_path="~/llama/0/items"))
 
     @pytest.mark.parametrize("name", ["load_parameters_path", "lora.lora_restore_path"])
@@ -241,15 +241,15 @@ class TestPaths:
         result = resolve(f"{name}=items", "lora.enable_lora=true")
         result = result.adapter or result
         assert (texts(result), hints(result)) == (
-            f"Orbax refuses relative paths, as {name}=items is one",
+            f"Orbax refuses relative paths such as {name}=items",
             f"set {name}={SCANNED}",
         )
 
     @pytest.mark.parametrize("scheme", ["s3", "az", "hf"])
     def test_runs_in_other_stores_are_not_looked_at(self, scheme):
         result = resolve(base_output_directory=f"{scheme}://org/name", run_name="x")
-        assert f"and not {scheme}://" in texts(result)
-        assert result.tried[0].result == "not looked at"
+        assert f"but not {scheme}://" in texts(result)
+        assert result.tried[0].result == "not inspected"
 
     def test_relative_runs_are_refused(self, runs, monkeypatch):
         monkeypatch.chdir(runs.parent)
@@ -267,14 +267,14 @@ class TestPaths:
     @pytest.mark.parametrize("scheme", ["s3", "az", "https", "hf"])
     def test_other_stores_are_not_read(self, scheme):
         result = resolve(load_parameters_path=f"{scheme}://org/name")
-        assert f"and not {scheme}://" in texts(result)
+        assert f"but not {scheme}://" in texts(result)
 
 
 class TestKinds:
-    def test_a_full_state_gives_its_parameters(self, runs):
+    def test_full_state_provides_parameters(self, runs):
         result = resolve(load_parameters_path=str(runs / "x" / "checkpoints" / "1" / "items"))
         assert result.loads
-        assert "its parameters alone are taken" in " ".join(result.notes)
+        assert "only the parameters are loaded" in " ".join(result.notes)
 
     @BOTH
     def test_parameters_are_no_full_state(self, maxtext):
@@ -283,19 +283,19 @@ class TestKinds:
         assert "load_parameters_path" in hints(result)
 
     @pytest.mark.parametrize("path", ["gs://", "gs:///", "gs:///step"])
-    def test_a_bucket_without_a_name(self, path):
+    def test_unnamed_bucket_is_refused(self, path):
         result = resolve(load_parameters_path=path)
-        assert f"load_parameters_path={path} names no bucket" in texts(result)
+        assert f"load_parameters_path={path} does not name a bucket" in texts(result)
         assert "gs://BUCKET/" in hints(result)
 
     def test_overlong_name_does_not_exist(self):
-        assert "nothing is at /aaa" in texts(resolve(load_parameters_path="/" + "a" * 300))
+        assert "a does not exist" in texts(resolve(load_parameters_path="/" + "a" * 300))
 
     def test_another_flavour_is_missed(self, tmp_path):
         ckpttools.strip_optimizer(TRAINED, tmp_path / "nnx", flavour="nnx")
         result = resolve(load_parameters_path=ckpttools.open(tmp_path / "nnx").metadata.location)
         assert (
-            "looks for parameters below params/params and misses all: they are nested in the flavour nnx"
+            "looks for parameters below params/params and misses all: they are nested in the flavor nnx"
             in texts(result)
         )
         assert "--flavour linen" in hints(result)
@@ -310,7 +310,7 @@ class TestKinds:
             in hints(result)
         )
 
-    def test_the_axis_of_layers(self, tmp_path):
+    def test_wrong_scan_axis_is_reported(self, tmp_path):
         write_llama(tmp_path / "hf")
         ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "out", scan_axis=0)
         item = tmp_path / "out" / "0" / "items"
@@ -345,7 +345,7 @@ MADE_BY = {
 
 class TestSizes:
     @pytest.mark.parametrize("family, scan", [*product(MADE_BY, [True, False])])
-    def test_those_that_made_a_checkpoint_are_its_own(self, family, scan):
+    def test_settings_of_the_run_match_its_checkpoint(self, family, scan):
         plan = partial(ckpttools.hf_to_maxtext.plan, GOLDEN / family / "hf", "memory://out", scan=scan)
         trees = {version: plan(maxtext=version).plan.tree for version in VERSIONS}
         words = [*MADE_BY[family].split(), f"scan_layers={scan}", "override_model_config=true"]
@@ -377,7 +377,7 @@ class TestSizes:
     @pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_moe", None])
     @pytest.mark.parametrize("made_for", VERSIONS)
     @pytest.mark.parametrize("version", VERSIONS)
-    def test_stacks_of_a_model_that_no_setting_names(self, version, made_for, model_type):
+    def test_stacks_of_an_unnamed_model_are_reported(self, version, made_for, model_type):
         """Stacks by position are of Qwen3-Next in one version, and of Qwen3.5 in both."""
         plan = partial(ckpttools.hf_to_maxtext.plan, GOLDEN / "qwen3-next" / "hf", "memory://out")
         config = None if model_type is None else {"model_type": model_type}
@@ -393,19 +393,19 @@ class TestSizes:
         else:
             assert len(told) == (by_kind != expected)
 
-    def test_without_a_model_nothing_is_compared(self):
+    def test_sizes_need_a_model_name(self):
         result = resolve(load_parameters_path=SCANNED)
         assert "sizes were not compared" in " ".join(result.notes)
         assert result.loads
 
-    def test_a_configuration_stands_for_its_defaults(self):
+    def test_config_file_counts_with_its_defaults(self):
         result = resolve("base.yml", load_parameters_path=SCANNED)
-        assert "base_emb_dim is 2048 (default), and the checkpoint has 64" in texts(result)
-        assert "base.yml does not exist: MaxText's own is used" in result.notes
+        assert "base_emb_dim is 2048 (default), but the checkpoint has 64" in texts(result)
+        assert "base.yml does not exist; MaxText's own file is used" in result.notes
 
-    def test_the_models_sizes_are_known(self):
+    def test_sizes_of_all_models_are_known(self):
         result = resolve(load_parameters_path=SCANNED, model_name="llama3.1-8b")
-        assert "vocab_size is 128256 (model llama3.1-8b), and the checkpoint has 256" in texts(result)
+        assert "vocab_size is 128256 (model llama3.1-8b), but the checkpoint has 256" in texts(result)
         assert {name for sizes in MODELS.values() for name in sizes} <= {*SIZES, "scan_layers"}
         assert MODELS.keys() <= KNOWN_NAMES
 
@@ -422,21 +422,21 @@ class TestRefusals:
             ("load_full_state_path=a enable_checkpointing=false", "both", "refuses load_full_state_path"),
             ("load_parameters_path=a enable_checkpointing=false", "e591f30", "refuses load_parameters_path"),
             ("checkpoint_todelete_subdir=.old", "0.2.5", "refuses checkpoint_todelete_subdir"),
-            ("run_name=2026", "both", "run_name=2026 (command line): MaxText wants text"),
-            ("load_parameters_path=", "both", "MaxText wants text"),
-            ("enable_checkpointing=maybe", "both", "MaxText wants true or false"),
-            ("steps=many", "both", "MaxText wants a number"),
-            ("steps=1.5", "both", "MaxText wants a whole number"),
-            ("load_parameters_path=none", "both", "MaxText wants text"),
-            ("base_output_directory=none", "both", "MaxText wants text"),
+            ("run_name=2026", "both", "run_name=2026 (command line): MaxText expects text"),
+            ("load_parameters_path=", "both", "MaxText expects text"),
+            ("enable_checkpointing=maybe", "both", "MaxText expects true or false"),
+            ("steps=many", "both", "MaxText expects a number"),
+            ("steps=1.5", "both", "MaxText expects an integer"),
+            ("load_parameters_path=none", "both", "MaxText expects text"),
+            ("base_output_directory=none", "both", "MaxText expects text"),
             ("pure_nnx=true", "0.2.5", "has no setting pure_nnx"),
             ("load_paramters_path=a", "both", "MaxText has no setting load_paramters_path"),
             ("scan_layer=false", "both", "MaxText has no setting scan_layer"),
-            ("model_name=llama9", "both", "does not know model_name=llama9"),
-            ("model_name=weaver-max", "e591f30", "does not know model_name=weaver-max"),
-            ("source_checkpoint_layout=torch", "both", "does not know source_checkpoint_layout=torch"),
+            ("model_name=llama9", "both", "does not support model_name=llama9"),
+            ("model_name=weaver-max", "e591f30", "does not support model_name=weaver-max"),
+            ("source_checkpoint_layout=torch", "both", "does not support source_checkpoint_layout=torch"),
             ("lora_restore_path=a", "both", "no setting lora_restore_path at the top"),
-            ("model_name=llama3.1-8b vocab_size=7", "both", "the model says otherwise"),
+            ("model_name=llama3.1-8b vocab_size=7", "both", "the model sets other values"),
             ("enable_emergency_checkpoint=true", "both", "needs local_checkpoint_directory"),
             (
                 "enable_emergency_checkpoint=true local_checkpoint_directory=/l",
@@ -446,7 +446,7 @@ class TestRefusals:
             (
                 "enable_multi_tier_checkpointing=1 local_checkpoint_directory=/l local_checkpoint_period=5",
                 "both",
-                "and not both",
+                "but not both",
             ),
             (
                 "enable_multi_tier_checkpointing=1 local_checkpoint_directory=/l local_checkpoint_period=5 "
@@ -481,7 +481,7 @@ class TestRefusals:
 
 
 class TestCommand:
-    def test_all_of_a_command_line(self, runs):
+    def test_complete_command_line_is_parsed(self, runs):
         words = shlex.split(
             f"python3 -m maxtext.trainers.pre_train.train base.yml run_name=x base_output_directory={runs} "
             "base_emb_dim=64 head_dim=16 vocab_size=256 base_num_decoder_layers=2 base_num_query_heads=4 "
@@ -510,7 +510,7 @@ class TestCommand:
         with pytest.raises(UnknownNameError, match=r"0\.2\.4"):
             resolve(maxtext="0.2.4")
 
-    def test_values_are_yaml_as_omegaconf_reads_it(self):
+    def test_values_are_parsed_like_omegaconf(self):
         declared = parse_command(
             ["a=1e3", "b=2026-01-02", "c=10_000", "d.e=yes", "d.f=null", "g=", "h='\"x\"'"]
         ).overrides
@@ -557,7 +557,7 @@ VALUES += [
 
 class TestWhatever:
     @given(st.dictionaries(st.sampled_from([*DEFAULTS, "lora", "lora.x", "x.y"]), st.sampled_from(VALUES)))
-    def test_is_said_ends_in_a_report(self, declared):
+    def test_ends_in_a_report(self, declared):
         result = resolve(*(f"{name}={value}" for name, value in declared.items()))
         assert result.loads or result.problems or result.outcome in ("scratch", "unknown")
         assert repr(result).isprintable() or "\n" in repr(result)
@@ -588,7 +588,7 @@ class TestFiles:
             "steps": (7, "command line"),
         }
 
-    def test_the_models_file_beside_them(self, tmp_path):
+    def test_model_file_next_to_config_is_read(self, tmp_path):
         self.write(tmp_path, base="model_name: llama3.1-8b\n", models__llama3="")
         (tmp_path / "models" / "llama3.1-8b.yml").write_text("vocab_size: 256\n")
         settings = merge_settings(parse_command([str(tmp_path / "base.yml")]), {})
@@ -610,7 +610,7 @@ class TestFiles:
             ("a: [", FormatError, "not a YAML file"),
             ("- a\n", ConfigError, "not a MaxText configuration"),
             ("base_config: absent.yml\n", StorageError, "absent.yml"),
-            ("base_config: bad.yml\n", ConfigError, "in a circle"),
+            ("base_config: bad.yml\n", ConfigError, "in a cycle"),
             ("\x00", FormatError, "not a YAML file"),
             ("!!python/object:os.system {}\n", FormatError, "not a YAML file"),
         ],
@@ -620,9 +620,9 @@ class TestFiles:
         with pytest.raises(error, match=what):
             resolve(tmp_path / "bad.yml")
 
-    def test_interpolations_are_said_to_be_left_out(self, tmp_path):
+    def test_interpolations_are_noted(self, tmp_path):
         self.write(tmp_path, mine="run_name: ${oc.env:USER}\n")
-        assert "run_name has ${…} in it" in " ".join(resolve(tmp_path / "mine.yml").notes)
+        assert "run_name contains ${…}" in " ".join(resolve(tmp_path / "mine.yml").notes)
 
 
 class TestLocalDirectories:
@@ -631,14 +631,14 @@ class TestLocalDirectories:
         emergency = {"enable_emergency_checkpoint": True, "local_checkpoint_period": 5}
         return {**emergency, "base_output_directory": tmp_path, "run_name": "x"}
 
-    def test_the_local_disk_has_a_later_step(self, tmp_path):
+    def test_later_local_step_takes_precedence(self, tmp_path):
         declared = self.persistent(tmp_path)
         result = resolve(**declared, local_checkpoint_directory=str(ORBAX / "emergency" / "local_host2"))
         assert (result.rule, result.step) == ("resume", 3)
         assert result.path.endswith("local_host2/3/state")
-        assert "on this host alone" in " ".join(result.notes)
+        assert "only on this host" in " ".join(result.notes)
 
-    def test_a_disk_that_is_not_here(self, tmp_path):
+    def test_missing_local_disk_is_noted(self, tmp_path):
         declared = self.persistent(tmp_path)
         result = resolve(**declared, local_checkpoint_directory="/no/such/disk", scan_layers=False)
         assert (result.step, result.path.rpartition("/")[2]) == (2, "default")
@@ -655,10 +655,10 @@ class TestLocalDirectories:
         declared = {"enable_emergency_checkpoint": True, "local_checkpoint_period": 5}
         declared |= {"base_output_directory": runs, "run_name": "x"}
         result = resolve(**declared, local_checkpoint_directory="/no/such/disk")
-        assert "no whole item state or default in it, but items" in texts(result)
-        assert "leave emergency checkpointing out" in hints(result)
+        assert "but has no complete item state or default, only items" in texts(result)
+        assert "turn emergency checkpointing off" in hints(result)
 
-    def test_multi_tier_looks_at_the_local_disk_alone(self, tmp_path):
+    def test_multi_tier_uses_only_the_local_disk(self, tmp_path):
         declared = {
             "enable_multi_tier_checkpointing": True,
             "local_checkpoint_period": 5,
@@ -698,13 +698,13 @@ class TestAdapters:
         lora = {"enable_lora": True, "lora_restore_path": str(item)}
         assert "looks for adapters below decoder" in texts(resolve(lora=lora).adapter)
         assert "there are none" in texts(resolve(lora=lora | {"lora_restore_path": str(SCANNED)}).adapter)
-        assert "adapters alone" in texts(resolve(load_parameters_path=str(item)))
+        assert "only adapters" in texts(resolve(load_parameters_path=str(item)))
 
     def test_settings_of_other_programs(self):
         result = resolve(
             load_parameters_path=SCANNED, hf_lora_adapter_path="a/b", lora_input_adapters_path="c"
         )
-        assert sum("training does not look at it" in note for note in result.notes) == 2
+        assert sum("training ignores it" in note for note in result.notes) == 2
 
 
 class TestBuckets:
@@ -714,14 +714,14 @@ class TestBuckets:
             yield cloud
 
     @BOTH
-    def test_a_step_without_a_commit_file_is_not_seen(self, cloud, maxtext):
+    def test_step_without_commit_file_is_skipped(self, cloud, maxtext):
         files = files_in(TRAINED)
         later = {name.replace("1/", "2/", 1): content for name, content in files.items()}
         del later["2/commit_success.txt"]
         out = cloud.filled({f"x/checkpoints/{name}": item for name, item in (files | later).items()})
         result = resolve(maxtext=maxtext, base_output_directory=str(out), run_name="x")
         assert (result.step, result.loads) == (1, True)
-        assert result.tried[0].result == "1 step, the latest 1; 2 is passed over: no commit_success.txt"
+        assert result.tried[0].result == "1 step, the latest 1; 2 is skipped: no commit_success.txt"
         assert result.path == f"{out}/x/checkpoints/1/items"
 
     def test_alone_it_means_random_parameters(self, cloud):
@@ -729,10 +729,10 @@ class TestBuckets:
         out = cloud.filled({f"x/checkpoints/{name}": item for name, item in files.items()})
         result = resolve(base_output_directory=str(out), run_name="x")
         assert (result.outcome, result.verdict) == ("scratch", NOTHING)
-        assert "1 is passed over: no commit_success.txt" in result.tried[0].result
+        assert "1 is skipped: no commit_success.txt" in result.tried[0].result
 
     @pytest.mark.parametrize(("maxtext", "missing"), [("e591f30", "0/items"), ("0.2.5", "0")])
-    def test_a_path_without_one(self, cloud, maxtext, missing):
+    def test_path_without_item_is_refused(self, cloud, maxtext, missing):
         files = files_in(SCANNED.parents[1])
         for level in ("0", "0/items"):
             files[f"{level}/commit_success.txt"] = b""
@@ -740,7 +740,7 @@ class TestBuckets:
         assert resolve(maxtext=maxtext, load_parameters_path=path).loads
         del files[f"{missing}/commit_success.txt"]
         result = resolve(maxtext=maxtext, load_parameters_path=str(cloud.filled(files) / "0" / "items"))
-        assert "there is no commit_success.txt" in texts(result)
+        assert "has no commit_success.txt" in texts(result)
 
     def test_bucket_conversion_loads_from_bucket(self, cloud, tmp_path):
         """A conversion has all commit files, so that a plain copy of it is found."""
@@ -763,7 +763,7 @@ NAMES = st.sampled_from(["0", "7", "12", "007", "step_3", "3.orbax-checkpoint-tm
 
 class TestSteps:
     @given(st.dictionaries(NAMES, st.booleans()))
-    def test_names_alone_decide(self, names):
+    def test_only_names_decide(self, names):
         """What is in a directory does not matter to Orbax, where renaming is atomic."""
         run = parse(f"memory://runs/{next(NUMBERS)}")
         for name, is_whole in names.items():
@@ -806,7 +806,7 @@ class TestCommandLine:
             ("python3 MaxText/train.py run_name=absent --maxtext e591f30 --requests 3", 1, NOTHING),
             ("--maxtxt 0.2.5 run_name=absent", 2, "-- python3 -m maxtext"),
             ("run_name=absent", 1, NOTHING),
-            (f"-- base.yml load_parameters_path={SCANNED}", 1, "cannot use what is there"),
+            (f"-- base.yml load_parameters_path={SCANNED}", 1, "cannot use it"),
             (f"load_parameters_path={UNSCANNED}", 1, "set scan_layers=false"),
             (f"load_parameters_path={UNSCANNED} scan_layers=false", 0, "loads the parameters of step 0"),
             ("absent.yml run_name=x", 2, "No such file"),
@@ -826,15 +826,15 @@ class TestCommandLine:
         assert result.exit_code == 1
         assert "LoRA: does not look for adapters" in result.output
 
-    def test_a_report_shows_itself(self):
+    def test_report_has_a_readable_repr(self):
         assert repr(resolve(run_name="y")) == f"<Resolution by MaxText {NEWEST}: {NOTHING}>"
 
 
-def test_every_default_is_of_a_type_that_is_checked():
+def test_every_default_has_a_checked_type():
     assert all(isinstance(default, bool | str | int | float | None) for default in DEFAULTS.values())
 
 
-def test_the_commands_of_the_page_work_as_written(gcs_server, tmp_path, monkeypatch):
+def test_commands_of_the_page_work(gcs_server, tmp_path, monkeypatch):
     """Local ones one after the other; buckets hold what the page's own commands have made."""
     monkeypatch.chdir(tmp_path)
     write_llama(tmp_path / "models" / "llama")

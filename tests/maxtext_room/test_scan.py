@@ -47,11 +47,11 @@ def unnoted(tree: Tree) -> Tree:
 
 class TestEveryLayout:
     @given(layered())
-    def test_stacks_as_numpy(self, case):
+    def test_stack_matches_numpy(self, case):
         assert_same(stack_of(case)(case.single).tree, case.stacked)
 
     @given(layered())
-    def test_unstacks_as_numpy(self, case):
+    def test_unstack_matches_numpy(self, case):
         assert_same(apart(case.stacked, case.axis), case.single)
 
     @given(layered())
@@ -61,12 +61,12 @@ class TestEveryLayout:
         assert_same(stack(unstack(case.stacked).tree).tree, case.stacked)
 
     @given(layered())
-    def test_cycles_are_told_where_layers_differ(self, case):
+    def test_cycles_are_inferred_from_differing_layers(self, case):
         if case.told:
             assert_same(StackLayers(case.axis)(case.single).tree, case.stacked)
 
     @given(layered((LINEN,)))
-    def test_every_kind_becomes_every_kind_with_no_more(self, case):
+    def test_every_kind_converts_to_every_smaller_kind(self, case):
         stack, unstack, strip = stack_of(case), UnstackLayers(case.axis), StripOptimizer()
         scanned, single = case.stacked, case.single
         if not case.trained:
@@ -101,7 +101,7 @@ class TestGolden:
         for path in (p for p, leaf in expected.items() if isinstance(leaf, dict) and "opt_state" not in p):
             assert got[path] == [expected[path]["shape"], expected[path]["dtype"]], path
 
-    def test_random_states_that_layers_share_stay_with_the_first(self):
+    def test_shared_random_states_stay_with_the_first_layer(self):
         leaves = {}
         for path, leaf in golden_leaves("llama_unscanned_1").items():
             keys = tuple(int(key) if key.isdigit() else key for key in path.split("/"))
@@ -131,7 +131,7 @@ class TestGolden:
 
     @pytest.mark.skipif(ALL is None, reason="CKPTTOOLS_GOLDEN names no directory")
     @pytest.mark.parametrize("cycled", [("gemma3", 6), ("gpt-oss", 2), ("llama4-scout", 4), ("*", None)])
-    def test_all_families(self, cycled):
+    def test_all_families_are_stacked(self, cycled):
         family, cycle = cycled
         named = ("gemma3", "gpt-oss", "llama4-scout")
         result = [
@@ -149,7 +149,7 @@ class TestGolden:
     @pytest.mark.skipif(ALL is None, reason="CKPTTOOLS_GOLDEN names no directory")
     @pytest.mark.parametrize("run", ["llama_scanned", "llama_scanned_linen", "llama_unscanned"])
     @pytest.mark.parametrize("step", [0, 1])
-    def test_all_training_runs(self, run, step):
+    def test_all_training_runs_are_stacked(self, run, step):
         tree = open_tree(ALL / "train" / run / "checkpoints" / str(step))
         one, other = (UnstackLayers(), StackLayers())[:: 1 if "llama_scanned" in run else -1]
         assert_same(unnoted(other(one(tree).tree).tree), tree)
@@ -200,7 +200,7 @@ def test_layers_are_stacked_by_their_numbers_and_all_else_stays():
 class TestRefused:
     def test_stacked_already(self):
         tree = StackLayers()(single_layers(0, 1)).tree
-        with pytest.raises(UsageError, match="stacked already"):
+        with pytest.raises(UsageError, match="already stacked"):
             StackLayers()(tree)
 
     def test_not_stacked(self):
@@ -218,7 +218,7 @@ class TestRefused:
             transform(decoder_tree({"pipeline_module/layers/kernel": (2, 2, 2), "layers_0/kernel": (2,)}))
 
     def test_gaps(self):
-        with pytest.raises(FormatError, match="gaps") as caught:
+        with pytest.raises(FormatError, match="indices are missing") as caught:
             StackLayers()(single_layers(0, 1, 3, 5))
         assert caught.value.location == "decoder/layers_{0..1,3,5}"
         assert caught.value.expected == "also 2,4"
@@ -232,7 +232,7 @@ class TestRefused:
         assert "mlp/kernel: float32[2,4] and float32[2,3]" in text.replace(", ", ",")
         assert "norm/scale: none and float32[2]" in text
         assert "other: float32[1] and none" in text
-        assert "say `cycle` N" in text
+        assert "set `cycle` N" in text
 
     def test_invalid_cycle_is_refused(self):
         odd = {"mlp/kernel": (3, 3)}
@@ -256,7 +256,7 @@ class TestRefused:
         tree = StackLayers(axis=0)(single_layers(0, 1, layers_0=layer, layers_1=layer)).tree
         with pytest.raises(ShapeError, match="different numbers of layers on axis 1") as caught:
             UnstackLayers(1)(tree)
-        assert caught.value.hint == "they fit together on axis 0: say scan_axis=0"
+        assert caught.value.hint == "they fit together on axis 0: set scan_axis=0"
         assert view_of(UnstackLayers()(tree).tree).kind == "unstacked-inference"
 
     def test_leaf_with_another_number_of_layers(self):
@@ -277,14 +277,14 @@ class TestRefused:
             UnstackLayers(1)(decoder_tree({"layers/layers_0/a": (2, 4), "layers/layers_2/a": (2, 4)}))
 
     @pytest.mark.parametrize("path", ["layers/mlp/kernel", "layers/other"])
-    def test_moments_that_do_not_mirror(self, path):
+    def test_moments_with_other_shapes_are_refused(self, path):
         tree = StackLayers()(single_layers(0, 1)).tree
         odd = {("opt_state", 0, "v_row", "params", "decoder", *path.split("/")): lazy(np.ones(2))}
         with pytest.raises(ShapeError, match="do not mirror") as caught:
             UnstackLayers()(Tree({**tree, **odd}, tree.metadata))
         assert "strip-optimizer" in str(caught.value)
 
-    def test_moments_that_some_layers_lack(self):
+    def test_missing_moments_are_refused(self):
         tree = single_layers(0, 1)
         moment = {
             ("opt_state", 0, "mu", "params", "decoder", "layers_0", "norm", "scale"): lazy(
@@ -296,7 +296,7 @@ class TestRefused:
         assert "layers_1" in str(caught.value)
 
     @pytest.mark.parametrize("stacked", [True, False])
-    def test_unrolling_what_is_no_training_state(self, stacked):
+    def test_unrolling_needs_a_training_state(self, stacked):
         tree = single_layers(0, 1)
         with pytest.raises(UsageError, match="stacked training"):
             ForceUnroll()(StackLayers()(tree).tree if stacked else tree)
@@ -304,13 +304,15 @@ class TestRefused:
     def test_random_states_of_another_length(self):
         tree = StackLayers()(single_layers(0, 1)).tree
         odd = {("nnx_aux", "model", "decoder", "layers", "rngs", "key"): lazy(np.ones((3, 4), np.uint32))}
-        with pytest.raises(ShapeError, match="not those of the parameters") as caught:
+        with pytest.raises(
+            ShapeError, match="does not have the number of layers of its parameters"
+        ) as caught:
             UnstackLayers()(Tree({**tree, **odd}, tree.metadata))
         assert caught.value.expected == "2 on axis 0"
 
 
 class TestCommands:
-    def test_there_and_back(self, tmp_path):
+    def test_remap_round_trip_restores_the_tree(self, tmp_path):
         run("unstack", TRAINED, tmp_path / "single")
         run("stack", tmp_path / "single", tmp_path / "stacked")
         assert_same(open_tree(tmp_path / "stacked"), open_tree(TRAINED))
@@ -329,7 +331,7 @@ class TestCommands:
         assert (report["arrays"], report["bytes_out"]) == (204, report["bytes_in"])
         assert list(tmp_path.iterdir()) == []
 
-    def test_options_of_unrolling_alone(self, tmp_path):
+    def test_unroll_options_need_unrolling(self, tmp_path):
         assert "--force-unroll" in run("unstack", TRAINED, tmp_path / "out", "--keep-step", code=2)
 
     def test_to_another_format(self, tmp_path):

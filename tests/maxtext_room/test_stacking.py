@@ -53,7 +53,7 @@ def without_note(tree):
 
 
 @pytest.mark.parametrize("config", [True, False])
-def test_unstacked_layers_are_stacked_as_they_were(config):
+def test_unstacked_layers_are_restacked_as_before(config):
     """Every family: what was noted, the configuration, or the names alone tell."""
     for family in GOLDEN:
         scanned, single = golden_tree(family, True), golden_tree(family, False)
@@ -75,8 +75,8 @@ def some_layers(count, *names):
 
 
 class TestLayoutsThatCannotBeTold:
-    def test_no_family_has_the_names(self):
-        with pytest.raises(FormatError, match="no known family") as caught:
+    def test_unknown_names_need_a_cycle(self):
+        with pytest.raises(FormatError, match="do not match a known family") as caught:
             StackAsModel()(some_layers(4, "mixer.kernel", "norm.scale"))
         assert "`cycle`" in caught.value.hint
         assert "family=" in caught.value.hint
@@ -88,25 +88,25 @@ class TestLayoutsThatCannotBeTold:
         both = {"llama": llama, "odd": replace(llama, name="odd", layers=layers)}
         monkeypatch.setattr(stacking, "families", lambda: both)
         tree = without_note(UnstackLayers()(golden_tree("llama3.1", True)).tree)
-        with pytest.raises(FormatError, match="these layouts fit") as caught:
+        with pytest.raises(FormatError, match="these layouts match") as caught:
             StackAsModel()(tree)
         assert "cycle=1, as in llama" in caught.value.message
         assert 'cycle=4 cycle_names="layers", as in odd' in caught.value.message
         assert view_of(StackAsModel(cycle=4)(tree).tree).layers[0].cycle == 4
         assert view_of(StackAsModel(cycle=1)(tree).tree).layers[0].layout == "stacked"
 
-    def test_a_cycle_that_the_user_names_goes_before_the_note(self):
+    def test_requested_cycle_overrides_the_note(self):
         apart = UnstackLayers()(golden_tree("gemma3", True)).tree
         assert view_of(StackAsModel(cycle=1)(apart).tree).layers[0].layout == "stacked"
 
-    def test_a_note_about_other_layers_counts_for_nothing(self):
+    def test_note_about_other_layers_is_ignored(self):
         apart = UnstackLayers()(golden_tree("gemma3", True)).tree
         fewer = {path: leaf for path, leaf in apart.items() if "layers_7" not in path}
         back = StackAsModel()(Tree(fewer, apart.metadata)).tree
         assert view_of(back).layers == (LayerGroup("decoder/layers", 7, "cycle", 6, 1),)
 
     @pytest.mark.parametrize("stacks", [3, {"layers": 3}, {"layers": {"layers": [[0], 1]}}, {"layers": {}}])
-    def test_a_note_that_is_none_of_ours(self, stacks):
+    def test_foreign_note_is_ignored(self, stacks):
         apart = UnstackLayers()(golden_tree("gemma3", True)).tree
         for note in (stacks, {"stacks": stacks, "scan_axis": "1", "first_axis": 7}):
             odd = apart.with_metadata(custom={"ckpttools": note})
@@ -121,7 +121,7 @@ def test_every_layout_round_trips(case):
     assert_same(StackAsModel()(apart).tree, case.stacked)
 
 
-def test_layouts_that_stack_does_not_make():
+def test_unsupported_layouts_are_refused():
     """Single layers first, as DeepSeek-V4 has them, and MaxText 0.2.5's qwen3-next."""
     array = lambda *shape: Constant(shape, DTYPES["float32"], bytes(4))  # noqa: E731
     first = {("decoder", f"layers_{k}", "a"): array(2) for k in range(3)}
@@ -140,7 +140,7 @@ def test_another_scan_axis_is_noted():
     assert StackAsModel(axis=1)(apart).tree["params", "params", "decoder", "layers", "a"].shape == (2, 4)
 
 
-def test_the_note_is_in_the_checkpoint_and_shown(tmp_path):
+def test_layer_note_is_stored_and_shown(tmp_path):
     convert(tmp_path / "scanned", "gemma3")
     shutil.rmtree(next((tmp_path / "scanned").rglob("hf")))
     ckpt("unstack", tmp_path / "scanned", tmp_path / "single")
@@ -161,7 +161,7 @@ def stack(source, target, *options):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_configuration_carried_along_tells_the_cycle(tmp_path, family):
+def test_carried_config_gives_the_cycle(tmp_path, family):
     convert(tmp_path / "single", family, scan=False)
     built = stack(tmp_path / "single", tmp_path / "stacked", "--maxtext", GOLDEN_VERSION)
     assert leaves_by_package(built) == golden_leaves(family, True)
@@ -169,7 +169,7 @@ def test_the_configuration_carried_along_tells_the_cycle(tmp_path, family):
 
 
 @pytest.mark.parametrize(("golden", "family"), [("gemma3", "gemma3"), ("gpt-oss", "gpt-oss")])
-def test_the_user_names_the_family(tmp_path, golden, family):
+def test_named_family_gives_the_cycle(tmp_path, golden, family):
     shutil.rmtree(convert(tmp_path / "single", golden, scan=False) / "hf")
     built = stack(tmp_path / "single", tmp_path / "stacked", "--family", family)
     assert leaves_by_package(built) == golden_leaves(golden, True)

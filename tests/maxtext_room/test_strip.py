@@ -45,14 +45,14 @@ def contents(directory: Path) -> dict[str, str]:
 
 
 class TestGolden:
-    def test_as_maxtext_writes_it(self, tmp_path):
+    def test_strip_matches_maxtext(self, tmp_path):
         """Tree and values; the training run was NNX, so that is the flavour of MaxText's result."""
         run("strip-optimizer", TRAINED, tmp_path / "out", "--flavour", "nnx", "--dtype", "bfloat16")
         tree = open_tree(tmp_path / "out")
         assert leaves_by_package(tree) == golden_leaves("paramonly_scanned_0")
         assert tree.metadata.step == 0
 
-    def test_linen_has_the_nodes_that_maxtext_writes(self):
+    def test_linen_has_the_nodes_of_maxtext(self):
         expected = golden_leaves("paramonly_scanned_linen_0")
         built = leaves_by_package(narrow(StripOptimizer()(open_tree(TRAINED)).tree))
         assert set(built) == set(expected)
@@ -84,7 +84,7 @@ class TestGolden:
         golden = open_tree(ALL / "train" / expected / "checkpoints" / "0")
         assert_same(built.with_metadata(step=0, custom={}), golden)
 
-    def test_unrolled_as_maxtext_names_them(self):
+    def test_unrolled_names_match_maxtext(self):
         built = StripOptimizer(flavour="nnx")(
             Tree(
                 {
@@ -127,7 +127,7 @@ class TestEveryState:
                 assert (("step",) in built) == (("opt_state",) in built) == (name == "linen")
 
     @given(layered())
-    def test_the_step_stays_if_asked_for(self, case):
+    def test_step_is_kept_on_request(self, case):
         if case.trained:
             built = StripOptimizer(keep_step=True)(case.stacked).tree
             assert built.metadata.step == 9
@@ -137,7 +137,7 @@ class TestEveryState:
 
 
 class TestCommand:
-    def test_leaves_the_source_alone(self, tmp_path):
+    def test_strip_does_not_change_the_source(self, tmp_path):
         before = contents(TRAINED)
         run("strip-optimizer", TRAINED, tmp_path / "out")
         assert contents(TRAINED) == before
@@ -168,7 +168,7 @@ class TestCommand:
                 StripOptimizer()(Tree(moment, Metadata(location=location or "")))
             assert error.value.location == location
 
-    def test_a_state_of_random_numbers_is_stripped(self):
+    def test_random_state_is_stripped(self):
         keys = {("params", "params", "rngs", "key"): lazy(np.ones(4, np.uint32))}
         tree = Tree({**linen_state({("x",): lazy(np.ones(2))}, 0, {}), **keys})
         done = StripOptimizer()(tree)
@@ -226,7 +226,7 @@ def test_loads(loaded, name):
     assert {case: problem for case, problem in loaded[name].items() if problem} == {}
 
 
-def test_a_quantized_module_stays_whole():
+def test_quantized_module_stays_complete():
     """What belongs to a weight stays with it; to leave some of it out is refused."""
     layer = ("params", "params", "decoder", "layers_0")
     parts = {key: lazy(np.zeros(shape, dtype)) for key, (dtype, shape) in KINDS["gptq"][1].items()}
@@ -239,11 +239,11 @@ def test_a_quantized_module_stays_whole():
     )
     kept = {path for path in leaves if path[0] == "params"}
     assert {*tree.pipe(StripOptimizer()).arrays} == {*kept, ("step",)}
-    with pytest.raises(MappingError, match="each module whole"):
+    with pytest.raises(MappingError, match="each module completely"):
         tree.pipe(StripOptimizer(drop=["*/scales"]))
 
 
-def test_a_step_that_is_left_out_is_counted():
+def test_dropped_step_is_counted():
     """Of trees that no tool of MaxText made, such as distributed checkpoints of PyTorch: they get none."""
     saved = open_tree(FIXTURES / "torch/dcp")
     done = StripOptimizer()(Tree({**saved, ("step",): lazy(np.int64(7))}, saved.metadata))

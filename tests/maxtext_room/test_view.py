@@ -59,7 +59,7 @@ def number(result, name, caller=None):
     ],
     ids=["diff", "inspect"],
 )
-def test_each_thing_is_worked_out_once_for_a_tree(work, trees):
+def test_view_computes_each_property_once(work, trees):
     result = calls(work)
     assert number(result, "_view") == trees
     assert number(result, "_roles", "array/tree.py") == number(result, "_view")
@@ -71,7 +71,7 @@ def test_each_thing_is_worked_out_once_for_a_tree(work, trees):
     assert outside == set()
 
 
-def test_a_view_is_kept_with_its_tree_and_does_not_keep_it():
+def test_view_lives_as_long_as_its_tree():
     tree = ckpttools.open(TRAINED)
     view = view_of(tree)
     assert view_of(tree) is view and view.parameters is view.parameters

@@ -35,7 +35,7 @@ def test_wide_enough_arrays_are_returned_unchanged(there):
     assert as_wide_as(arrays(**there), built, never) is built
 
 
-def test_some_of_it_is_made_exactly():
+def test_exact_arrays_are_widened():
     built, exact = arrays(a=BF16, b=BF16, c=F32, d=BF16), arrays(a=F32, b=F32, c=F32, d=F32)
     result = as_wide_as(arrays(a=F32, b=BF16, c=F32, other=F32), built, lambda: exact)
     assert result == built | {"a": exact["a"]}

@@ -1,4 +1,4 @@
-"""`config.json` from MaxText's settings and arrays, where none was carried along."""
+"""A `config.json` is generated from MaxText's settings and arrays if none was carried along."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ class TestSettingsAlone:
 
     @pytest.mark.parametrize("case", CASES)
     def test_generated_config_has_same_model_type(self, case):
-        """transformers begins arrays anew that another type has besides."""
+        """transformers would initialize the arrays that only another type has."""
         own = json.loads((CASES[case] / "config.json").read_text())
         text = own.get("thinker_config", own).get("text_config", own)
         built = back_of(case)["model_type"]
         assert built == TEXT_TYPES.get(text["model_type"], text["model_type"])
 
-    def test_a_v3_2_has_an_indexer(self):
+    def test_deepseek_v32_config_has_an_indexer(self):
         told = ckpttools.maxtext_config(GOLDEN_0_2_5 / "deepseek3" / "hf").arguments()
         without = [word for word in told if not word.startswith(("model_name", "override"))]
         with pytest.raises(ConfigError) as caught:
@@ -100,7 +100,7 @@ class TestSettingsAlone:
         assert "model_name" in str(caught.value.expected)
 
     @pytest.mark.parametrize("case", CASES)
-    def test_a_file_says_as_much(self, tmp_path, case):
+    def test_settings_in_a_file_give_same_config(self, tmp_path, case):
         told = told_of(case)
         file = tmp_path / "mine.yml"
         file.write_text("base_config: base.yml\n" if told.model_name else told.yaml())
@@ -108,13 +108,13 @@ class TestSettingsAlone:
         assert config_from_settings(words) == back_of(case)
 
     @pytest.mark.parametrize("name", sorted(named_models().keys() - WITH_TOWERS))
-    def test_the_name_of_a_model_is_enough(self, tmp_path, name):
+    def test_model_name_gives_config(self, tmp_path, name):
         result = of_config(tmp_path, config_from_settings([f"model_name={name}"]))
         assert result.is_named
         assert named_models()[result.model_name] == named_models()[name]
 
     @pytest.mark.parametrize("name", sorted(WITH_TOWERS))
-    def test_the_name_of_one_with_towers_makes_that_of_its_text(self, tmp_path, name):
+    def test_multimodal_model_name_gives_text_config(self, tmp_path, name):
         result = of_config(tmp_path, config_from_settings([f"model_name={name}"]))
         known = {
             key: value
@@ -134,8 +134,8 @@ class TestSettingsAlone:
     @pytest.mark.parametrize("case", ["golden/gpt-oss", "golden/gemma2"])
     @settings(max_examples=10)
     @given(data=st.data())
-    def test_none_is_made_up(self, case, data):
-        """One setting less gives the same, where it follows from the others, or is asked for."""
+    def test_missing_settings_are_not_invented(self, case, data):
+        """A missing setting is derived from the others, or it is requested."""
         told = told_of(case).arguments()
         left_out = data.draw(st.sampled_from(told))
         words = [item for item in told if item != left_out]
@@ -144,20 +144,20 @@ class TestSettingsAlone:
         except ConfigError as error:
             assert left_out.partition("=")[0] in f"{error} {error.expected}"
 
-    def test_all_that_is_missing_is_listed(self):
-        with pytest.raises(ConfigError, match="not all are there") as caught:
+    def test_all_missing_settings_are_listed(self):
+        with pytest.raises(ConfigError, match="not sufficient") as caught:
             config_from_settings(["decoder_block=llama2", "base_emb_dim=64", "rope_type=default"])
         for name in ("base_mlp_dim", "head_dim", "normalization_layer_epsilon", "vocab_size"):
             assert f"{name}=VALUE" in str(caught.value.expected)
         assert "base_emb_dim" not in str(caught.value.expected)
 
     def test_unsupported_family_settings_are_refused(self):
-        with pytest.raises(ConfigError, match="of family llama describes") as caught:
+        with pytest.raises(ConfigError, match=r"no config\.json of family llama matches") as caught:
             config_from_settings(["model_name=llama3.1-8b", "use_qk_norm=true"])
         assert "use_qk_norm=true (command line)" in str(caught.value.got)
 
-    def test_layers_are_of_the_kinds_of_the_model_that_is_named(self):
-        """Of Gemma 4 E2B each fifth layer attends to everything, of E4B each sixth; their types are one."""
+    def test_layer_types_follow_the_model_name(self):
+        """Gemma 4 E2B (full attention in every fifth layer) and E4B (every sixth) share a model type."""
         for name, every in {"gemma4-e2b": 5, "gemma4-e4b": 6}.items():
             built = config_from_settings([f"model_name={name}"])
             full = [k for k, kind in enumerate(built["layer_types"]) if kind == "full_attention"]
@@ -193,7 +193,7 @@ class TestCheckpoints:
             names = {name.replace("language_model.model.", "model.") for name in expected.keys()}  # noqa: SIM118
             assert set(built.keys()) <= names
 
-    def test_a_size_that_is_not_theirs_is_refused(self, tmp_path):
+    def test_contradicting_size_is_refused(self, tmp_path):
         told = ckpttools.maxtext_config(HF)
         self.built(tmp_path / "m")
         words = " ".join([*told.arguments(), "base_emb_dim=128"])
@@ -203,9 +203,9 @@ class TestCheckpoints:
         assert "base_emb_dim=64 (the arrays)" in done.output
         assert not (tmp_path / "hf").exists()
 
-    def test_beside_a_configuration_it_is_refused(self, tmp_path):
+    def test_settings_next_to_a_config_are_refused(self, tmp_path):
         succeed("convert", "hf-to-maxtext", HF, tmp_path / "m")
-        with pytest.raises(UsageError, match="is at hand"):
+        with pytest.raises(UsageError, match="exists"):
             ckpttools.maxtext_to_hf(tmp_path / "m", tmp_path / "hf", maxtext_config=["rope_type=yarn"])
 
     def test_towers_are_refused(self, tmp_path):

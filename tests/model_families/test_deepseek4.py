@@ -1,4 +1,4 @@
-"""DeepSeek V4: arrays that files have none of, tables of whole numbers, single layers before pairs."""
+"""DeepSeek V4: arrays that files lack, integer tables, single layers before pairs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def leaves(scan):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The run directory that the golden model becomes, scanned and not."""
+    """Return the run directories of the golden model, scanned and unscanned."""
     locations = {scan: tmp_path_factory.mktemp("deepseek4") / "out" for scan in (True, False)}
     for scan, location in locations.items():
         plan_to_maxtext(GOLDEN / "hf", ToMaxText(scan=scan), Resources(jobs=2)).run(location)
@@ -67,7 +67,7 @@ def back(source, location):
 
 
 def changed(tree, end, value):
-    """A tree with one number of the first array of this name changed, and in float32."""
+    """Return a tree with one value of the first array of this name changed, in float32."""
     path = next(path for path in tree.arrays if path[-len(end) :] == end)
     values = tree.arrays[path].read().astype(np.float32)
     values[(-1,) * values.ndim] = value
@@ -75,7 +75,7 @@ def changed(tree, end, value):
 
 
 @SCANS
-def test_every_leaf_is_maxtexts(runs, scan):
+def test_every_leaf_equals_maxtext(runs, scan):
     assert leaves_by_package(open_tree(runs[scan])) == leaves(scan)
 
 
@@ -84,7 +84,7 @@ def test_comes_back(runs, tmp_path, scan):
     assert back(runs[scan], tmp_path / "hf") == all_described(load_file(GOLDEN / "hf" / "model.safetensors"))
 
 
-def test_pairs_are_stacked_behind_single_layers(runs):
+def test_pairs_are_stacked_after_single_layers(runs):
     single, stacked = (open_tree(runs[scan]) for scan in (False, True))
     expected = leaves_by_package(stacked)
     assert leaves_by_package(StackAsModel()(single).tree) == expected
@@ -96,7 +96,7 @@ def test_pairs_are_stacked_behind_single_layers(runs):
     assert leaves_by_package(StackAsModel()(apart).tree) == expected
 
 
-def test_layers_that_are_no_pairs_are_not_stacked(runs):
+def test_unpaired_layers_are_not_stacked(runs):
     single = open_tree(runs[False]).with_metadata(config=None)
     lacking = {path: leaf for path, leaf in single.items() if not {"layers_5", "layers_6"} & {*path}}
     built = StackLayers(names="blocks-layers")(Tree(lacking, single.metadata)).tree
@@ -146,8 +146,8 @@ def test_stack_refuses_an_odd_number_of_repeating_layers(runs, count, has_config
 
 
 @SCANS
-def test_a_norm_that_was_trained_is_in_what_is_behind_it(runs, tmp_path, scan):
-    """That of the last layer, which is stacked with others or not."""
+def test_trained_norm_is_multiplied_into_the_next_array(runs, tmp_path, scan):
+    """The norm of the last layer, which may be stacked."""
     golden = load_file(GOLDEN / "hf" / "model.safetensors")
     last = max(int(name.split(".")[1]) for name in golden if name.startswith("layers."))
     of_last = ("scanned_blocks", "layers_1") if scan else (f"layers_{last}",)
@@ -159,7 +159,7 @@ def test_a_norm_that_was_trained_is_in_what_is_behind_it(runs, tmp_path, scan):
 
 class TestTable:
     def test_float32_table_converts_back(self, runs, tmp_path):
-        """So MaxText's training has it."""
+        """MaxText's training stores the table in float32."""
         tree = open_tree(runs[False])
         path = next(path for path in tree.arrays if path[-1] == "tid2eid")
         same = changed(tree, ("tid2eid",), tree.arrays[path].read()[-1, -1])
@@ -167,31 +167,31 @@ class TestTable:
         assert back(same, tmp_path / "hf") == all_described(load_file(GOLDEN / "hf" / "model.safetensors"))
 
     def test_non_integer_values_are_refused(self, runs, tmp_path):
-        with pytest.raises(MappingError, match="not whole, or too large") as caught:
+        with pytest.raises(MappingError, match="not an integer, or too large") as caught:
             back(changed(open_tree(runs[False]), ("tid2eid",), 2.5), tmp_path / "hf")
         assert "ffn.gate.tid2eid" in caught.value.location
 
     def test_rounded_values_are_refused(self, runs, tmp_path):
-        """256 in bfloat16 may have been 257."""
+        """A bfloat16 value of 256 may have been 257."""
         tree = changed(open_tree(runs[False]), ("tid2eid",), 256)
         path = next(path for path in tree.arrays if path[-1] == "tid2eid")
         cast_down = CastMap({keystr(path): "bfloat16"})(tree).tree
-        with pytest.raises(MappingError, match="may have been another one") as caught:
+        with pytest.raises(MappingError, match="may have been rounded") as caught:
             back(cast_down, tmp_path / "hf")
         assert "256" in str(caught.value.expected)
 
-    def test_a_cast_leaves_it(self, runs):
+    def test_cast_keeps_integer_tables(self, runs):
         tree = changed(open_tree(runs[False]), ("tid2eid",), 257)
         path = next(path for path in tree.arrays if path[-1] == "tid2eid")
         built = CastTo("bfloat16")(tree)
         assert {item.dtype.name for at, item in built.tree.arrays.items() if at != path} >= {"bfloat16"}
         assert built.tree.arrays[path].dtype.name == "float32"
-        assert "numbers of experts" in " ".join(built.notes.remarks)
+        assert "expert indices" in " ".join(built.notes.remarks)
         named = CastMap({keystr(path): "float64"}, "bfloat16")(tree).tree
         assert named.arrays[path].dtype.name == "float64"
 
     @given(st.lists(st.integers(-(2**33), 2**33), min_size=1))
-    def test_numbers_come_back_or_are_refused(self, numbers):
+    def test_table_values_round_trip_or_are_refused(self, numbers):
         op, source = Whole("int32", "int64").bound({}), np.array(numbers, np.int64)
         built, again = np.empty(source.shape, np.int32), np.empty_like(source)
         if all(-(2**31) <= number < 2**31 for number in numbers):
@@ -213,7 +213,7 @@ CLIPPED = ["swiglu_limit is not set, so transformers uses 10"]
 
 
 def in_todays_words(config):
-    """A configuration as transformers writes it again."""
+    """Return a configuration as transformers saves it."""
     kinds = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
     older = ("num_hash_layers", "compress_ratios", "rope_parameters")
     count, rope = config["num_hash_layers"], config["rope_parameters"]
@@ -226,7 +226,7 @@ def in_todays_words(config):
 
 
 class TestWrittenAgain:
-    """By transformers, which has other names for some arrays and fields."""
+    """Models that transformers saved, with other names for some arrays and fields."""
 
     def test_names_are_known(self, tmp_path):
         shutil.copytree(GOLDEN / "hf", tmp_path / "hf", symlinks=True)
@@ -250,14 +250,14 @@ class TestWrittenAgain:
         assert [deviation.what for deviation in older.deviations] == CLIPPED
 
     @pytest.mark.parametrize("count", [2, 4])
-    def test_the_number_of_layers_with_a_table_is_that_of_the_list(self, count):
+    def test_layer_list_gives_the_number_of_table_layers(self, count):
         config = json.loads((GOLDEN / "hf" / "config.json").read_bytes())
         config["num_hidden_layers"] = len(config["compress_ratios"]) - 1
         config["num_hash_layers"] = count
         table = families()["deepseek4"].table({**in_todays_words(config), "num_hash_layers": 3}, "")
         assert table.sizes["hash"].length == count
 
-    def test_stretched_positions_are_told(self, tmp_path):
+    def test_scaled_positions_are_reported(self, tmp_path):
         config = in_todays_words(json.loads((GOLDEN / "hf" / "config.json").read_bytes()))
         config["rope_parameters"]["compress"] |= {"rope_type": "yarn", "factor": 16.0}
         (tmp_path / "config.json").write_text(json.dumps(config))
@@ -271,7 +271,7 @@ ROUTED = {True: "0", False: "3"}  # whether a table routes -> such a layer
 
 
 def composed(ratios, count):
-    """A model whose layers attend to these, of which the first few route by a table."""
+    """Return a model with these attention types, whose first few layers have routing tables."""
     golden = open_tree(GOLDEN / "hf")
     of_layers = {path[0].split(".", 2)[1:][0] for path in golden if path[0].startswith("layers.")}
     assert of_layers >= {*ALIKE.values(), *ROUTED.values()}
@@ -313,8 +313,8 @@ class TestOtherNumbersOfTables:
             to_maxtext(composed(ratios, count), ToMaxText())
 
 
-def test_layers_beyond_the_model_are_not_told(tmp_path):
-    """Published configurations have an entry for the layer that predicts further tokens."""
+def test_layer_entries_beyond_the_model_are_ignored(tmp_path):
+    """Published configurations have an entry for the MTP layer."""
     config = json.loads((GOLDEN / "hf" / "config.json").read_bytes())
     told = ckpttools.maxtext_config(GOLDEN / "hf").arguments()
     (tmp_path / "config.json").write_text(
@@ -324,7 +324,7 @@ def test_layers_beyond_the_model_are_not_told(tmp_path):
 
 
 def test_first_layers_may_be_heavily_compressed():
-    """As in V4-Pro; by the configuration, not by what is there."""
+    """As in V4-Pro, where the configuration decides, not the arrays."""
     source = open_tree(GOLDEN / "hf")
     ratios = [128, 128, *(source.metadata.config or {})["compress_ratios"][2:]]
     heavy = source.with_metadata(config={**(source.metadata.config or {}), "compress_ratios": ratios})

@@ -46,7 +46,7 @@ def config_of(family, **fields):
 
 
 def weights(shapes, seed=0):
-    """Normal float32 numbers of about 0.02, so that scaling by a power of two is exact."""
+    """Return float32 values of about 0.02, so that scaling by a power of two is exact."""
     random = np.random.default_rng(seed)
     return {key: random.normal(0, 0.02, shape).astype(np.float32) for key, shape in shapes.items()}
 
@@ -84,7 +84,7 @@ SCANS = st.sampled_from((None, 0, 1, 2))
 
 @settings(max_examples=60)
 @given(config=configs(), axis=SCANS)
-def test_there_and_back_restores_every_bit(config, axis):
+def test_round_trip_restores_every_bit(config, axis):
     table = bound(config, axis)
     tensors = weights(llama_shapes(config))
     there = table.to_left(lazy(tensors))
@@ -97,7 +97,7 @@ def test_there_and_back_restores_every_bit(config, axis):
 
 @settings(max_examples=30)
 @given(config=configs(exact=False), axis=SCANS)
-def test_there_and_back_is_at_most_one_ulp_off_where_that_is_said(config, axis):
+def test_inexact_round_trip_differs_by_at_most_one_ulp(config, axis):
     table = bound(config, axis)
     tensors = weights(llama_shapes(config))
     there = table.to_left(lazy(tensors))
@@ -111,7 +111,7 @@ def test_there_and_back_is_at_most_one_ulp_off_where_that_is_said(config, axis):
             assert read.tobytes() == tensor.tobytes(), key
 
 
-def test_a_hundred_layers():
+def test_hundred_layers_round_trip():
     config = config_of("llama", num_hidden_layers=100, hidden_size=3, vocab_size=2, intermediate_size=1)
     table = bound(config, 1)
     tensors = weights(llama_shapes(config))
@@ -126,13 +126,13 @@ def test_a_hundred_layers():
 
 
 def maxtext(config, tensors, interleaved):
-    """MaxText's unscanned arrays, written down with numpy alone."""
+    """Return MaxText's unscanned arrays, computed with numpy alone."""
     embed, heads, kv = (config[f] for f in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     dim = config["head_dim"]
     scale = dim**-0.5 if config["model_type"] in ("llama", "mistral") else 1
 
     def rope(array):
-        """Halves to neighbors on the last axis."""
+        """Reorder the last axis from halves to neighbors."""
         if not interleaved:
             return array
         out = np.empty_like(array)
@@ -171,7 +171,7 @@ def maxtext(config, tensors, interleaved):
 
 @settings(max_examples=60)
 @given(config=configs(exact=False) | configs(), axis=SCANS)
-def test_left_arrays_are_what_numpy_makes_of_them(config, axis):
+def test_left_arrays_match_numpy(config, axis):
     interleaved = "rope_scaling" in config or "rope_parameters" in config
     table = bound(config, axis)
     tensors = weights(llama_shapes(config), seed=1)
@@ -190,7 +190,7 @@ def test_left_arrays_are_what_numpy_makes_of_them(config, axis):
 
 @pytest.mark.parametrize("family", BUILT_IN)
 @pytest.mark.parametrize("absent", ["head_dim", "num_key_value_heads", "intermediate_size", "vocab_size"])
-def test_fields_of_which_a_configuration_says_nothing(family, absent):
+def test_unstated_config_fields_have_defaults(family, absent):
     config = config_of(family, num_key_value_heads=4, hidden_size=16)
     tensors = lazy(weights(llama_shapes(config)))
     full = family_named(family).table(config, "c").to_left(tensors)
@@ -202,7 +202,7 @@ def test_fields_of_which_a_configuration_says_nothing(family, absent):
 
 
 @pytest.mark.parametrize("rope", LLAMA3_ROPES)
-def test_a_llama3_rope_reorders_query_and_key(rope):
+def test_llama3_rope_reorders_query_and_key(rope):
     halves, neighbors = config_of("llama"), config_of("llama", **rope)
     tensors = lazy(weights(llama_shapes(halves)))
     one = bound(halves).to_left(tensors).arrays
@@ -216,12 +216,12 @@ def test_a_llama3_rope_reorders_query_and_key(rope):
 @pytest.mark.parametrize(
     "rope", [{"rope_scaling": None}, {"rope_scaling": {"type": "linear"}}, {"rope_theta": 1.0}]
 )
-def test_other_ropes_keep_halves(rope):
+def test_other_ropes_keep_halves_of_heads(rope):
     config = config_of("llama", **rope)
     assert not bound(config).flags["interleaved"].value
 
 
-def test_an_odd_head_cannot_be_interleaved():
+def test_odd_head_size_cannot_be_interleaved():
     config = config_of("llama", head_dim=3, **LLAMA3_ROPES[0])
     shapes = llama_shapes(config)
     with pytest.raises(CheckpointError):
@@ -319,7 +319,7 @@ def test_unknown_families_are_named_with_near_ones():
 def test_names_of_models_lead_to_their_families(model, family):
     with pytest.raises(UnknownNameError) as caught:
         family_named(model)
-    assert caught.value.hint == f"{model} is of the family {family}"
+    assert caught.value.hint == f"{model} belongs to the family {family}"
 
 
 def test_a_configuration_of_an_unknown_model_type():
@@ -336,7 +336,7 @@ def test_unsupported_model_type_is_explained(model_type):
     with pytest.raises(ConfigError, match=f"no family has model_type '{model_type}'") as caught:
         family_of({"model_type": model_type}, "config.json")
     assert {**UNFIT, **OF_MAXTEXT}[model_type] in caught.value.got
-    assert ("MaxText 0.2.5 knows it" in caught.value.got) == (model_type in OF_MAXTEXT)
+    assert ("MaxText 0.2.5 supports it" in caught.value.got) == (model_type in OF_MAXTEXT)
     assert "NAME" not in caught.value.hint and "inspect" not in caught.value.hint
     with pytest.raises(UnknownNameError) as named:
         family_named(model_type)
@@ -351,7 +351,7 @@ def test_unsupported_model_types_have_no_family():
 
 @pytest.mark.parametrize("config", [{}, {"model_type": None}, {"model_type": 3}, {"model_type": ["llama"]}])
 def test_a_configuration_that_says_no_model_type(config):
-    with pytest.raises(ConfigError, match="does not say which model") as caught:
+    with pytest.raises(ConfigError, match="does not state a model type") as caught:
         family_of(config, "config.json")
     assert "`family`" in caught.value.hint
 

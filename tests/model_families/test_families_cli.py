@@ -1,4 +1,4 @@
-"""`ckpt families`: what it lists, shows and checks, as people and as programs read it."""
+"""`ckpt families` lists, shows and checks families, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LLAMA = GOLDEN / "llama3.1"
 
 @pytest.fixture
 def mine(tmp_path: Path):
-    """Writes a family's file: llama's with one text replaced."""
+    """Write the file of the llama family with one text replaced."""
 
     def write(old: str = "", new: str = "") -> Path:
         text = family_to_toml(families()["llama"])
@@ -33,7 +33,7 @@ def mine(tmp_path: Path):
 
 class TestList:
     @pytest.mark.parametrize("columns", [80, 200])
-    def test_every_family_with_all_there_is_to_say(self, columns):
+    def test_every_family_is_listed_completely(self, columns):
         lines = succeed("families", COLUMNS=str(columns)).stdout.splitlines()
         assert max(map(len, lines)) <= columns
         heads = [line for line in lines if line in families()]
@@ -51,7 +51,7 @@ class TestList:
     def test_inexact_rows_are_named(self):
         text = " ".join(succeed("families", COLUMNS="200").stdout.split())
         scaled = (
-            "inexact self_attention.query.kernel: times 1/sqrt(head_dim): exact where that is a power of two"
+            "inexact self_attention.query.kernel: times 1/sqrt(head_dim): exact if that is a power of two"
         )
         # gemma, llama, mistral and mixtral; gemma2 has two kinds of queries.
         assert text.count(scaled) == 4
@@ -97,11 +97,11 @@ class TestShow:
             at = lines.index(str(row.left))
             assert lines[at + 1].startswith("  ")
 
-    def test_toml_is_the_family(self):
+    def test_show_toml_reproduces_the_family(self):
         text = succeed("families", "show", "gemma3", "--toml").stdout
         assert family_from_toml(text, "out") == families()["gemma3"]
 
-    def test_json_says_the_same(self):
+    def test_json_equals_the_text_output(self):
         result = json.loads(succeed("families", "show", "deepseek", "--json").stdout)
         toml = tomllib.loads(succeed("families", "show", "deepseek", "--toml").stdout)
         assert result == {"schema": 1, **toml}
@@ -116,7 +116,7 @@ class TestShow:
 
 
 class TestCheck:
-    def test_a_sound_family(self, mine):
+    def test_sound_family_passes_check(self, mine):
         for name in ("llama", mine()):
             lines = succeed("families", "check", name).stdout.splitlines()
             assert lines[0] == "llama: sound"
@@ -136,14 +136,14 @@ class TestCheck:
             ("maxtext_unscanned/0/items", "MaxText's"),
         ],
     )
-    def test_against_either_side(self, mine, source, names):
+    def test_check_against_either_side(self, mine, source, names):
         result = succeed(
             "families", "check", mine(), "--against", LLAMA / source, "--config", LLAMA / "hf", COLUMNS="200"
         )
         assert f"with {names} names" in result.stdout
         assert "39 arrays" in result.stdout
 
-    def test_on_a_configuration_alone(self, mine):
+    def test_check_against_config_only(self, mine):
         text = succeed("families", "check", mine(), "--config", LLAMA / "hf" / "config.json").stdout
         assert "config.json" in text
         assert "39 arrays, 12 in MaxText, and back" in text
@@ -154,7 +154,7 @@ class TestCheck:
         assert result["side"] == "huggingface"
         assert [layout["num_arrays"] for layout in result["layouts"]] == [39, 12, 12]
 
-    def test_the_whole_list_on_stdout_and_exit_code_3(self, mine):
+    def test_findings_are_listed_with_exit_code_3(self, mine):
         broken = mine("_proj.weight: mlp embed", "_proj.weight: embed mlp")
         result = ckpt("families", "check", broken, "--against", LLAMA / "hf", COLUMNS="200")
         assert result.exit_code == 3
@@ -165,7 +165,7 @@ class TestCheck:
         expected = "mlp.up_proj.weight: got [128, 64], expected [64, 128] (it looks transposed)"
         assert f"  model.layers.{{0..3}}.{expected}" in lines
 
-    def test_findings_as_json_are_one_by_one(self, mine):
+    def test_json_lists_each_finding(self, mine):
         broken = mine("_proj.weight: mlp embed", "_proj.weight: embed mlp")
         result = ckpt("families", "check", broken, "--against", LLAMA / "hf", "--json")
         assert result.exit_code == 3
@@ -185,21 +185,21 @@ class TestCheck:
         assert max(map(len, result.stdout.splitlines())) <= columns
         assert "did you mean tied?" in " ".join(result.stdout.split())
 
-    def test_two_rows_that_make_one_array(self, mine):
+    def test_two_rows_for_one_array_are_found(self, mine):
         result = ckpt("families", "check", mine("mlp.wi_1", "mlp.wi_0"))
         assert result.exit_code == 3
-        assert "made twice" in result.stdout
+        assert "produced twice" in result.stdout
 
-    def test_a_row_that_is_missing_has_its_array_listed_with_its_name(self, mine, tmp_path):
+    def test_array_of_a_missing_row_is_listed(self, mine, tmp_path):
         path = mine("mlp.up_proj.weight", "mlp.up_prj.weight")
         result = ckpt("families", "check", path, "--against", LLAMA / "hf", COLUMNS="200")
         assert result.exit_code == 3
         text = result.stdout
         assert "missing (4)" in text
-        assert "there is model.layers.0.mlp.up_proj.weight" in text
+        assert "model.layers.0.mlp.up_proj.weight exists" in text
         assert "not expected (4)" in text
 
-    def test_another_family_than_the_models(self):
+    def test_family_of_another_model_fails_check(self):
         result = ckpt("families", "check", "qwen2", "--against", LLAMA / "hf")
         assert result.exit_code == 3
         assert "missing (12)" in result.stdout
@@ -217,7 +217,7 @@ class TestBadInput:
             ("mine.toml", None, 5, "cannot read"),
         ],
     )
-    def test_a_file_that_is_no_family(self, tmp_path, name, text, code, message):
+    def test_invalid_family_file_is_refused(self, tmp_path, name, text, code, message):
         path = tmp_path / name
         if text is not None:
             path.write_text(text)
@@ -246,7 +246,7 @@ class TestBadInput:
         assert result.exit_code == 2
         assert "Did you mean 'check'?" in result.stderr
 
-    def test_conversion_names_the_location_in_the_file(self, mine, tmp_path):
+    def test_conversion_reports_location_in_family_file(self, mine, tmp_path):
         path = mine("scale head_dim -0.5", "halve")
         result = ckpt("convert", "hf-to-maxtext", LLAMA / "hf", tmp_path / "out", "--family", path)
         assert result.exit_code == 3
@@ -257,7 +257,7 @@ class TestBadInput:
         assert not (tmp_path / "out").exists()
 
 
-def test_long_labels_are_apart_from_their_texts():
+def test_long_labels_are_separated_from_texts():
     assert (
         "\n  vision_position  vision_config.num_position_embeddings\n"
         in succeed("families", "show", "qwen3-vl").stdout

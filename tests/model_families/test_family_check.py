@@ -1,4 +1,4 @@
-"""Proving a family: what is right is found sound in every way; whatever is broken is found."""
+"""Family checks accept correct families in every layout, and find every mistake."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def family(model):
 
 
 def tree(**shapes):
-    """A checkpoint of arrays that hold nothing; names have dots as `__`."""
+    """Return a tree of arrays without content; `__` in names stands for a dot."""
     arrays = {(name.replace("__", "."),): Constant(shape, F32, bytes(4)) for name, shape in shapes.items()}
     return Tree(arrays, Metadata(location="made up"))
 
@@ -58,7 +58,7 @@ def result(check):
 
 class TestSound:
     @pytest.mark.parametrize("name", BUILT_IN)
-    def test_built_in_families_alone(self, name):
+    def test_built_in_families_are_sound(self, name):
         check = check_alone(families()[name])
         assert check.findings == ()
         assert check.sound
@@ -67,7 +67,7 @@ class TestSound:
         assert check.models
 
     @pytest.mark.parametrize("model", MODELS)
-    def test_golden_models(self, model):
+    def test_golden_models_match_their_family(self, model):
         directory = GOLDEN / model / "hf"
         for check in (
             check_family(family(model), against=directory),
@@ -81,7 +81,7 @@ class TestSound:
 
     @pytest.mark.parametrize("layout", ["scanned", "unscanned"])
     @pytest.mark.parametrize("model", sorted({path.parent.name for path in GOLDEN.glob("*/maxtext_*")}))
-    def test_golden_checkpoints_of_maxtext(self, model, layout):
+    def test_golden_maxtext_checkpoints_match_their_family(self, model, layout):
         source = GOLDEN / model / f"maxtext_{layout}"
         for config in (GOLDEN / model / "hf", None):
             check = check_family(family(model), against=source, config=config)
@@ -91,14 +91,14 @@ class TestSound:
             assert (config is None) == any("interleaved" in hint for hint in check.hints)
 
     def test_checking_reads_no_array(self):
-        """What is held against the rows has no content at all."""
+        """The arrays that are compared have no content."""
         tiny = Family("tiny", (), (), (row("a: x y <-> b: y x"),), (), {})
         check = check_against(tiny, tree(b=(3, 2)))
         assert check.sound
         assert check.num_arrays == 1
         assert (check.against, check.config) == ("made up", None)
 
-    def test_a_configuration_that_is_silent_is_completed(self):
+    def test_missing_config_fields_get_defaults(self):
         config = {key: n for key, n in config_of("llama3.1").items() if key not in ("head_dim", "vocab_size")}
         assert check_on_config(families()["llama"], config, "config.json").sound
 
@@ -111,7 +111,7 @@ class TestSound:
 
 class TestMadeUp:
     @pytest.mark.parametrize("name", BUILT_IN)
-    def test_formulas_come_out_to_something(self, name):
+    def test_formulas_have_valid_lengths(self, name):
         definition = Definition(families()[name])
         sizes = Sizes.of(definition)
         assert sizes.wrong == []
@@ -126,24 +126,24 @@ class TestMadeUp:
         assert sum("q_lora_rank null" in item for item in declared) == 40
         assert sum("no first_k_dense_replace" in item for item in declared) == 40
 
-    def test_flags_that_only_users_set(self):
+    def test_user_flags_are_varied(self):
         declared = [model.declared for model in synthetic_model(Definition(families()["mistral"]))]
         assert sum("interleaved true" in item for item in declared) == 2
 
-    def test_formulas_that_never_come_out(self):
+    def test_unsolvable_formulas_are_reported(self):
         broken = replace(families()["qwen3"], derived={"x": "head_dim - head_dim - 1"})
         check = check_alone(broken)
         assert ("formula", "x") in result(check)
 
 
 def all_rows(of):
-    """Where each row of a family is: number of the group, None outside of layers, and its own."""
+    """Return the position of each row: the group's index, None outside of layers, and the row's index."""
     yield from ((None, k) for k in range(len(of.rows)))
     yield from ((g, k) for g, group in enumerate(of.layers) for k in range(len(group.rows)))
 
 
 def with_rows(of, where, change):
-    """The family with one list of its rows changed."""
+    """Return the family with one changed list of rows."""
     if where is None:
         return replace(of, rows=change(of.rows))
     group = replace(of.layers[where], rows=change(of.layers[where].rows))
@@ -159,14 +159,14 @@ def a_row_of(draw, of):
 
 @cache
 def mapped(model):
-    """The model as the unbroken family maps it."""
+    """Return the model as the correct family maps it."""
     arrays = {path[0]: array for path, array in hugging_face(model).arrays.items()}
     spelling = family(model).spelling_of(arrays)
     return family(model).table(config_of(model), "config.json", spelling=spelling).to_left(arrays)
 
 
 def names_of(model, each, group):
-    """Names of the model's arrays that a row of its family makes."""
+    """Return the names of the model's arrays that a row produces."""
     of = family(model)
     flags = {name for name, rule in of.flags.items() if rule.read(config_of(model), "c").value}
     spelled = each if group is None else next(replace(of.layers[group], rows=(each,)).all_rows(None))
@@ -178,11 +178,11 @@ def names_of(model, each, group):
 
 
 class TestMutations:
-    """One thing of a correct family is changed; the check finds it."""
+    """The check finds one change in a correct family."""
 
     @settings(max_examples=60)
     @given(model=st.sampled_from(MODELS), data=st.data())
-    def test_a_row_that_is_dropped(self, model, data):
+    def test_dropped_row_is_found(self, model, data):
         group, number, each = data.draw(a_row_of(family(model)))
         if not names_of(model, each, group):
             return
@@ -195,7 +195,7 @@ class TestMutations:
 
     @settings(max_examples=10)
     @given(name=st.sampled_from(QUICK), data=st.data())
-    def test_a_row_that_is_there_twice(self, name, data):
+    def test_duplicate_row_is_found(self, name, data):
         of = families()[name]
         group, _, each = data.draw(a_row_of(of))
         twin = replace(each, right=replace(each.right, key=each.right.key.below(row("x: <-> x:").left.key)))
@@ -205,7 +205,7 @@ class TestMutations:
 
     @settings(max_examples=60)
     @given(model=st.sampled_from(MODELS), data=st.data())
-    def test_axes_in_another_order(self, model, data):
+    def test_swapped_axes_are_found(self, model, data):
         of = family(model)
         group, number, each = data.draw(a_row_of(of))
         names = names_of(model, each, group)
@@ -219,8 +219,8 @@ class TestMutations:
 
     @settings(max_examples=60)
     @given(name=st.sampled_from(BUILT_IN), data=st.data())
-    def test_an_axis_of_one_side_under_another_name(self, name, data):
-        """The text of the file is changed, since such a row cannot even be made."""
+    def test_axis_renamed_on_one_side_is_found(self, name, data):
+        """The text of the file is changed, because such a row cannot be created."""
         of = replace(families()[name], settings=SettingRules())
         text = family_to_toml(of)
         axes = [match.span(1) for match in re.finditer(r"(?:^|<-> )[^ \n]+: +([^,<\n]+)", text, re.MULTILINE)]
@@ -233,8 +233,8 @@ class TestMutations:
 
     @settings(max_examples=60)
     @given(model=st.sampled_from(MODELS), data=st.data())
-    def test_an_axis_of_both_sides_under_another_name(self, model, data):
-        """It is an axis of its own then, and the length that the file says of it is that of no array."""
+    def test_axis_renamed_on_both_sides_is_found(self, model, data):
+        """It becomes a separate axis, and its declared length matches no array."""
         of = family(model)
         group, number, each = data.draw(a_row_of(of))
         axes = sorted({*each.right.array_axes} & {*each.left.array_axes})
@@ -251,7 +251,7 @@ class TestMutations:
 
     @settings(max_examples=6)
     @given(name=st.sampled_from(QUICK), data=st.data())
-    def test_a_flag_under_another_name(self, name, data):
+    def test_renamed_flag_is_found(self, name, data):
         of = families()[name]
         flag = data.draw(st.sampled_from(sorted(of.flags)))
         flags = {("x_" + item if item == flag else item): rule for item, rule in of.flags.items()}
@@ -261,7 +261,7 @@ class TestMutations:
 
     @settings(max_examples=40)
     @given(model=st.sampled_from(MODELS), data=st.data())
-    def test_an_array_under_another_name(self, model, data):
+    def test_renamed_array_is_found(self, model, data):
         arrays = dict(hugging_face(model).arrays)
         path = data.draw(st.sampled_from(sorted(p for p in arrays if p[0] not in mapped(model).dropped)))
         name = path[0] + "x"
@@ -271,7 +271,7 @@ class TestMutations:
         if {finding.kind for finding in check.findings} == {"missing", "not expected"}:
             assert result(check) == {("missing", path[0]), ("not expected", name)}
             missing = next(finding for finding in check.findings if finding.kind == "missing")
-            assert missing.text.endswith(f"there is {name}")
+            assert missing.text.endswith(f"{name} exists")
 
 
 def _renamed(side, axis, name):
@@ -290,12 +290,12 @@ def tiny(**fields):
 
 
 class TestDefinition:
-    """What is wrong whatever the model is, in one small family each."""
+    """Mistakes that do not depend on a model, in one small family each."""
 
     @pytest.mark.parametrize(
         ("fields", "kind", "location", "text"),
         [
-            ({"rows": ()}, "row", "rows", "there are none"),
+            ({"rows": ()}, "row", "rows", "there are no rows"),
             ({"sizes": {"x": ("n")}}, "row", "sizes['x']", "write ('n',)"),
             ({"model_types": "tiny"}, "row", "model_types", "write ('tiny',)"),
             ({"flags": {"f": FlagRule("n")}}, "row", "flags['f'].field", "write ('n',)"),
@@ -307,15 +307,15 @@ class TestDefinition:
                 {"rows": (row("a: x <-> b: x, when f"),)},
                 "flag",
                 "f",
-                "no rule sets it, but a asks for it",
+                "no rule sets it, but a uses it",
             ),
-            ({"flags": {"f": FlagRule(("n",))}}, "flag", "f", "no row asks for it"),
-            ({"derived": {"x": "y"}}, "formula", "x", "no axis is called y"),
+            ({"flags": {"f": FlagRule(("n",))}}, "flag", "f", "no row uses it"),
+            ({"derived": {"x": "y"}}, "formula", "x", "there is no axis y"),
             ({"derived": {"x": "layer * 2"}, "sizes": {"layers": ("n",)}}, "formula", "x", "mean layers?"),
-            ({"derived": {"x": "y", "y": "x"}}, "formula", "x", "follows from x itself"),
-            ({"derived": {"x": "2 ** 3"}}, "formula", "x", "must follow from others"),
+            ({"derived": {"x": "y", "y": "x"}}, "formula", "x", "depends on x itself"),
+            ({"derived": {"x": "2 ** 3"}}, "formula", "x", "may only use"),
             ({"rows": (row("a: x <-> b: x", op=Scale("y", 1.0)),)}, "op", "a", "scaled by y"),
-            ({"left_out": ("m.{more+#x}.*",)}, "axis", "m.{more+#x}.*", "nothing has an axis more"),
+            ({"left_out": ("m.{more+#x}.*",)}, "axis", "m.{more+#x}.*", "there is no axis more"),
             ({"rows": (X, row("c.{k+#dens}: <-> d.{k}:"))}, "axis", "c.{k+#dens}:", "axis dens"),
             (
                 {"rows": (X, row("c: p <-> {p:q,k}:"), row("e: p <-> d.{p:q,k,v}:"))},
@@ -327,7 +327,7 @@ class TestDefinition:
                 {"rows": (X, row("c: p <-> {p:q,k}:")), "constants": {"p": 3}},
                 "label",
                 "p",
-                "{p:q,k}, but [constants] says 3",
+                "{p:q,k}, but [constants] has 3",
             ),
             (
                 {"layers": (Layers("l.{k}", "d_{k}", "d_{k}", ("k",), (X,)),)},
@@ -348,7 +348,7 @@ class TestDefinition:
                 {"spellings": (Spelling(), Spelling(name="text"))},
                 "spelling",
                 "text",
-                "its files have b, as those of hub",
+                "its files have b, like those of hub",
             ),
             (
                 {"model_types": ("tiny",), "spellings": (Spelling(model_types=("tinny",)),)},
@@ -364,25 +364,25 @@ class TestDefinition:
         assert matching
         assert any(location in item.location for item in matching)
 
-    def test_a_family_of_one_row_is_sound(self):
+    def test_family_with_one_row_is_sound(self):
         assert check_alone(tiny()).sound
 
     @pytest.mark.parametrize(
         ("rows", "location", "text"),
         [
-            ((X, row("a: x <-> c: x")), "a", "made twice, from b and from c"),
-            ((X, X), "b", "made twice, from a and from a"),
-            ((X, row("c: x <-> b: x")), "b", "made twice, from a and from c"),
-            ((X, row("c.{k+p}: <-> d.{k}.{p}:")), "c.1", "made twice by c.{k+p}, at two coordinates"),
+            ((X, row("a: x <-> c: x")), "a", "produced twice, from b and from c"),
+            ((X, X), "b", "produced twice, from a and from a"),
+            ((X, row("c: x <-> b: x")), "b", "produced twice, from a and from c"),
+            ((X, row("c.{k+p}: <-> d.{k}.{p}:")), "c.1", "produced twice by c.{k+p}, at two coordinates"),
         ],
     )
-    def test_keys_that_are_made_twice(self, rows, location, text):
+    def test_duplicate_keys_are_found(self, rows, location, text):
         check = check_alone(tiny(rows=rows))
         assert ("key", location) in result(check)
         assert text in {finding.text for finding in check.findings}
         assert check.layouts == ()
 
-    def test_keys_that_are_made_twice_only_when_scanned(self):
+    def test_duplicate_keys_are_found_when_scanned(self):
         groups = (
             Layers("l.{k}", "d_{k}", "d", ("k",), (X,)),
             Layers("m.{j}", "e_{j}", "d", ("j",), (X,)),
@@ -391,29 +391,29 @@ class TestDefinition:
         assert result(check) == {("key", "d.a")}
         assert [layout.name for layout in check.layouts] == ["unscanned"]
 
-    def test_keys_that_are_made_twice_only_in_one_spelling(self):
+    def test_duplicate_keys_are_found_in_one_spelling(self):
         rows = (X, row("c: x <-> d: x"))
         spellings = (Spelling(), Spelling({"b": "bb", "d": "bb"}, name="other"))
         assert ("key", "bb") in result(check_alone(tiny(rows=rows, spellings=spellings)))
 
-    def test_keys_that_are_made_twice_only_with_one_flag(self):
+    def test_duplicate_keys_are_found_with_one_flag(self):
         rows = (X, row("a: x <-> c: x, when f"))
         check = check_alone(tiny(rows=rows, flags={"f": FlagRule(("n",), (3,))}))
         assert ("key", "a") in result(check)
         apart = (replace(X, unless="f"), rows[1])
         assert check_alone(tiny(rows=apart, flags={"f": FlagRule(("n",), (3,))})).sound
 
-    def test_sizes_that_nothing_tells(self):
+    def test_unknown_sizes_are_found(self):
         check = check_alone(tiny(rows=(X, row("c: (y z) <-> d: (z y)"))))
         (finding,) = {(item.kind, item.text.split(";")[0]) for item in check.findings}
         assert finding == ("size", "the size of y, z cannot be inferred")
 
-    def test_a_merged_axis_that_only_one_side_tells(self):
+    def test_merged_axis_needs_a_size(self):
         rows = (X, row("c: y z <-> d: (y z)"))
         assert "size" in {finding.kind for finding in check_alone(tiny(rows=rows)).findings}
         assert check_alone(tiny(rows=rows, sizes={"y": ("n_y",)})).sound
 
-    def test_all_that_is_wrong_is_found_at_once(self):
+    def test_all_problems_are_found_at_once(self):
         rows = (X, row("c: x <-> d: x, when f", op=Scale("z", 1.0)))
         check = check_alone(tiny(rows=rows, derived={"n": "m"}, spellings=(Spelling({"z": "y"}),)))
         assert {finding.kind for finding in check.findings} == {"flag", "op", "formula", "spelling"}
@@ -425,13 +425,13 @@ class TestDefinition:
 
 
 class TestAgainst:
-    def test_the_list_is_whole(self):
+    def test_findings_are_complete(self):
         rows = tuple(row(f"a{k}: x <-> b{k}: x") for k in range(300))
         check = check_against(tiny(rows=rows), tree(b0=(3,), c=(3,)))
         assert len(check.findings) == 300
         assert result(check) == {("missing", f"b{k}") for k in range(1, 300)} | {("not expected", "c")}
 
-    def test_a_configuration_that_contradicts(self):
+    def test_contradicting_config_is_a_finding(self):
         config = config_of("llama3.1") | {"hidden_size": 65}
         check = check_against(families()["llama"], hugging_face("llama3.1"), config)
         assert {finding.kind for finding in check.findings} == {"shape"}
@@ -446,20 +446,20 @@ class TestAgainst:
             assert [finding.kind for finding in check.findings] == ["size"]
             assert "must be an integer of at least" in check.findings[0].text
 
-    def test_layers_that_do_not_fill_their_blocks(self):
+    def test_incomplete_blocks_are_a_finding(self):
         config = config_of("gpt-oss") | {"num_hidden_layers": 3}
         check = check_on_config(families()["gpt-oss"], config, "config.json")
         assert check.sound and [layout.name for layout in check.layouts] == ["unscanned"]
         config = config_of("gemma2") | {"num_hidden_layers": 3}
         check = check_on_config(families()["gemma2"], config, "config.json")
-        assert "3 is no multiple of 2" in check.findings[0].text
+        assert "3 is not a multiple of 2" in check.findings[0].text
 
-    def test_the_flag_that_decides_is_a_hint(self):
+    def test_deciding_flag_is_a_hint(self):
         config = config_of("llama3.1") | {"tie_word_embeddings": True}
         check = check_against(families()["llama"], hugging_face("llama3.1"), config)
         assert result(check) == {("not expected", "lm_head.weight")}
         assert any("tie_word_embeddings is true" in hint for hint in check.hints)
 
-    def test_another_model_altogether(self):
+    def test_unrelated_model_is_not_sound(self):
         check = check_against(families()["deepseek"], hugging_face("llama3.1"), config_of("llama3.1"))
         assert not check.sound

@@ -1,4 +1,4 @@
-"""Families in files of one's own: TOML that says what `Family` says, and Python that makes one."""
+"""Families in user files: TOML with the fields of `Family`, and Python that creates one."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def rows(draw):
 
 
 def a_group(draw, shared):
-    """A group of layers with some of the rows that others have as well, and some of its own."""
+    """Return a group of layers with some shared rows and some of its own."""
     own = draw(some(rows()))
     kinds = ((), shared, shared[:1], shared[::-1])
     before, after = (kinds[draw(st.integers(0, 3))] for _ in range(2))
@@ -116,7 +116,7 @@ def any_families(draw):
 
 @st.composite
 def damaged_files(draw):
-    """The file of a built-in family with a few lines damaged."""
+    """Return the file of a built-in family with a few damaged lines."""
     lines = TOML[draw(st.sampled_from(BUILT_IN))].splitlines()
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(lines) - 1))
@@ -147,7 +147,7 @@ class TestRoundTrip:
     def test_any_family(self, family):
         assert family_from_toml(family_to_toml(family), "file") == family
 
-    def test_rows_that_groups_share_are_written_once(self):
+    def test_shared_rows_are_written_once(self):
         text = family_to_toml(families()["deepseek"])
         assert text.count("self_attention.kv_norm.scale:") == 1
         assert 'rows = ["shared", "dense_layers"]' in text
@@ -157,7 +157,7 @@ class TestRoundTrip:
     def test_value_ops(self, op):
         assert parse_op(op_text(op)) == op
 
-    def test_value_ops_as_people_write_them(self):
+    def test_handwritten_value_ops_are_parsed(self):
         assert parse_op("scale head_dim -0.5") == Scale("head_dim", -0.5)
         assert parse_op(" scale  embed 0.5 bfloat16 ") == Scale("embed", 0.5, "bfloat16")
         assert parse_op("shift 1") == Shift(1.0)
@@ -174,10 +174,10 @@ class TestRoundTrip:
             ("shift one", "not a number", None),
             ("shift nan", "not a number", None),
             ("scale head_dim inf", "not a number", None),
-            ("scale head_dim 1 bfloat", "not a floating-point type", "did you mean bfloat16?"),
-            ("scale head_dim 1 int8", "not a floating-point type", None),
+            ("scale head_dim 1 bfloat", "not a floating-point dtype", "did you mean bfloat16?"),
+            ("scale head_dim 1 int8", "not a floating-point dtype", None),
             ("whole int32", "not a value op", None),
-            ("whole int32 float32", "not a type of whole numbers", None),
+            ("whole int32 float32", "not an integer dtype", None),
         ],
     )
     def test_invalid_value_op_is_refused(self, text, message, hint):
@@ -190,7 +190,7 @@ class TestRoundTrip:
         assert hint is None or caught.value.hint == hint
 
     @pytest.mark.parametrize("name", ["a b", "#", "\u2003"])
-    def test_a_row_that_no_text_says_is_not_written(self, name):
+    def test_row_without_a_text_is_not_written(self, name):
         odd = replace(row("a: <-> b:"), left=Side(Key((name,)), ()))
         family = replace(families()["qwen3"], rows=(odd,))
         if name == "#":
@@ -211,7 +211,7 @@ class TestRoundTrip:
         if isinstance(op, Scale):
             power_of_two = size in (4, 16, 64, 256)
             assert at_size.exact == power_of_two
-            assert "exact where that is a power of two" in claim.reason
+            assert "exact if that is a power of two" in claim.reason
 
 
 HEAD = 'name = "tiny"\n'
@@ -222,13 +222,13 @@ LAYERS = '[[layers]]\nright = "l.{k}"\nleft = "d_{k}"\nscanned = "d"\nstacked = 
 BAD = {
     "no name": (ROWS, "tiny.toml", "the key 'name' is missing", None),
     "no rows": (HEAD, "tiny.toml", "the key 'rows' is missing", None),
-    "a number as name": ("name = 3\n" + ROWS, "tiny.toml: name", "wrong type", "a whole number, 3"),
+    "a number as name": ("name = 3\n" + ROWS, "tiny.toml: name", "wrong type", "an integer, 3"),
     "rows that are a table": (HEAD + "[rows]\n" + ROW, "tiny.toml: rows", "wrong type", "a table"),
     "a row that is a number": (
         HEAD + "rows = [3]",
         "tiny.toml: rows[0]",
         "wrong type",
-        "a whole number, 3",
+        "an integer, 3",
     ),
     "an unknown key": (HEAD + 'model_type = ["t"]\n' + ROWS, "tiny.toml", "unknown key 'model_type'", None),
     "an unknown key of a row": (
@@ -264,9 +264,24 @@ BAD = {
         "wrong type",
         "true",
     ),
-    "a size without a field": (HEAD + ROWS + "[sizes]\nx = [3]", "tiny.toml: sizes.x", "no length", "[3]"),
-    "a size of nothing": (HEAD + ROWS + "[sizes]\nx = []", "tiny.toml: sizes.x", "no length", "[]"),
-    "a negative default": (HEAD + ROWS + '[sizes]\nx = ["n", -1]', "tiny.toml: sizes.x", "no length", "-1"),
+    "a size without a field": (
+        HEAD + ROWS + "[sizes]\nx = [3]",
+        "tiny.toml: sizes.x",
+        "does not give a length",
+        "[3]",
+    ),
+    "a size of nothing": (
+        HEAD + ROWS + "[sizes]\nx = []",
+        "tiny.toml: sizes.x",
+        "does not give a length",
+        "[]",
+    ),
+    "a negative default": (
+        HEAD + ROWS + '[sizes]\nx = ["n", -1]',
+        "tiny.toml: sizes.x",
+        "does not give a length",
+        "-1",
+    ),
     "a size in between": (HEAD + ROWS + '[sizes]\nx = [1, "n"]', "tiny.toml: sizes.x[0]", "wrong type", "1"),
     "a size that is a date": (
         HEAD + ROWS + "[sizes]\nx = 2020-01-01",
@@ -274,8 +289,8 @@ BAD = {
         "wrong type",
         "a date",
     ),
-    "a formula": (HEAD + ROWS + '[derived]\nx = "y ** 2"', "tiny.toml: derived.x", "follow from", "y ** 2"),
-    "code": (HEAD + ROWS + '[derived]\nx = "exit(3)"', "tiny.toml: derived.x", "follow from", "exit(3)"),
+    "a formula": (HEAD + ROWS + '[derived]\nx = "y ** 2"', "tiny.toml: derived.x", "may only use", "y ** 2"),
+    "code": (HEAD + ROWS + '[derived]\nx = "exit(3)"', "tiny.toml: derived.x", "may only use", "exit(3)"),
     "a default of a flag": (
         HEAD + ROWS + "[flags.f]\ndefault = 1",
         "tiny.toml: flags.f.default",
@@ -302,7 +317,7 @@ BAD = {
         "wrong type",
         "3",
     ),
-    "a set that is not there": (
+    "a missing set": (
         HEAD + 'rows = ["norm"]\n[[sets.norms]]\n' + ROW,
         "tiny.toml: rows[0]",
         "'norm'",
@@ -370,7 +385,7 @@ class TestBadToml:
 
     @settings(max_examples=150)
     @given(text=damaged_files())
-    def test_a_damaged_file_is_a_family_or_an_error(self, text):
+    def test_damaged_file_is_a_family_or_an_error(self, text):
         try:
             family = family_from_toml(text, "file")
         except CheckpointError as error:
@@ -396,14 +411,14 @@ class TestBadToml:
             assert all(finding.kind and finding.text for finding in check.findings)
 
     def test_short_forms(self):
-        """One field is as good as a list of one; what is not there is empty."""
+        """A single field means a list of one field, and missing fields are empty."""
         text = HEAD + ROWS + '[sizes]\nx = "n_x"\n[flags.tied]\nfield = "tie"\n'
         family = family_from_toml(text, "file")
         assert family.sizes == {"x": ("n_x",)}
         assert family.flags == {"tied": FlagRule(("tie",))}
         assert (family.model_types, family.models, family.layers) == ((), (), ())
 
-    def test_sets_and_rows_stand_in_any_order(self):
+    def test_sets_and_rows_may_be_in_any_order(self):
         text = HEAD + 'rows = ["n", "a: x <-> b: x"]\n[sets]\nn = "n: <-> n:"\n'
         assert family_from_toml(text, "file").rows == (row("n: <-> n:"), row("a: x <-> b: x"))
         named_rows = '[[sets.n]]\nleft = "n"\nleft_axes = ""\nright = "n"\nright_axes = ""\n'
@@ -428,7 +443,7 @@ class TestFiles:
         text += "from dataclasses import replace\nFAMILY = replace(QWEN, name=__name__ and 'mine')\n"
         assert family_from_file(self.write(tmp_path, "mine.py", text)).name == "mine"
 
-    def test_file_names_are_told_from_family_names(self):
+    def test_file_names_differ_from_family_names(self):
         assert names_a_file("mine.toml")
         assert names_a_file("./llama")
         assert not names_a_file("llama")
@@ -444,14 +459,14 @@ class TestFiles:
             ("import no_such_module\n", 1, "ModuleNotFoundError"),
         ],
     )
-    def test_python_that_fails_is_named_with_its_line(self, tmp_path, text, line, got):
+    def test_failing_python_file_is_reported_with_its_line(self, tmp_path, text, line, got):
         path = self.write(tmp_path, "mine.py", text)
         with pytest.raises(FormatError, match="running the file fails") as caught:
             family_from_file(path)
         assert caught.value.location == f"{path}, line {line}"
         assert got in caught.value.got
 
-    def test_invalid_row_is_named_with_its_line(self, tmp_path):
+    def test_invalid_row_is_reported_with_its_line(self, tmp_path):
         text = "from ckpttools.mapping.row import row\n\nROWS = (\n    row('a: x <-> b: y'),\n)\n"
         path = self.write(tmp_path, "mine.py", text)
         with pytest.raises(MappingError, match="different axes") as caught:
@@ -459,7 +474,7 @@ class TestFiles:
         assert caught.value.location == f"{path}, line 4"
         assert "x, y" in caught.value.got
 
-    def test_layers_that_do_not_go_together_are_named_with_their_file(self, tmp_path):
+    def test_incompatible_layers_are_reported_with_their_file(self, tmp_path):
         text = (
             "from dataclasses import replace\nfrom ckpttools.model_families.qwen3 import FAMILY as QWEN\n"
             "LAYERS = (replace(QWEN.layers[0], stacked=('block',)),)\nFAMILY = replace(QWEN, layers=LAYERS)\n"
@@ -478,12 +493,12 @@ class TestFiles:
             ("from ckpttools.model_families.qwen3 import FAMILY as QWEN\n", "QWEN"),
         ],
     )
-    def test_python_without_a_family(self, tmp_path, text, got):
-        with pytest.raises(MappingError, match="makes no family") as caught:
+    def test_python_file_without_a_family_is_refused(self, tmp_path, text, got):
+        with pytest.raises(MappingError, match="does not define a family") as caught:
             family_from_file(self.write(tmp_path, "mine.py", text))
         assert (caught.value.got, caught.value.expected) == (got, "FAMILY = Family(...)")
 
-    def test_files_that_cannot_be_read(self, tmp_path):
+    def test_unreadable_family_files_are_refused(self, tmp_path):
         for name in ("mine.toml", "mine.py"):
             with pytest.raises(StorageError, match="cannot read"):
                 family_from_file(tmp_path / name)
@@ -498,7 +513,7 @@ class TestFiles:
 
 
 def model_of_unknown_type(tmp_path: Path) -> Path:
-    """The golden llama, as a model that no family knows."""
+    """Return the golden Llama with an unknown model type."""
     model = tmp_path / "hf"
     shutil.copytree(GOLDEN / "llama3.1" / "hf", model)
     config = json.loads((model / "config.json").read_text())
@@ -507,7 +522,7 @@ def model_of_unknown_type(tmp_path: Path) -> Path:
 
 
 class TestConversion:
-    """A model of unknown type with a family of one's own goes there as llama does, and comes back."""
+    """A model of unknown type with a user's family converts like Llama in both directions."""
 
     @pytest.fixture(params=["mine.toml", "mine.py"])
     def file(self, request, tmp_path):
@@ -533,8 +548,8 @@ class TestConversion:
         assert back.keys() == truth.keys()
         assert all(back[name].tobytes() == tensor.tobytes() for name, tensor in truth.items())
 
-    def test_back_without_any_configuration(self, tmp_path, file):
-        """The rows and the arrays tell all but how rotary pairs are ordered, which the user says."""
+    def test_reverse_conversion_works_without_config(self, tmp_path, file):
+        """The rows and the arrays show everything except the order of rotary pairs, which the user sets."""
         checkpoint = GOLDEN / "llama3.1" / "maxtext_scanned"
         options = ModelOptions(family=str(file), rope_layout="interleaved")
         plan_to_huggingface(checkpoint, ToHuggingFace(model=options)).run(tmp_path / "back")

@@ -1,4 +1,7 @@
-"""The oracle: what MaxText's own converter wrote, leaf by leaf, bit by bit. See fixtures/README.md."""
+"""Conversions equal the output of MaxText's own converter, leaf by leaf, bit by bit.
+
+See fixtures/README.md.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ SMALL_MEMORY = 128 << 20
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
-    """The item that a golden model becomes in little memory; each is converted once."""
+    """Return the item of a golden model, converted once with little memory."""
 
     @cache
     def item(family: str, source: str = "hf", scan: bool = True) -> Path:
@@ -69,13 +72,13 @@ def converted(tmp_path_factory):
 
 @pytest.fixture
 def small_tasks(monkeypatch):
-    """Cuts the tiny arrays into many tasks: 3 KiB, while a layer's matrix has 4 to 16 KiB."""
+    """Split the tiny arrays into many tasks of 3 KiB; a layer's matrix has 4 to 16 KiB."""
     monkeypatch.setattr(planning, "LARGEST_TASK", 3 << 10)
     monkeypatch.setattr(planning, "_SMALLEST_TASK", 1 << 10)
 
 
 def assert_golden(item: Path, family: str, scan: bool) -> None:
-    """The checkpoint holds what MaxText's holds, for two independent readers."""
+    """Two independent readers find the content of MaxText's checkpoint."""
     assert leaves_by_package(open_tree(item)) == golden_leaves(family, scan)
     assert all_described(arrays_by_tensorstore(item)) == golden_arrays(family, scan)
 
@@ -96,8 +99,10 @@ class TestEqualToMaxText:
         [(*source, True) for source in SOURCES] + [(family, "hf", False) for family in UNSCANNED_TASKS],
         ids=str,
     )
-    def test_in_many_tasks(self, converted, tmp_path, small_tasks, family, source, scan):
-        """To the byte what was made in few, whatever memory each run may take."""
+    def test_many_small_tasks_write_the_same_bytes(
+        self, converted, tmp_path, small_tasks, family, source, scan
+    ):
+        """The bytes equal those of few tasks, for any memory limit."""
         options = ToMaxText(scan=scan, text_only=family in MULTIMODAL, maxtext=GOLDEN_VERSION)
         conversion = plan_to_maxtext(GOLDEN / family / source, options, Resources(jobs=2))
         assert len(conversion.plan.tasks) > 2 * len(conversion.plan.tree.arrays)
@@ -107,7 +112,7 @@ class TestEqualToMaxText:
     @SCANS
     @EVERY_FAMILY
     def test_tree_metadata(self, converted, family, scan):
-        """`_METADATA` names the leaves that MaxText's names: `step` a number, `opt_state` an empty dict."""
+        """`_METADATA` names the leaves of MaxText's: `step` a number, `opt_state` an empty dict."""
         item = converted(family, scan=scan)
         entries = json.loads((item / "_METADATA").read_bytes())["tree_metadata"].values()
         kinds = {
@@ -118,14 +123,14 @@ class TestEqualToMaxText:
         assert kinds == expected | {"step": "scalar", "opt_state": "Dict"}
 
     @SCANS
-    def test_tree_metadata_agrees_with_maxtexts_own(self, converted, scan):
-        """All but the type: MaxText's arrays were on 16 devices, ours have none."""
+    def test_tree_metadata_matches_maxtext(self, converted, scan):
+        """Only the type differs: MaxText's arrays were on 16 devices, ours have none."""
         ours = converted("llama3.1", scan=scan)
         theirs = golden_checkpoint(scan) / "0" / "items"
         assert tree_entries(ours) == tree_entries(theirs)
 
     @SCANS
-    def test_fixtures_hold_what_their_digests_say(self, scan):
+    def test_fixtures_match_their_digests(self, scan):
         arrays = arrays_by_tensorstore(golden_checkpoint(scan) / "0" / "items")
         assert all_described(arrays) == golden_arrays("llama3.1", scan)
 
@@ -141,12 +146,12 @@ def tree_entries(item: Path) -> dict[str, object]:
 
 
 class TestOptions:
-    """Options change exactly what they say; undoing that by hand gives the golden leaves."""
+    """Options change only what they declare; undoing that by hand gives the golden leaves."""
 
     ROTATED = ("self_attention/query/kernel", "self_attention/key/kernel")
 
     @SCANS
-    def test_interleaved_mistral_is_the_permuted_golden_one(self, tmp_path, scan):
+    def test_interleaved_mistral_is_the_permuted_golden_model(self, tmp_path, scan):
         item = convert(tmp_path / "out", "mistral-7b", scan=scan, rope_layout="interleaved")
         arrays = arrays_by_tensorstore(item)
         halves = {
@@ -158,12 +163,12 @@ class TestOptions:
         assert changed == {path for path in arrays if path.endswith(self.ROTATED)}
 
     @SCANS
-    def test_halves_is_what_mistral_has_anyway(self, tmp_path, scan):
+    def test_halves_are_the_default_for_mistral(self, tmp_path, scan):
         item = convert(tmp_path / "out", "mistral-7b", scan=scan, rope_layout="halves")
         assert_golden(item, "mistral-7b", scan)
 
     @SCANS
-    def test_llama_in_halves(self, tmp_path, scan):
+    def test_llama_with_rotary_halves_is_converted(self, tmp_path, scan):
         item = convert(tmp_path / "out", "llama3.1", scan=scan, rope_layout="halves")
         arrays = arrays_by_tensorstore(item)
         interleaved = {
@@ -171,7 +176,7 @@ class TestOptions:
         }
         assert all_described(interleaved) == golden_arrays("llama3.1", scan)
 
-    def test_llama_in_halves_equals_numpy(self, tmp_path):
+    def test_llama_with_rotary_halves_matches_numpy(self, tmp_path):
         item = convert(tmp_path / "out", "llama3.1", scan=False, rope_layout="halves")
         arrays = arrays_by_tensorstore(item)
         tensors = load_file(GOLDEN / "llama3.1" / "hf" / "model.safetensors")
@@ -193,7 +198,7 @@ class TestOptions:
 
     @SCANS
     @LLAMA_LIKE
-    def test_float32_is_the_exact_upcast(self, tmp_path, family, scan):
+    def test_float32_is_an_exact_upcast(self, tmp_path, family, scan):
         item = convert(tmp_path / "out", family, scan=scan, dtype=DTYPES["float32"])
         arrays = arrays_by_tensorstore(item)
         step = arrays.pop("step")
@@ -206,12 +211,12 @@ class TestOptions:
 
 
 def as_halves(array: np.ndarray) -> np.ndarray:
-    """The last axis from (a0, b0, a1, b1, …) to (a0, a1, …, b0, b1, …)."""
+    """Reorder the last axis from (a0, b0, a1, b1, …) to (a0, a1, …, b0, b1, …)."""
     return np.concatenate([array[..., 0::2], array[..., 1::2]], axis=-1)
 
 
 def as_pairs(array: np.ndarray) -> np.ndarray:
-    """The inverse of `as_halves`."""
+    """Apply the inverse of `as_halves`."""
     half = array.shape[-1] // 2
     return np.stack([array[..., :half], array[..., half:]], axis=-1).reshape(array.shape)
 
@@ -225,13 +230,13 @@ class TestReproducible:
         four = convert(tmp_path / "four", "qwen2.5", scan=scan, jobs=4)
         assert contents(one) == contents(four)
 
-    def test_shards_do_not_matter(self, converted):
+    def test_sharded_sources_give_the_same_result(self, converted):
         single, sharded = (converted("llama3.1", name) for name in ("hf", "hf_sharded"))
         assert contents(single) == contents(sharded)
 
 
 class TestWayBack:
-    """The rows read from left to right give the Hugging Face tensors back, bit by bit."""
+    """The rows restore the Hugging Face tensors from MaxText's, bit by bit."""
 
     @SCANS
     @EVERY_SOURCE
@@ -246,7 +251,7 @@ class TestWayBack:
 
 
 def rounded(array: np.ndarray, changed: frozenset[str], key: str) -> np.ndarray:
-    """Changed values in bfloat16, as all golden tensors are: MaxText's norms come back in float32."""
+    """Changed values are in bfloat16 like all golden tensors; MaxText's norms return in float32."""
     return array.astype(ml_dtypes.bfloat16) if key in changed else array
 
 

@@ -1,4 +1,4 @@
-"""What the converter of MaxText 0.2.5 wrote, leaf by leaf, bit by bit, and the way back."""
+"""Conversions equal the output of MaxText 0.2.5's converter, leaf by leaf, bit by bit, and round trip."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def golden(model: str, scan: bool) -> Leaves:
 
 
 def is_text_only(model: str, scan: bool) -> bool:
-    """Whether MaxText converted the text part alone: it does not scan layers that take what towers see."""
+    """Return whether MaxText converted only the text part, because text layers use tower outputs."""
     return not any(path.startswith(TOWERS) for path in golden(model, scan))
 
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
-    """The run directory that a model becomes, with what MaxText has no place for beside it."""
+    """Return the run directory of a model, with carried arrays that MaxText does not support."""
 
     @cache
     def run(model: str, scan: bool, exact: bool = False) -> Path:
@@ -94,6 +94,6 @@ def test_every_tensor_round_trips(converted, tmp_path, model, scan):
 
 
 def tensors(directory: Path) -> Leaves:
-    """By name; the safetensors library has no float8 for numpy, and the bytes are all that is compared."""
+    """Return the digests by name. The safetensors library has no float8 for numpy, so bytes are compared."""
     result = deserialize((directory / "model.safetensors").read_bytes())
     return {name: [item["dtype"], item["shape"], sha256(item["data"]).hexdigest()] for name, item in result}

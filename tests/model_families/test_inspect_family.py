@@ -1,4 +1,4 @@
-"""`ckpttools.maxtext.recognition`: the family a tree looks like, on both sides, with reasons."""
+"""`ckpttools.maxtext.recognition`: the family that a tree matches on either side, with reasons."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def guessed(tree: Tree) -> dict[str, FamilyGuess]:
 
 @pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unscanned"])
 @pytest.mark.parametrize("model", FAMILIES)
-def test_names_tell_the_family_of_what_maxtext_wrote(model: str, scan: bool):
+def test_family_is_recognized_from_maxtext_names(model: str, scan: bool):
     result = guessed(maxtext_tree(model, scan))
     assert right_one(model) in result
     assert set(result) <= {right_one(model)} or set(result) in ALIKE
@@ -39,7 +39,7 @@ def test_names_tell_the_family_of_what_maxtext_wrote(model: str, scan: bool):
 
 
 @pytest.mark.parametrize("model", FAMILIES)
-def test_names_tell_the_family_of_hugging_face_weights(model: str):
+def test_family_is_recognized_from_hugging_face_names(model: str):
     tree = open_tree(GOLDEN / model / "hf")
     result = guessed(tree.with_metadata(config=None))
     assert right_one(model) in result
@@ -48,7 +48,7 @@ def test_names_tell_the_family_of_hugging_face_weights(model: str):
 
 
 @pytest.mark.parametrize("model", ["llama3.1", "mistral-7b"])
-def test_the_configuration_decides_between_equals(model: str):
+def test_config_decides_between_equal_matches(model: str):
     (guess,) = guessed(open_tree(GOLDEN / model / "hf")).values()
     assert (guess.name, guess.named) == (right_one(model), True)
 
@@ -75,19 +75,19 @@ def test_extra_arrays_are_folded():
     assert guess.num_others == 4
 
 
-def test_a_tree_of_no_family():
+def test_unknown_tree_has_no_family():
     assert guessed(Tree({("a", "b"): Constant((1,), DTYPES["int8"], b"\0")})) == {}
     assert guessed(Tree({})) == {}
 
 
-def test_half_of_a_model_is_none():
+def test_half_of_a_model_is_not_recognized():
     tree = maxtext_tree("llama3.1", scan=True)
     kept = {path: leaf for path, leaf in tree.items() if "layers" not in path or "norm" in str(path)}
     assert guessed(Tree(kept)) == {}
 
 
 @given(st.data())
-def test_taking_arrays_away_takes_their_names_from_the_matched(data: st.DataObject):
+def test_removed_arrays_are_not_matched(data: st.DataObject):
     tree = maxtext_tree("qwen3", scan=True)
     parameters = [path for path in tree if path[0] == "params"]
     gone = data.draw(st.sets(st.sampled_from(parameters), max_size=5))
@@ -108,7 +108,7 @@ def test_taking_arrays_away_takes_their_names_from_the_matched(data: st.DataObje
         max_size=12,
     )
 )
-def test_any_names_are_looked_at(leaves: dict[Path, Constant]):
+def test_arbitrary_names_are_accepted(leaves: dict[Path, Constant]):
     for guess in guessed(Tree(leaves)).values():
         assert 0 <= guess.matched <= guess.expected
         assert len(guess.missing) == guess.expected - guess.matched

@@ -1,4 +1,4 @@
-"""Numbers of layers that MaxText builds with scan_layers=false and does not scan."""
+"""Layer counts that MaxText supports only with scan_layers=false."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ LISTS = ("layer_types", "mlp_layer_types", "compress_ratios", "no_rope_layers")
 
 
 def written(path, case, count):
-    """A config.json of a case with another number of layers."""
+    """Return the config.json of a case with another number of layers."""
     config = copy.deepcopy(configuration(case))
     text = config.get("text_config", config)
     text["num_hidden_layers"] = count
@@ -37,7 +37,7 @@ def written(path, case, count):
 
 
 @pytest.mark.parametrize(("case", "count"), [(case, count) for case in COUNTS for count in COUNTS[case]])
-def test_layers_of_an_incomplete_cycle_are_converted_one_by_one(tmp_path, case, count):
+def test_incomplete_cycle_is_converted_unscanned(tmp_path, case, count):
     config = written(tmp_path / "config.json", case, count)
     ckpttools.synth(config, tmp_path / "hf")
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt", scan=False, text_only=True)
@@ -50,7 +50,7 @@ def test_layers_of_an_incomplete_cycle_are_converted_one_by_one(tmp_path, case, 
 
 
 @pytest.mark.parametrize("case", COUNTS)
-def test_layers_of_an_incomplete_cycle_are_not_scanned(tmp_path, case):
+def test_incomplete_cycle_is_not_scanned(tmp_path, case):
     config = written(tmp_path / "config.json", case, COUNTS[case][-1])
     ckpttools.synth(config, tmp_path / "hf")
     with pytest.raises(ConfigError, match=r"complete cycles of layers, and .* left over") as refused:

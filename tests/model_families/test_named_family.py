@@ -1,4 +1,4 @@
-"""A family that the user names goes before the configuration's, but where values would silently be others."""
+"""A family that the user names takes precedence, unless it would silently change values."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ckpttools.formats.registry import open_tree
 
 @pytest.fixture
 def llama(tmp_path) -> Path:
-    """Its rotary pairs come interleaved, unlike Mistral's."""
+    """Its rotary pairs are interleaved, unlike Mistral's."""
     write_llama(tmp_path / "hf", rope_scaling={"rope_type": "llama3", "factor": 8.0})
     return tmp_path / "hf"
 
 
 def refused(*words: object) -> str:
     told = run(*words, code=3)
-    assert "the rows of this family would make other values" in told
-    assert 'expected model_type "llama" (family llama), whose rows take these arrays as well' in told
+    assert "the rows of this family would give the arrays other values" in told
+    assert 'expected model_type "llama" (family llama), whose rows match these arrays as well' in told
     return told
 
 
@@ -45,7 +45,7 @@ def test_wrong_family_is_refused_converting_back(llama, tmp_path):
     )
 
 
-def test_a_file_of_rows_is_meant(llama, tmp_path):
+def test_named_family_file_overrides_config(llama, tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(succeed("families", "show", "gemma", "--toml").output)
     run("convert", "hf-to-maxtext", llama, tmp_path / "out", "--family", file)
@@ -58,7 +58,7 @@ def with_type(model: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen2", "my_llama", "llama"])
 def test_mismatched_model_type_is_refused(llama, tmp_path, name):
-    """Qwen2 has biases; nobody knows the other; the third is right."""
+    """Qwen2 has biases, the second type is unknown, and the third matches."""
     run("convert", "hf-to-maxtext", llama, tmp_path / "right")
     with_type(llama, name)
     run("convert", "hf-to-maxtext", llama, tmp_path / "out", "--family", "llama")
@@ -66,7 +66,7 @@ def test_mismatched_model_type_is_refused(llama, tmp_path, name):
     assert built == expected
 
 
-def test_a_hint_chooses_no_family_among_several(llama, tmp_path):
+def test_hint_does_not_choose_among_several_families(llama, tmp_path):
     with_type(llama, "mistrall")
     told = ended("convert", "hf-to-maxtext", llama, tmp_path / "out", code=3).output
     assert "names of gemma, llama, mistral" in told

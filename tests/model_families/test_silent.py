@@ -1,4 +1,4 @@
-"""What a configuration does not say is what transformers takes for it, or the arrays contradict it."""
+"""Missing config fields get the defaults of transformers, unless the arrays contradict them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def config_of(case):
 
 @cache
 def tensors(case):
-    """The arrays of a model, as its files have them, or where it is a configuration alone, as they would."""
+    """Return the arrays of a model from its files, or synthetic ones if only its configuration exists."""
     directory = configurations()[case].parent
     if list(directory.glob("*.safetensors")):
         return open_tree(directory).arrays
@@ -63,7 +63,7 @@ def tensors(case):
 
 
 def maxtext(case, config, way):
-    """What a case becomes in MaxText, its text alone where towers are not scanned with it."""
+    """Return a case in MaxText, without its towers if they prevent scanning."""
     tree = Tree(tensors(case), Metadata(location="model", config=config))
     family = family_of(config, "c")
     is_scanned = way == "stacked" and not family.never_scanned
@@ -73,12 +73,12 @@ def maxtext(case, config, way):
 
 @cache
 def whole(case):
-    """The same by what the case says itself."""
+    """Return the same for the case's own configuration."""
     return maxtext(case, config_of(case), "stacked")
 
 
 def converted(case, config, way):
-    """What a conversion would do with the arrays of a case beside a configuration; None where it refuses."""
+    """Plan the conversion of a case's arrays with a configuration; None if it is refused."""
     try:
         if way == "back":
             built = whole(case)
@@ -93,7 +93,7 @@ def converted(case, config, way):
 
 
 def with_field(config, name, *value):
-    """A configuration with a field as given, or without it."""
+    """Return a configuration with a field set or removed."""
     built = copy.deepcopy(config)
     *parents, last = name.split(".")
     inner = built
@@ -106,12 +106,12 @@ def with_field(config, name, *value):
 
 @pytest.mark.parametrize("way", ["apart", "back"])
 @pytest.mark.parametrize("case", ANSWERS)
-def test_every_model_is_converted_with_what_it_says(case, way):
+def test_stated_fields_are_converted(case, way):
     assert converted(case, config_of(case), way) is not None
 
 
 @pytest.mark.parametrize("case, name, way", LEFT_OUT)
-def test_a_field_that_is_left_out_is_what_transformers_takes_for_it(case, name, way):
+def test_missing_field_gets_the_transformers_default(case, name, way):
     answer, config = ANSWERS[case][name], config_of(case)
     result = converted(case, with_field(config, name), way)
     if result is not None:
@@ -142,13 +142,13 @@ class TestMessages:
             ("qwen3-vl", "tie_word_embeddings", "false"),
         ],
     )
-    def test_arrays_that_contradict_silence_name_the_field(self, case, name, means):
+    def test_arrays_contradicting_a_default_name_the_field(self, case, name, means):
         tree = Tree(tensors(case), Metadata(location="model", config=with_field(config_of(case), name)))
         with pytest.raises(CoverageError) as caught:
             to_maxtext(tree, ToMaxText(scan=False, leaves_out=True))
-        assert f"no {name}, which means {means} to transformers" in str(caught.value)
+        assert f"no {name}, for which transformers uses {means}" in str(caught.value)
 
-    def test_arrays_that_end_early_name_the_size(self):
+    def test_missing_layers_name_the_size_field(self):
         config = {**config_of("llama3.1"), "num_hidden_layers": 6}
         with pytest.raises(CoverageError) as caught:
             to_maxtext(Tree(tensors("llama3.1"), Metadata(location="model", config=config)), ToMaxText())
@@ -156,7 +156,7 @@ class TestMessages:
 
 
 class TestParts:
-    def test_fields_are_where_a_configuration_has_its_text_model(self):
+    def test_fields_are_read_from_the_text_config(self):
         assert default_fields({"model_type": "llama"})["hidden_size"] == 4096
         text = default_fields({"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2"}})
         assert text["text_config"]["first_k_dense_replace"] == 3
@@ -167,12 +167,12 @@ class TestParts:
         assert whole["thinker_config"]["audio_config"]["d_model"] == 1280
         assert whole["thinker_config"]["tie_word_embeddings"] is False
 
-    def test_heads_are_tied_as_the_whole_model_says(self):
+    def test_top_level_config_decides_tied_heads(self):
         tied = default_fields({"model_type": "kimi_k25", "text_config": {"model_type": "deepseek_v3"}})
         assert tied["tie_word_embeddings"] is True
         assert "tie_word_embeddings" not in tied["text_config"]
 
-    def test_a_text_model_alone_says_what_the_whole_one_meant(self):
+    def test_extracted_text_config_states_inherited_defaults(self):
         (alone,) = (
             spelling for spelling in family_named("qwen3-vl-moe").spellings if spelling.name == "text"
         )
@@ -197,7 +197,7 @@ class TestParts:
             assert rule.read(built, "c").value == tied
             assert {nested_value(built, name) for name in rule.field} <= {tied, None}
 
-    def test_null_is_not_silence(self):
+    def test_null_fields_count_as_stated(self):
         built = default_fields({"model_type": "mistral", "num_key_value_heads": None})
         assert "num_key_value_heads" not in built
         rule = FlagRule(("q_lora_rank",))

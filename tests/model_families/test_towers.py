@@ -1,4 +1,4 @@
-"""Towers: converted both ways by default, left out where that is asked for, never half there."""
+"""Towers are converted in both directions by default, left out on request, and never partially."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ OMNI = GOLDEN_0_2_5 / "qwen3-omni" / "hf"
 
 
 def to_maxtext(source: Path | Tree, location: Path, **options: object) -> tuple[str, ...]:
-    """Converts, and gives what is said about it."""
+    """Convert, and return the messages."""
     conversion = plan_to_maxtext(source, ToMaxText(**options), RESOURCES)
     conversion.run(location)
     return conversion.plan.remarks
 
 
 def back(source: Path, location: Path, **options: object) -> dict[str, dict[str, object]]:
-    """Converts back, and gives what came of it, digests by name."""
+    """Convert back, and return the result as digests by name."""
     plan_to_huggingface(source, ToHuggingFace(**options), RESOURCES).run(location)
     return all_described(load_file(location / "model.safetensors"))
 
@@ -45,7 +45,7 @@ def paths(location: Path) -> set[str]:
     return set(map(keystr, open_tree(location).arrays))
 
 
-def test_llama_4_unscanned_has_the_tower_that_maxtexts_script_makes(tmp_path):
+def test_unscanned_llama4_tower_matches_maxtext_script(tmp_path):
     to_maxtext(GOLDEN / "llama4-scout" / "hf", tmp_path / "out", scan=False)
     golden = json.loads((GOLDEN / "llama4-scout" / "leaves_unscanned.json").read_bytes())
     expected = {path: leaf for path, leaf in golden.items() if "vision_encoder" in path}
@@ -64,13 +64,11 @@ def test_towers_are_never_scanned(tmp_path):
     assert any("encoderblock_1/" in path for path in scanned)
 
 
-def test_text_only_leaves_them_out_and_says_so(tmp_path):
+def test_text_only_leaves_towers_out_with_a_note(tmp_path):
     (declared,) = to_maxtext(GEMMA3, tmp_path / "out", text_only=True, exact=True)
-    assert declared.startswith("as text_only=True says, the towers are left out") and declared.endswith(
-        "39 arrays"
-    )
+    assert declared.startswith("the towers are left out") and declared.endswith("39 arrays")
     assert not any("vision" in path for path in paths(tmp_path / "out"))
-    with pytest.raises(ConfigError, match="no array is there"):
+    with pytest.raises(ConfigError, match="have no arrays"):
         plan_to_huggingface(tmp_path / "out")
     text = back(tmp_path / "out", tmp_path / "text", spelling="text")
     assert not any("vision" in name for name in text)
@@ -79,13 +77,13 @@ def test_text_only_leaves_them_out_and_says_so(tmp_path):
     )
 
 
-def test_text_only_with_carry_keeps_them_for_the_way_back(tmp_path):
+def test_text_only_with_carry_restores_towers(tmp_path):
     (declared,) = to_maxtext(GEMMA3, tmp_path / "out", text_only=True, carry=True, exact=True)
-    assert "carried along" in declared
+    assert "kept for the reverse conversion" in declared
     assert back(tmp_path / "out", tmp_path / "hf") == all_described(load_file(GEMMA3 / "model.safetensors"))
 
 
-def test_naming_all_arrays_of_a_tower_is_leaving_it_out(tmp_path):
+def test_dropping_all_tower_arrays_leaves_it_out(tmp_path):
     drop = ("vision_tower.*", "multi_modal_projector.*")
     to_maxtext(GEMMA3, tmp_path / "named", drop=drop)
     to_maxtext(GEMMA3, tmp_path / "alone", text_only=True)
@@ -94,7 +92,7 @@ def test_naming_all_arrays_of_a_tower_is_leaving_it_out(tmp_path):
         plan_to_maxtext(GEMMA3, ToMaxText(drop=drop[1:]))
 
 
-def test_a_tower_that_the_configuration_says_nothing_of_is_refused_for_one_reason():
+def test_undeclared_tower_is_refused_once():
     tree = open_tree(GEMMA3)
     config = {name: item for name, item in (tree.metadata.config or {}).items() if name != "vision_config"}
     with pytest.raises(CoverageError) as caught:
@@ -103,23 +101,23 @@ def test_a_tower_that_the_configuration_says_nothing_of_is_refused_for_one_reaso
     assert str(caught.value.hint).count("because of") == 1 and f"and others {why}" in str(caught.value.hint)
 
 
-def test_a_tower_that_is_promised_and_absent_is_refused(tmp_path):
+def test_missing_declared_tower_is_refused(tmp_path):
     tree = open_tree(GEMMA3).pipe(Select(drop=["vision_tower.*", "multi_modal_projector.*"]))
-    with pytest.raises(CoverageError, match="of which no array is there") as error:
+    with pytest.raises(CoverageError, match="are missing") as error:
         plan_to_maxtext(tree)
     assert "text_only=True" in str(error.value.hint)
     assert error.value.got == "config.json: vision_config.hidden_size is 24"
     to_maxtext(tree, tmp_path / "out", text_only=True)
 
 
-def test_a_tower_that_is_there_in_part_is_refused_on_the_way_back(tmp_path):
+def test_partial_tower_is_refused_in_reverse(tmp_path):
     to_maxtext(GEMMA3, tmp_path / "out")
     part = open_tree(tmp_path / "out").pipe(Select(drop=["*encoderblock_1/LayerNorm_0/bias"]))
     with pytest.raises(CoverageError, match="1 array is missing"):
         plan_to_huggingface(part, ToHuggingFace(like=GEMMA3))
 
 
-def test_the_text_model_of_a_whole_one_is_written_alone(tmp_path):
+def test_text_model_is_written_separately(tmp_path):
     to_maxtext(GEMMA3, tmp_path / "out")
     conversion = plan_to_huggingface(tmp_path / "out", ToHuggingFace(spelling="text"), RESOURCES)
     assert len(conversion.plan.notes.dropped) == 39
@@ -131,8 +129,8 @@ def test_the_text_model_of_a_whole_one_is_written_alone(tmp_path):
     assert paths(tmp_path / "again") == {path for path in paths(tmp_path / "out") if "vision" not in path}
 
 
-def test_names_of_towers_tell_what_wrote_them(tmp_path):
-    """transformers 5 has no model within the model that the tower is; text names are alike."""
+def test_tower_names_show_the_transformers_version(tmp_path):
+    """transformers 5 does not nest a model in the tower; names of the text part are equal."""
     source = tmp_path / "source"
     shutil.copytree(GOLDEN / "gemma3" / "hf", source)
     to_maxtext(source, tmp_path / "out", carry=True)
@@ -141,25 +139,25 @@ def test_names_of_towers_tell_what_wrote_them(tmp_path):
     assert "vision_tower.vision_model.post_layernorm.bias" in built
 
 
-def test_each_tower_of_several_is_there_or_not(tmp_path):
+def test_each_tower_is_optional(tmp_path):
     to_maxtext(OMNI, tmp_path / "out", scan=False, drop=("thinker.audio_tower.*",))
     there = paths(tmp_path / "out")
     assert any("vision_encoder" in path for path in there)
     assert not any("audio_encoder" in path for path in there)
-    with pytest.raises(ConfigError, match="no array is there") as error:
+    with pytest.raises(ConfigError, match="have no arrays") as error:
         plan_to_huggingface(tmp_path / "out")
     assert "thinker_config.audio_config" in str(error.value.got)
 
 
 @pytest.mark.parametrize("model", ["qwen3-vl", "qwen3-vl-moe", "qwen3-omni"])
-def test_layers_that_take_what_a_tower_sees_are_not_scanned(tmp_path, model):
-    """MaxText refuses such a model; its text part alone may be scanned."""
+def test_layers_using_tower_outputs_are_not_scanned(tmp_path, model):
+    """MaxText refuses such a model, but scans its text part."""
     source = GOLDEN_0_2_5 / model / "hf"
     with pytest.raises(UsageError, match="does not scan the layers") as error:
         plan_to_maxtext(source)
     assert "scan=False" in str(error.value.hint) and "text_only=True" in str(error.value.hint)
     (declared, *_) = to_maxtext(source, tmp_path / "out", text_only=True)
-    assert "writes the text model alone" in declared
+    assert "writes only the text model" in declared
 
 
 TEXT_MODELS = {
@@ -171,8 +169,8 @@ TEXT_MODELS = {
 
 
 @pytest.mark.parametrize("model", TEXT_MODELS)
-def test_a_text_model_is_one_that_transformers_has(tmp_path, model):
-    """Its configuration is of that class, and what it makes in MaxText is the text part."""
+def test_text_model_config_has_a_transformers_class(tmp_path, model):
+    """Its configuration has that class, and it converts to the text part in MaxText."""
     to_maxtext(GOLDEN_0_2_5 / model / "hf", tmp_path / "out", scan=False)
     back(tmp_path / "out", tmp_path / "hf", spelling="text")
     config = json.loads((tmp_path / "hf" / "config.json").read_bytes())
@@ -185,8 +183,8 @@ def test_a_text_model_is_one_that_transformers_has(tmp_path, model):
     assert again == {path: leaf for path, leaf in whole.items() if "_encoder" not in path}
 
 
-def test_a_text_model_states_what_the_whole_one_means_by_saying_nothing():
-    """Qwen3-VL normalizes the weights of experts whatever it says, Qwen 3 only where it is told to."""
+def test_text_model_config_states_differing_defaults():
+    """Qwen3-VL always normalizes the weights of experts, Qwen 3 only if configured."""
     whole = json.loads((GOLDEN_0_2_5 / "qwen3-vl-moe" / "hf" / "config.json").read_bytes())
     text = next(spelling for spelling in families()["qwen3-vl-moe"].spellings if spelling.name == "text")
     for declared in ({}, {"norm_topk_prob": False}):
@@ -195,7 +193,7 @@ def test_a_text_model_states_what_the_whole_one_means_by_saying_nothing():
         assert built is not None and built["norm_topk_prob"] is True
 
 
-def test_the_command_line_names_the_options_that_it_has(tmp_path):
+def test_tower_errors_name_command_line_options(tmp_path):
     done = ckpt("convert", "hf-to-maxtext", GEMMA3, tmp_path / "out", "--text-only", "--no-progress")
     assert done.exit_code == 0 and "--text-only" in done.stderr
     refused = ckpt("convert", "maxtext-to-hf", tmp_path / "out", tmp_path / "hf", "--no-progress")
@@ -208,7 +206,7 @@ TALKER = ("talker.model.norm.weight", "code2wav.pre_transformer.norm.weight")
 
 
 def speaking(location: Path, *names: str, says: object = True) -> Path:
-    """The golden Omni with arrays of what speaks, and a configuration that says that it does, or nothing."""
+    """Return the golden Omni with speech arrays, and a configuration that declares speech or nothing."""
     shutil.copytree(OMNI, location)
     arrays = load_file(OMNI / "model.safetensors")
     anyone = arrays["thinker.model.norm.weight"]
@@ -233,7 +231,7 @@ def test_speech_arrays_are_not_dropped_silently(tmp_path):
     assert "talker" not in str(error.value.got)
 
 
-def test_carried_speech_arrays_come_back(tmp_path):
+def test_carried_speech_arrays_are_restored(tmp_path):
     source = speaking(tmp_path / "hf", *TALKER)
     to_maxtext(source, tmp_path / "out", scan=False, carry=True)
     assert back(tmp_path / "out", tmp_path / "back") == all_described(load_file(source / "model.safetensors"))
@@ -241,7 +239,7 @@ def test_carried_speech_arrays_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("says", [True, None])
-def test_a_model_without_what_speaks_promises_no_speech(tmp_path, says):
+def test_model_without_speech_arrays_declares_no_speech(tmp_path, says):
     source = speaking(tmp_path / "hf", *TALKER, says=says)
     to_maxtext(source, tmp_path / "out", scan=False, carry=True, drop=("talker.*", "code2wav.*"))
     conversion = plan_to_huggingface(tmp_path / "out", ToHuggingFace(), RESOURCES)
@@ -252,18 +250,18 @@ def test_a_model_without_what_speaks_promises_no_speech(tmp_path, says):
     assert set(TALKER) <= whole.keys()
 
 
-def test_half_of_what_speaks_is_refused_on_the_way_back(tmp_path):
+def test_partial_speech_arrays_are_refused_in_reverse(tmp_path):
     source = speaking(tmp_path / "hf", *TALKER)
     to_maxtext(source, tmp_path / "out", scan=False, carry=True, drop=("code2wav.*",))
-    with pytest.raises(ConfigError, match="some are there and others are not") as error:
+    with pytest.raises(ConfigError, match="only some of them exist") as error:
         plan_to_huggingface(tmp_path / "out")
     assert error.value.got == "talker, without code2wav"
 
 
-def test_a_head_that_no_gemma_asks_is_promised_only_where_it_is(tmp_path):
+def test_unused_gemma_head_is_declared_only_if_present(tmp_path):
     source = GOLDEN / "gemma3" / "hf"
     (declared,) = to_maxtext(source, tmp_path / "out", exact=True)
-    assert declared.startswith("MaxText has no place for")
+    assert declared.startswith("MaxText does not support")
     back(tmp_path / "out", tmp_path / "hf")
     config = json.loads((tmp_path / "hf" / "config.json").read_bytes())
     assert config["vision_config"]["vision_use_head"] is False
@@ -272,7 +270,7 @@ def test_a_head_that_no_gemma_asks_is_promised_only_where_it_is(tmp_path):
 
 
 def plain_gemma4(location: Path) -> Path:
-    """The golden Gemma 4, without standardizing what its tower gives."""
+    """Return the golden Gemma 4 without standardization of the tower's output."""
     shutil.copytree(GOLDEN_0_2_5 / "gemma4-vision" / "hf", location)
     arrays = load_file(location / "model.safetensors")
     kept = {name: array for name, array in arrays.items() if ".std_" not in name}
@@ -297,7 +295,7 @@ def test_learned_standardization_is_not_dropped(tmp_path):
     to_maxtext(GOLDEN_0_2_5 / "gemma4-vision" / "hf", tmp_path / "out", exact=True)
     plain = plain_gemma4(tmp_path / "hf")
     shutil.copy(plain / "config.json", tmp_path / "out" / "0" / "items" / "hf")
-    with pytest.raises(ConfigError, match=r"computes as if this were [01] throughout") as error:
+    with pytest.raises(ConfigError, match=r"computes as if all values of this array were [01]") as error:
         plan_to_huggingface(tmp_path / "out").run(tmp_path / "back")
     assert "std_" in str(error.value) and "vision_config.standardize is false" in str(error.value.hint)
     source = GOLDEN_0_2_5 / "gemma4-vision" / "hf"
@@ -306,7 +304,7 @@ def test_learned_standardization_is_not_dropped(tmp_path):
 
 
 @pytest.mark.parametrize("source", [GEMMA3, OMNI], ids=["vision", "vision and audio"])
-def test_a_text_model_is_compared_with_the_text_of_the_whole(tmp_path, source):
+def test_text_model_is_compared_with_the_text_part(tmp_path, source):
     to_maxtext(source, tmp_path / "out", scan=False, carry=True)
     back(tmp_path / "out", tmp_path / "text", spelling="text")
     done = ckpt("verify", tmp_path / "text", "--against", tmp_path / "out", "--no-progress")

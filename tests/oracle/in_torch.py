@@ -88,7 +88,7 @@ def _experts(table: torch.Tensor, experts: int, drawn: torch.Generator) -> torch
 def logits(
     directory: str, tokens: list[int], target: str, inputs: dict[str, str] | None = None
 ) -> dict[str, list[str]]:
-    """Writes (tokens, vocabulary) of float32; returns the tensors that were missing or of another shape.
+    """Writes (tokens, vocabulary) of float32; returns the tensors that were missing or of the wrong shape.
 
     Args:
         directory: of the model.

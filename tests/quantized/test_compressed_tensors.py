@@ -13,11 +13,11 @@ READ = (
     *("fp8-channel", "fp8-tensor", "fp8-block", "nvfp4"),
 )
 REFUSED = {
-    "int8-group": "int8; of packed whole numbers int4 is read",
-    "int3-group": "int3; of packed whole numbers int4 is read",
-    "int8-channel": "format: int-quantized, which is not read",
-    "mxfp4": "format: mxfp4-pack-quantized, which is not read",
-    "mxfp8": "format: mxfp8-quantized, which is not read",
+    "int8-group": "int8; only int4 is supported for packed integers",
+    "int3-group": "int3; only int4 is supported for packed integers",
+    "int8-channel": "format: int-quantized, which is not supported",
+    "mxfp4": "format: mxfp4-pack-quantized, which is not supported",
+    "mxfp8": "format: mxfp8-quantized, which is not supported",
 }
 
 

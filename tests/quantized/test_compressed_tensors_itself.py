@@ -85,7 +85,7 @@ def read(form: str, declared: dict[str, object], stored: dict[str, torch.Tensor]
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_same_bits(case, dtype):
+def test_dequantized_bits_match(case, dtype):
     form, declared, columns = CASES[case]
     drawn = torch.Generator().manual_seed(len(case))
     to = getattr(torch, dtype)

@@ -102,7 +102,7 @@ class TestEqual:
         # What is exact is said by the plan alone.
         assert ("dequantized from" in done) == ("mxfp4" not in done)
 
-    def test_a_config_that_needs_no_other_change(self, pair, tmp_path):
+    def test_config_only_loses_quantization_fields(self, pair, tmp_path):
         """The dtype is true of the weights as it is: only what is said of quantisation goes."""
         ckpttools.convert(pair.quantized, tmp_path / "out", format="orbax", dtype="bfloat16")
         ckpttools.convert(tmp_path / "out", tmp_path / "back", format="safetensors")
@@ -134,7 +134,7 @@ class TestEqual:
         assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
-def test_scales_that_have_changed_since_the_plan_are_refused(fp8, tmp_path):
+def test_scales_changed_since_the_plan_are_refused(fp8, tmp_path):
     """They lie in another file than the weights, and are not read again for each of them."""
     source = shutil.copytree(fp8.quantized, tmp_path / "hf")
     run("plan", "-o", tmp_path / "plan", "cast", source, tmp_path / "out", "--dtype", "bfloat16")
@@ -169,7 +169,7 @@ def test_damaged_scales_are_all_listed_before_they_are_used_or_then(pair, tmp_pa
         with pytest.raises(DamagedScalesError) as error:
             read()
         assert [name for name in broken if f"    {name}" not in str(error.value)] == []
-        assert "nan, of which no finite bfloat16 can be made" in str(error.value)
+        assert "nan, which gives bfloat16 values that are not finite" in str(error.value)
         assert {item.name for item in tmp_path.iterdir()} <= {"damaged", "out.partial", "outside.partial"}
     if not is_far:
         (declared,) = (finding for finding in ckpttools.doctor(source).findings if finding.level == "error")
@@ -179,7 +179,7 @@ def test_damaged_scales_are_all_listed_before_they_are_used_or_then(pair, tmp_pa
 
 
 @pytest.mark.parametrize("block", [(1, 4), (3, 5), (40, 1), (40, 64)])
-def test_blocks_whose_scales_are_zero_are_looked_at_many_at_a_time(tmp_path, monkeypatch, block):
+def test_blocks_with_zero_scales_are_read_in_batches(tmp_path, monkeypatch, block):
     """Zeros may have such scales: all blocks are looked at, and one by one these took minutes of a model."""
     rng, shape, name = np.random.default_rng(1), (40, 64), "model.layers.0.mlp.up_proj.weight"
     grid = tuple(-(-length // step) for length, step in zip(shape, block, strict=True))
@@ -210,7 +210,7 @@ def test_blocks_whose_scales_are_zero_are_looked_at_many_at_a_time(tmp_path, mon
 
 
 @pytest.mark.parametrize("is_far", [False, True])
-def test_a_mean_names_the_model_of_damaged_scales(fp8, tmp_path, gcs, is_far):
+def test_mean_names_the_model_with_damaged_scales(fp8, tmp_path, gcs, is_far):
     def damage(arrays):
         arrays["model.layers.1.mlp.up_proj.weight_scale_inv"][0, 1] = np.inf
 
@@ -233,7 +233,7 @@ def test_a_mean_names_the_model_of_damaged_scales(fp8, tmp_path, gcs, is_far):
 
 
 @pytest.mark.parametrize("location", [0, 1])
-def test_a_mean_tells_of_scales_that_are_zero_whichever_model_has_them(fp8, tmp_path, location):
+def test_mean_reports_zero_scales_of_any_model(fp8, tmp_path, location):
     name = "model.layers.1.mlp.up_proj.weight_scale_inv"
     odd = rewritten(fp8, tmp_path / "odd", lambda arrays: arrays[name].__setitem__((0, 1), 0))
     models = [fp8.quantized]
@@ -258,7 +258,7 @@ def fp8(tmp_path_factory):
     return Pair(tmp_path_factory.mktemp("fp8"), "llama3.1")
 
 
-def test_products_that_rounding_would_make_equal_differ(tmp_path):
+def test_products_equal_after_rounding_differ(tmp_path):
     """Two models that are quantized in different ways have the same bfloat16, and not the same products."""
     rows = built.fp8_rows(np.random.default_rng(0), (16, 24))
     scale = np.float32(0.0117)
@@ -304,7 +304,7 @@ class TestRefused:
         assert "in blocks of 24 x 40 has" in declared
 
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e36])
-    def test_scales_that_are_no_numbers(self, fp8, tmp_path, value):
+    def test_non_numeric_scales_are_refused(self, fp8, tmp_path, value):
         def change(arrays):
             for layer in (0, 2):
                 arrays[f"model.layers.{layer}.mlp.up_proj.weight_scale_inv"][0, 1] = value
@@ -315,15 +315,15 @@ class TestRefused:
         assert "up_proj" in str(error.value)
         assert not (tmp_path / "out").exists()
 
-    def test_a_block_that_the_configuration_does_not_say(self, fp8, tmp_path):
+    def test_unstated_block_is_inferred(self, fp8, tmp_path):
         source = rewritten(fp8, tmp_path / "source", lambda arrays: None)
         config = json.loads((source / "config.json").read_bytes())
         config["quantization_config"]["weight_block_size"] = [24, 0]
         (source / "config.json").write_text(json.dumps(config))
-        assert "[24, 0] in the configuration is no block" in self.lines(source, tmp_path)
+        assert "[24, 0] in the configuration is not a block" in self.lines(source, tmp_path)
         del config["quantization_config"]
         (source / "config.json").write_text(json.dumps(config))
-        with pytest.raises(FormatError, match="mean nothing without their scales"):
+        with pytest.raises(FormatError, match="meaningless without their scales"):
             ckpttools.hf_to_maxtext(source, tmp_path / "out")
 
 
@@ -351,7 +351,7 @@ class TestLooking:
         for against in (pair.plain, pair.plain / "config.json"):
             assert ckpttools.inspect(pair.quantized, against=against).comparison.is_same
 
-    def test_diff_and_verify_say_equal_after_dequantisation(self, pair, tmp_path):
+    def test_diff_and_verify_find_dequantized_models_equal(self, pair, tmp_path):
         ckpttools.hf_to_maxtext(pair.quantized, tmp_path / "maxtext")
         for a, b in (
             (pair.quantized, pair.plain),
@@ -483,7 +483,7 @@ class TestDoctor:
         assert f"ckpt cast {pair.quantized} DST --dtype bfloat16" in finding.do
         assert ("--quantized keep" in finding.do) == ("deepseek3" in str(pair.quantized))
 
-    def test_a_grid_that_does_not_fit(self, fp8, tmp_path):
+    def test_mismatched_grid_is_refused(self, fp8, tmp_path):
         def change(arrays):
             name = "model.layers.2.mlp.up_proj.weight_scale_inv"
             arrays[name] = arrays[name][:-1]
@@ -510,7 +510,7 @@ class TestPage:
         )
 
 
-def test_an_array_beyond_the_memory_is_dequantized_within_it(tmp_path):
+def test_array_larger_than_memory_is_dequantized(tmp_path):
     """128 MiB are written of one array: the interpreter and its libraries leave a third of that."""
     source, count = tmp_path / "hf", 8192
     scales = {"dtype": "F32", "shape": [64, 64], "data_offsets": [count * count, count * count + 4 * 64 * 64]}

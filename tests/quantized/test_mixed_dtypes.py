@@ -26,7 +26,7 @@ def hf(tmp_path_factory):
     return location
 
 
-def test_there_and_back(hf, tmp_path):
+def test_remap_round_trip_restores_the_tree(hf, tmp_path):
     run("convert", "hf-to-maxtext", hf, tmp_path / "maxtext", "--no-scan")
     run("convert", "maxtext-to-hf", tmp_path / "maxtext", tmp_path / "back")
     built, expected = (load_file(item / "model.safetensors") for item in (tmp_path / "back", hf))
@@ -50,7 +50,7 @@ def test_stacked_layers_need_one_dtype(hf, tmp_path):
     assert "at       decoder.layers.pre_self_attention_layer_norm.scale" in told
     assert "hint     if only dtypes differ, cast them with --dtype" in told
     told = run("convert", "hf-to-maxtext", hf, tmp_path / "maxtext", "--dtype", "bfloat16")
-    assert "6 arrays are of other dtypes than those of other layers, and widened" in told
+    assert "6 arrays differ in dtype from other layers, and are widened" in told
     run("convert", "maxtext-to-hf", tmp_path / "maxtext", tmp_path / "back")
     built, expected = (load_file(item / "model.safetensors") for item in (tmp_path / "back", hf))
     assert all(

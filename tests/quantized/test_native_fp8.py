@@ -50,7 +50,7 @@ def expanded(grid: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @given(text=st.sampled_from(ROWS), block=st.sampled_from((1, 2, 3, 4, 8)), data=st.data())
-def test_each_element_keeps_its_scale_or_the_row_is_refused(text, block, data):
+def test_elements_keep_their_scale_or_the_row_is_refused(text, block, data):
     built = row(text)
     lengths = {axis: data.draw(st.sampled_from((1, 2, 3, 4, 6, 8)), axis) for axis in built.left.axes}
     table = Table((built,), {axis: Size(length, "the test") for axis, length in lengths.items()})
@@ -89,7 +89,7 @@ def test_each_element_keeps_its_scale_or_the_row_is_refused(text, block, data):
         (ROWS[4], {"embed": 8, "part": 2, "mlp": 8}, (2, 8), "MaxText has 2 scales on mlp 8"),
     ],
 )
-def test_which_grids_models_take_that_are_fp8_themselves(text, lengths, grid, why):
+def test_fp8_models_accept_matching_grids(text, lengths, grid, why):
     built = row(text)
     table = Table((built,), {axis: Size(length, "the test") for axis, length in lengths.items()})
     shape = built.right.shape(lengths)
@@ -100,7 +100,7 @@ def test_which_grids_models_take_that_are_fp8_themselves(text, lengths, grid, wh
     assert (why in result.misfits[0]) if why else not result.misfits
 
 
-def test_no_scales_as_large_as_the_weight_are_made():
+def test_scales_are_never_as_large_as_the_weight():
     built = row(ROWS[0])
     sizes = {"embed": 129, "heads": 3, "head_dim": 43}
     table = Table((built,), {axis: Size(length, "the test") for axis, length in sizes.items()})
@@ -150,7 +150,7 @@ def arrays(location: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("scan", [True, False])
 @pytest.mark.parametrize("block", [BLOCK, None])
-def test_there_and_back(tmp_path, scan, block):
+def test_remap_round_trip_restores_the_tree(tmp_path, scan, block):
     source = quantized(tmp_path / "hf", block=block)
     receipt = ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=scan)
     native = open_tree(parse(tmp_path / "native")).arrays
@@ -180,7 +180,7 @@ def test_dequantized_on_the_way_or_later_is_the_same(tmp_path, block):
     assert "quantization_config" not in json.loads((tmp_path / "a" / "config.json").read_bytes())
 
 
-def test_a_dtype_is_of_what_is_not_quantized(tmp_path):
+def test_dtype_applies_to_unquantized_arrays(tmp_path):
     source = quantized(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", dtype="float32")
     leaves = open_tree(parse(tmp_path / "native")).arrays
@@ -218,7 +218,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_doctor_looks_at_scales_of_maxtext(tmp_path, damage):
+def test_doctor_checks_maxtext_scales(tmp_path, damage):
     source = quantized(tmp_path / "hf", block=None, num_hidden_layers=3)
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     sound = ckpttools.doctor(tmp_path / "native").findings
@@ -249,7 +249,7 @@ def test_the_doctor_looks_at_scales_of_maxtext(tmp_path, damage):
 
 
 @pytest.mark.parametrize("to_hf", [False, True])
-def test_scales_that_are_kept_are_looked_at_however_many_they_are(tmp_path, to_hf):
+def test_kept_scales_are_always_checked(tmp_path, to_hf):
     """Nothing multiplies by them on the way."""
     source = quantized(tmp_path / "hf", num_hidden_layers=1)
     if to_hf:
@@ -268,7 +268,7 @@ def test_scales_that_are_kept_are_looked_at_however_many_they_are(tmp_path, to_h
 
 
 @pytest.mark.parametrize("to_hf", [False, True])
-def test_scales_far_away_that_are_kept_are_looked_at_when_they_are_copied(tmp_path, gcs, to_hf):
+def test_remote_kept_scales_are_checked_while_copying(tmp_path, gcs, to_hf):
     """Where no number of small requests is made before."""
     source = quantized(tmp_path / "hf", num_hidden_layers=1)
     if to_hf:
@@ -291,13 +291,13 @@ def test_scales_far_away_that_are_kept_are_looked_at_when_they_are_copied(tmp_pa
     convert, more = (
         (ckpttools.maxtext_to_hf, {"like": source}) if to_hf else (ckpttools.hf_to_maxtext, {"scan": False})
     )
-    with pytest.raises(FormatError, match="scales of which no finite numbers can be made"):
+    with pytest.raises(FormatError, match="scales that give values that are not finite"):
         convert(far, tmp_path / "never", quantized="keep", **more)
     assert not (tmp_path / "never").exists()
 
 
 @pytest.mark.parametrize("scan", [True, False])
-def test_scales_that_a_row_multiplies_beyond_the_range_are_refused(tmp_path, scan):
+def test_scales_scaled_out_of_range_are_refused(tmp_path, scan):
     """MaxText's query has 1/4 of the scales, which are sound; four times as much makes no finite numbers."""
     source = quantized(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=scan)
@@ -347,7 +347,7 @@ def test_maxtext_settings_for_fp8_are_reported(tmp_path):
     assert " ".join(told.split()).count("from_pretrained") == 1
 
 
-def test_maxtext_is_told_the_dtype_that_the_codes_have():
+def test_settings_state_the_dtype_of_quantized_values():
     *_, settings = StoredFp8("", 1, ("float8_e5m2",), (16, 16)).notes()
     assert "weight_dtype=float8_e5m2 " in settings
     *_, both = StoredFp8("", 2, tuple(sorted(CODES)), (16, 16)).notes()
@@ -398,13 +398,13 @@ def test_settings_of_fp8_are_not_of_every_checkpoint(tmp_path):
     assert "unquantized_modules" not in result("native", "base.yml", fp8, left)
 
 
-def test_scales_that_are_not_multiplied_by_a_power_of_two_are_told_of(tmp_path):
+def test_inexactly_scaled_scales_are_reported(tmp_path):
     source = quantized(tmp_path / "hf", head_dim=32, num_attention_heads=2, num_key_value_heads=2)
     inexact = ckpttools.hf_to_maxtext.plan(source, tmp_path / "native", quantized="keep").plan.notes.inexact
     assert ["query" in item.subject and "its scales are" in item.text for item in inexact] == [True]
 
 
-def test_blocks_over_edges_come_back_and_fp8_models_are_told_that_they_do_not_fit(tmp_path):
+def test_blocks_across_edges_round_trip_with_a_note(tmp_path):
     source = quantized(tmp_path / "hf", head_dim=4, intermediate_size=120)
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=False)
     grids = {path[-3:]: item.shape for path, item in open_tree(parse(tmp_path / "native")).arrays.items()}
@@ -427,24 +427,24 @@ def test_blocks_over_edges_come_back_and_fp8_models_are_told_that_they_do_not_fi
         ckpttools.maxtext_to_hf(other, tmp_path / "differ", quantized="keep")
 
 
-def test_all_that_is_not_kept_is_listed(tmp_path):
+def test_all_unsupported_weights_are_listed(tmp_path):
     source = quantized(tmp_path / "hf", skipped="layers.2.mlp.up")
     with pytest.raises(FormatError, match="cannot be converted as they are") as caught:
         ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
-    assert "only some of its parts are quantized: 3 of 4" in str(caught.value)
+    assert "only some of the parts of an array are quantized: 3 of 4" in str(caught.value)
     assert caught.value.location == str(source)
     assert "dequantize" in (caught.value.hint or "") and not (tmp_path / "native").exists()
     ckpttools.hf_to_maxtext(source, tmp_path / "plain")
 
 
-def test_single_layers_may_be_left_as_they_are(tmp_path):
+def test_single_layers_may_stay_unquantized(tmp_path):
     source = quantized(tmp_path / "hf", skipped="layers.2.mlp.up")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=False)
     ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back")
     assert arrays(tmp_path / "back") == arrays(source)
 
 
-def test_a_carried_configuration_is_told_of_once(tmp_path):
+def test_carried_config_is_reported_once(tmp_path):
     source = quantized(tmp_path / "hf")
     run("convert", "hf-to-maxtext", source, tmp_path / "plain")
     told = " ".join(run("quantize", tmp_path / "plain", tmp_path / "out").split())
@@ -470,7 +470,7 @@ def test_cast_to_fp8_next_to_fp8_is_refused(tmp_path):
     for model in (source, tmp_path / "native"):
         with pytest.raises(UsageError, match="has too few bits") as caught:
             ckpttools.average(model, tmp_path / "never", others=[model], dtype=few)
-        assert caught.value.hint == '`ckpttools.quantize("MEAN", "DST")` quantizes such a mean'
+        assert caught.value.hint == '`ckpttools.quantize("MEAN", "DST")` quantizes the mean'
         with pytest.raises(UsageError, match="has too few bits") as caught:
             ckpttools.load(model, dtype=few)
         assert caught.value.hint == "without `dtype` codes and scales are loaded as they are stored"
@@ -488,7 +488,7 @@ def test_invalid_quantized_options_are_refused(tmp_path):
         ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="leave")
 
 
-def test_a_plan_in_a_file_has_scales_that_are_looked_at(tmp_path):
+def test_plan_file_checks_scales(tmp_path):
     """Also those that a row multiplies; no part plans again."""
     source, here, back = quantized(tmp_path / "hf"), tmp_path / "native", tmp_path / "back"
     for number, command in enumerate(
@@ -523,7 +523,7 @@ def test_extra_quantization_file_is_kept_only_when_true(tmp_path):
     source, name = quantized(tmp_path / "hf"), "hf_quant_config.json"
     (source / name).write_text('{"quantization": {"quant_algo": "FP8"}}')
     told = run("cast", source, tmp_path / "plain", "--dtype", "bfloat16")
-    assert f"as it says: {name}" in " ".join(told.split())
+    assert f"that are no longer quantized: {name}" in " ".join(told.split())
     ckpttools.select(source, tmp_path / "some", drop="*layers.3*")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back")
@@ -535,7 +535,7 @@ def test_extra_quantization_file_is_kept_only_when_true(tmp_path):
     assert kept == {"plain": False, "some": True, "back": True, "back-plain": False}
 
 
-def test_a_run_with_another_configuration_gets_one_that_says_how(tmp_path):
+def test_run_with_another_config_gets_quantization_settings(tmp_path):
     source = quantized(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     write_llama(tmp_path / "like")
@@ -575,7 +575,7 @@ def test_digests_in_maxtext_names_are_of_the_numbers(tmp_path):
     assert ckpttools.verify(source, manifest=tmp_path / "manifest.json").equal
 
 
-def test_codes_that_nothing_tells_of_are_compared_as_they_are(tmp_path):
+def test_undeclared_quantized_values_are_compared_as_stored(tmp_path):
     """zarr has no place for a configuration: the same codes and scales are equal all the same."""
     source = quantized(tmp_path / "hf")
     run("convert", "to-zarr3", source, tmp_path / "zarr")
@@ -583,7 +583,7 @@ def test_codes_that_nothing_tells_of_are_compared_as_they_are(tmp_path):
     assert ckpttools.verify(source, tmp_path / "zarr").equal
 
 
-def test_a_mean_is_of_numbers_and_never_of_codes(tmp_path):
+def test_mean_uses_dequantized_values(tmp_path):
     for seed in (0, 1):
         (tmp_path / str(seed)).mkdir()
         source = quantized(tmp_path / str(seed) / "hf", seed=seed)
@@ -612,7 +612,7 @@ def with_prediction(directory: Path) -> Path:
     return directory
 
 
-def test_layers_that_are_carried_in_fp8_come_back_as_numbers_where_the_model_does(tmp_path):
+def test_carried_fp8_layers_are_dequantized_with_the_model(tmp_path):
     source = with_prediction(tmp_path / "hf")
     ckpttools.cast(source, tmp_path / "expected", dtype="bfloat16")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", carry=True)
@@ -646,19 +646,19 @@ def test_value_counts_cover_written_arrays(tmp_path):
     assert written.subject == f"{weights - len(gone)} arrays" and gone
     kept = ckpttools.hf_to_maxtext.plan(source, tmp_path / "it", quantized="keep").plan.notes
     assert f"kept in FP8, with their scales: {weights - len(gone)} weights of the source" in kept.remarks
-    assert any(f"has no place for {len(kept.dropped)} arrays" in remark for remark in kept.remarks)
+    assert any(f"does not support {len(kept.dropped)} arrays" in remark for remark in kept.remarks)
 
 
-def test_heads_of_layers_that_predict_stay_as_they_are(tmp_path):
+def test_mtp_heads_are_not_quantized(tmp_path):
     built = arrays(with_prediction(tmp_path / "hf"))
     assert not [name for name in built if "head" in name and "scale" in name]
 
 
-def test_a_run_is_quantized_with_what_its_model_has_besides(tmp_path):
+def test_run_is_quantized_with_its_sidecars(tmp_path):
     source = with_prediction(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "run")
     told = " ".join(run("quantize", tmp_path / "run", tmp_path / "less", "--like", source).split())
-    assert "--like HF_DIR --carry takes them from the model" in told
+    assert "--like HF_DIR --carry copies them from the model" in told
     run("quantize", tmp_path / "run", tmp_path / "all", "--like", source, "--carry")
     assert arrays(tmp_path / "all").keys() == arrays(source).keys()
     with pytest.raises(UsageError, match="carry=True"):

@@ -76,14 +76,14 @@ def test_files_in_trainer_directories_are_named(tmp_path):
     assert f"name one of them: ckpt hash {meta}/consolidated.00.pth" in run("hash", meta, code=3)
 
 
-def test_several_kinds_none_of_which_is_read(tmp_path):
+def test_several_unsupported_kinds_are_listed(tmp_path):
     for name in ("a.gguf", "tf_model.h5"):
         (tmp_path / name).touch()
     told = run("hash", tmp_path, code=3)
     assert "llama.cpp files (GGUF) and TensorFlow weights" in told and "a.gguf, tf_model.h5" in told
 
 
-def test_several_kinds_of_which_one_is_read(tmp_path):
+def test_several_kinds_with_one_supported_are_listed(tmp_path):
     """The directory that most models on the hub once were."""
     model = tmp_path / "model"
     model.mkdir()
@@ -121,7 +121,7 @@ def test_settings_are_refused_where_arrays_of_any_kind_contradict_them(tmp_path)
     succeed("maxtext-config", tmp_path)
     shutil.copy(FIXTURES / "pytorch_model.bin", tmp_path)
     told = ckpt("maxtext-config", tmp_path)
-    assert told.exit_code == 3 and "the arrays are not those of the model" in told.output
+    assert told.exit_code == 3 and "the arrays do not match the model" in told.output
 
 
 def test_settings_of_quantized_weights_are_refused_where_their_scales_are_damaged(tmp_path):

@@ -80,14 +80,14 @@ def array_of(name: str, *shape: int) -> Stored:
 class TestToMaxText:
     @pytest.mark.parametrize("family", FAMILIES)
     @pytest.mark.parametrize("declared", [True, False])
-    def test_every_family_refuses_what_has_lost_its_scales(self, tmp_path, family, declared):
+    def test_every_family_refuses_weights_without_scales(self, tmp_path, family, declared):
         bare = fp8(tmp_path / "bare", family, scales=False, declared=declared)
-        with pytest.raises(FormatError, match="mean nothing without their scales") as error:
+        with pytest.raises(FormatError, match="meaningless without their scales") as error:
             plan_to_maxtext(bare)
         assert "drop" not in str(error.value)
         assert "float8_e4m3fn" in str(error.value)
 
-    def test_the_message_says_the_scheme_and_lists_all(self, tmp_path):
+    def test_message_states_the_scheme_and_lists_all(self, tmp_path):
         arrays = fp8_arrays("llama3.1")
         lost = [name for name in arrays if "up_proj" in name and name.endswith("_scale_inv")]
         left = {name: array for name, array in arrays.items() if name not in lost}
@@ -98,14 +98,14 @@ class TestToMaxText:
         assert "{0..3}" in done
         assert not (tmp_path / "out").exists()
 
-    def test_scales_of_numbers_that_were_cast(self, tmp_path):
+    def test_cast_weights_leave_stale_scales(self, tmp_path):
         """What a cast made that knew nothing of scales."""
         plain = {name: array.astype(ml_dtypes.bfloat16) for name, array in fp8_arrays("qwen3").items()}
         source = write(tmp_path / "source", "qwen3", plain)
         with pytest.raises(FormatError, match="weight_scale_inv"):
             plan_to_maxtext(source, ToMaxText(drop=("*_scale_inv",)))
 
-    def test_whole_numbers_are_no_weights_whatever_their_name(self, tmp_path):
+    def test_integers_are_not_weights_under_any_name(self, tmp_path):
         arrays = load_file(GOLDEN / "gpt-oss" / "hf" / "model.safetensors")
         whole = {name: a.astype(np.int8) for name, a in arrays.items() if name.endswith("gate_up_proj")}
         source = write(tmp_path / "source", "gpt-oss", arrays | whole, declared=False)
@@ -124,12 +124,12 @@ class TestToMaxText:
             plan_to_maxtext(source)
         assert error.value.got == "mxfp4 (quantization_config)"
 
-    def test_a_dequantized_model_whose_configuration_does_not_know(self, tmp_path):
+    def test_dequantized_model_with_stale_config_is_accepted(self, tmp_path):
         arrays = load_file(GOLDEN / "llama3.1" / "hf" / "model.safetensors")
         source = write(tmp_path / "source", "llama3.1", arrays)
         config = json.loads((GOLDEN / "llama3.1" / "hf" / "config.json").read_bytes())
         done = " ".join(run("convert", "hf-to-maxtext", source, tmp_path / "maxtext").split())
-        assert "config.json says fp8, e4m3 in blocks of 128 x 128, but no weight is quantized" in done
+        assert "config.json declares fp8, e4m3 in blocks of 128 x 128, but no weight is quantized" in done
         for command, there in (("maxtext-to-hf", "maxtext"), ("to-safetensors", "source")):
             done = run("convert", command, tmp_path / there, tmp_path / command)
             assert "config.json: quantization_config is left out" in done
@@ -150,11 +150,11 @@ class TestToHuggingFace:
                         noise((1,), DTYPES["float32"]), DTYPES["float32"]
                     )
         save(Tree(leaves, tree.metadata), tmp_path / "fp8", "orbax")
-        # Of four stacked layers with one scale for all nobody knows what that is.
-        expected = "cannot be converted as they are" if scales else "mean nothing without their scales"
+        # With one scale for four stacked layers, its meaning is unknown.
+        expected = "cannot be converted as they are" if scales else "meaningless without their scales"
         with pytest.raises(FormatError, match=expected) as error:
             plan_to_huggingface(tmp_path / "fp8", ToHuggingFace(like=GOLDEN / "qwen3" / "hf"))
-        assert ("other scales beside" in str(error.value)) == scales
+        assert ("has scales of an unexpected shape" in str(error.value)) == scales
 
     def test_quantized_arrays_are_carried_with_scales(self, tmp_path):
         convert(tmp_path / "maxtext", "deepseek3")
@@ -211,7 +211,7 @@ def module_of(dtypes: dict[str, str], above: str = "layers.0.up.") -> Tree:
 
 @pytest.mark.parametrize("name", SCHEMES)
 class TestTransforms:
-    def test_no_scale_is_left_out(self, name):
+    def test_scales_are_never_left_out(self, name):
         weight, *scales = SCHEMES[name]
         tree = module_of(SCHEMES[name])
         assert list(find_weights({dotted(p): a for p, a in tree.arrays.items()})) == [f"layers.0.up.{weight}"]
@@ -238,7 +238,7 @@ class TestTransforms:
             tree.pipe(CastMap({f"*up.{weight}": "float32"}, force=True))
         assert tree.pipe(CastMap({"norm*": "float32"})).arrays["norm.weight",].dtype.name == "float32"
 
-    def test_a_function_does_not_cast_them_either(self, name):
+    def test_functions_cannot_cast_quantized_weights(self, name):
         weight, *scales = SCHEMES[name]
         tree = module_of(SCHEMES[name])
 
@@ -302,7 +302,7 @@ def is_whole(array, codes):
 
 @settings(max_examples=60)
 @given(quantized_trees(), st.data())
-def test_no_transform_parts_a_weight_from_a_scale_or_casts_it(tree_and_scales, data):
+def test_transforms_keep_weights_with_scales(tree_and_scales, data):
     tree, scales = tree_and_scales
     names = st.sampled_from([name for (name,) in tree.arrays])
     some = st.lists(names, max_size=4, unique=True)
@@ -350,7 +350,7 @@ def test_separating_weights_and_scales_is_detected(tree_and_scales):
     assert {item.dtype.name for path, item in norms.arrays.items() if ".rms." in path[0]} == {"float16"}
 
 
-def test_the_scale_of_another_weight_is_no_scale():
+def test_scale_of_another_weight_is_not_used():
     tree = module_of(
         {"up_blocks": "uint8", "up_scales": "uint8", "down_blocks": "uint8", "down_scales": "uint8"}
     )
@@ -370,7 +370,7 @@ def test_scales_of_norms_scale_no_weights():
         tree.pipe(CastTo("float32"))
 
 
-def test_scales_stay_as_they_are():
+def test_scales_are_unchanged():
     tree = module_of({"weight": "int8", "weight_scale": "float32"})
     cast = tree.pipe(CastTo("float16"))
     assert cast.arrays["layers.0.up.weight_scale",].dtype.name == "float32"
@@ -412,7 +412,7 @@ def test_mxfp4():
         tree.pipe(Select(drop=["*_scales"]))
 
 
-def test_float8_that_nothing_scales_is_cast_like_any_other():
+def test_unscaled_float8_is_cast():
     tree = module_of({"weight": "float8_e4m3fn"})
     assert tree.pipe(CastTo("bfloat16")).arrays["layers.0.up.weight",].dtype.name == "bfloat16"
     declared = tree.with_metadata(config={"quantization_config": FP8})
@@ -480,26 +480,26 @@ class TestDoctor:
         assert "1 of 28 quantized weights have no scale" in finding.what
         assert scale.removesuffix("_scale_inv") in finding.what
 
-    def test_the_configuration_does_not_know(self, tmp_path):
+    def test_config_without_quantization_is_accepted(self, tmp_path):
         (finding,) = self.findings(fp8(tmp_path / "unsaid", "qwen3", declared=False))
         assert finding.level == "error"
         assert "has no quantization_config" in finding.what
         (finding,) = self.findings(fp8(tmp_path / "bare", "qwen3", declared=False, scales=False))
         assert finding.level == "warning"
 
-    def test_the_configuration_speaks_of_what_is_not(self, tmp_path):
+    def test_config_declaring_missing_quantization_is_reported(self, tmp_path):
         arrays = load_file(GOLDEN / "llama3.1" / "hf" / "model.safetensors")
         (finding,) = self.findings(write(tmp_path / "source", "llama3.1", arrays))
         assert finding.level == "warning"
         assert "but no weight is quantized" in finding.what
 
-    def test_float8_that_the_configuration_states(self, tmp_path):
+    def test_float8_stated_by_config_is_plain(self, tmp_path):
         run("cast", GOLDEN / "qwen3" / "hf", tmp_path / "out", "--dtype", "float8_e4m3fn")
         assert json.loads((tmp_path / "out" / "config.json").read_bytes())["dtype"] == "float8_e4m3fn"
         assert not self.findings(tmp_path / "out")
 
 
-def test_no_message_suggests_to_leave_scales_out(llama):
+def test_messages_do_not_suggest_dropping_scales(llama):
     """Also where rows are held against arrays without a look at the configuration."""
     from ckpttools.model_families.registry import family_named
 
@@ -508,4 +508,4 @@ def test_no_message_suggests_to_leave_scales_out(llama):
     with pytest.raises(CheckpointError) as error:
         table.to_left(arrays)
     assert "--drop" not in str(error.value)
-    assert "means nothing without" in str(error.value) or "mean nothing without" in str(error.value)
+    assert "meaningless without" in str(error.value)

@@ -56,18 +56,18 @@ def declared(*words: object, code: int = 0) -> str:
 
 
 @pytest.mark.parametrize("change", ["no scale", "no weight", "grid"])
-def test_a_damaged_model_is_known_and_no_command_that_fails_is_advised(change, tmp_path):
+def test_damaged_model_gets_no_failing_advice(change, tmp_path):
     bad = damaged(quantized(tmp_path / "fp8"), tmp_path / "bad", change)
     card = declared(bad)
     assert "of llama" in card and "cannot be dequantized: model.layers.1.mlp.up_proj" in card
     assert f"ckpt doctor {bad}" in card
     assert "ckpt convert" not in card and "ckpt cast" not in card and "mixed dtypes" not in card
     told = declared("quantize", bad, tmp_path / "out", code=3)
-    assert "cannot be dequantized" in told and "quantized already" not in told
+    assert "cannot be dequantized" in told and "already quantized" not in told
 
 
 @pytest.mark.parametrize("change", ["no scale", "no weight", "grid", "nan"])
-def test_the_doctor_does_not_advise_to_convert_what_is_damaged(change, tmp_path):
+def test_doctor_does_not_advise_converting_damage(change, tmp_path):
     bad = damaged(quantized(tmp_path / "fp8"), tmp_path / "bad", change)
     told = declared("doctor", bad, code=1)
     assert "1 error" in told and "ckpt cast" not in told and "each with its scales" not in told
@@ -91,7 +91,7 @@ def test_advice_for_quantized_models_works(tmp_path):
     assert f'ckpttools.cast("{source}", "DST", dtype="bfloat16")' in str(error.value.hint)
 
 
-def test_a_configuration_of_nothing_else_is_told_of_once(tmp_path):
+def test_empty_quantization_config_is_reported_once(tmp_path):
     """What is left of it is empty, and not the one that lies beside the source."""
     source = FIXTURES / "compressed-tensors" / "int4-group"
     told = declared("cast", source, tmp_path / "plain", "--dtype", "bfloat16")
@@ -112,7 +112,7 @@ def test_config_remarks_are_true(tmp_path):
     assert told.count("quantization_config is left out") == 1
 
 
-def test_weights_are_counted_and_not_modules_and_dequantized_ones_are_told_apart(tmp_path):
+def test_weights_and_dequantized_weights_are_counted(tmp_path):
     source = quantized(tmp_path / "fp8")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     ckpttools.hf_to_maxtext(source, tmp_path / "made")
@@ -171,7 +171,7 @@ def test_quantization_differences_name_the_quantized_side(tmp_path):
     assert "rounds them" not in declared("diff", source, source)
 
 
-def test_a_command_that_stands_alone_has_no_quotes():
+def test_single_command_has_no_quotes():
     command = "ckpt cast some/where/far/away DST --dtype bfloat16"
     assert labeled_lines("next", f"`{command}` makes plain weights", 6, 60, command=command) == [
         f"next  {command}",
@@ -193,6 +193,6 @@ def test_numbers_of_arrays_add_up():
     assert line(*rows) == "a.b and 2 more: rounded"
 
 
-def test_a_name_that_reads_as_a_number_of_arrays_is_a_name():
+def test_name_that_resembles_a_count_is_a_name():
     named = [Note("12 arrays", "rounded"), Note.of_arrays(3, "rounded")]
     assert list(_note_lines(named)) == ["12 arrays and 3 arrays: rounded"]

@@ -64,11 +64,11 @@ class TestEachKind:
                 # The array of one module, of all modules, and it alone.
                 name = f"{MODULES[0]}.{key}"
                 for select in (Select(drop=[name]), Select(drop=[f"*.{key}"]), Select([name])):
-                    with pytest.raises(MappingError, match="each module whole") as error:
+                    with pytest.raises(MappingError, match="each module completely") as error:
                         tree.pipe(select)
                     assert "mlp.up_proj." in str(error.value)
 
-    def test_whole_modules_and_plain_arrays_may_go(self, kind):
+    def test_complete_modules_and_plain_arrays_may_be_dropped(self, kind):
         for declared in (True,) if kind in SAID_ONLY else (True, False):
             tree = tree_of_kind(kind, declared=declared)
             built = tree.pipe(Select(drop=[f"{MODULES[0]}.*"]))
@@ -78,7 +78,7 @@ class TestEachKind:
             assert len(tree.pipe(Select([f"{MODULES[1]}.*"]))) == len(KINDS[kind][1])
             assert len(tree.pipe(Select(drop=["*norm*", "*.bias"]))) == len(tree) - 4
 
-    def test_casts_leave_alone_what_belongs_to_a_weight(self, kind):
+    def test_casts_keep_auxiliary_tensors(self, kind):
         tree = tree_of_kind(kind)
         quantized = {path for path in tree.arrays if path[0] not in PLAIN}
         floats = kind.endswith(("fp8", "blocks"))
@@ -114,11 +114,11 @@ class TestEachKind:
         assert len(built) == len(PLAIN) + len(MODULES) * (2 if kind == "mxfp4" else 1)
         assert "quantization_config" not in built.metadata.config
 
-    def test_names_that_part_them_are_refused(self, kind):
+    def test_separating_names_are_refused(self, kind):
         tree = tree_of_kind(kind)
         assert len(tree.pipe(MapArrays(lambda path, _: path.replace("up_proj", "wi_0")))) == len(tree)
         for key in KINDS[kind][1]:
-            with pytest.raises(MappingError, match="each module whole"):
+            with pytest.raises(MappingError, match="each module completely"):
                 tree.pipe(MapArrays(lambda path, _, key=key: f"far/{path}" if path.endswith(key) else path))
 
     def test_conversions_keep_every_bit(self, kind, tmp_path):
@@ -150,7 +150,7 @@ class TestEachKind:
 
 @settings(max_examples=80, deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.booleans(), st.data())
-def test_all_of_a_module_or_nothing(kind, declared, data):
+def test_modules_are_kept_or_dropped_completely(kind, declared, data):
     tree = tree_of_kind(kind, declared=declared or kind in SAID_ONLY)
     names = [name for (name,) in tree.arrays]
     keys = sorted({name.rpartition(".")[2] for name in names})
@@ -173,7 +173,7 @@ def test_all_of_a_module_or_nothing(kind, declared, data):
 
 
 class TestWhoseItIs:
-    def test_a_scale_above_the_module(self):
+    def test_scale_above_the_module_is_found(self):
         names = {
             "attn.k_proj.weight": "int8",
             "attn.k_proj.weight_scale": "float32",
@@ -192,7 +192,7 @@ class TestWhoseItIs:
             left.pipe(CastTo("bfloat16"))
 
     @pytest.mark.parametrize("entry", ["lm_head", "re:.*lm_head", "re:^lm_head.*$", "lm_head*"])
-    def test_modules_that_are_not_converted(self, entry):
+    def test_unquantized_modules_are_ignored(self, entry):
         """Whole numbers are no weights there; float8 without a scale has lost it, unless a dtype says so."""
         dtypes = [DTYPES[name] for name in ("int32", "float8_e4m3fn")]
         whole, float8 = (stored(noise((8, 16), dtype), dtype) for dtype in dtypes)
@@ -212,7 +212,7 @@ class TestWhoseItIs:
             assert cast.arrays[f"{MODULES[0]}.scales",] is tree.arrays[f"{MODULES[0]}.scales",]
 
     @pytest.mark.parametrize("key", ["weight", "bias"])
-    def test_float8_without_a_scale_in_a_module_that_is_not_quantized(self, key):
+    def test_unscaled_float8_in_unquantized_module_is_reported(self, key):
         """It is never dequantized as it is, nor beside others that are."""
         built = fp8_blocks(np.random.default_rng(0), (16, 16), (8, 8))
         codes = built.arrays[built.name]
@@ -223,7 +223,7 @@ class TestWhoseItIs:
         with pytest.raises(FormatError, match=rf"lm_head.{key}: float8_e4m3fn, without its scale"):
             tree.pipe(Dequantize())
 
-    def test_a_single_number_in_float8_is_taken_for_no_plain_one(self):
+    def test_float8_scalar_is_not_plain(self):
         built = fp8_blocks(np.random.default_rng(0), (16, 16), (8, 8))
         arrays = {**built.arrays, "m.gate.e": built.arrays[built.name][0, 0].reshape(())}
         with pytest.raises(FormatError, match=r"m.gate.e: float8_e4m3fn, without its scale"):
@@ -263,11 +263,9 @@ class TestPlainFloat8:
         run("cast", GOLDEN / "llama3.1" / "hf", tmp_path / "f8", *words)
         return tmp_path / "f8"
 
-    def test_the_configuration_states_it_and_all_is_done(self, tmp_path):
+    def test_stated_dtype_allows_all_operations(self, tmp_path):
         f8 = self.cast(tmp_path, "--dtype", "float8_e4m3fn")
-        assert "taken for the values themselves" not in run(
-            "cast", f8, tmp_path / "back", "--dtype", "bfloat16"
-        )
+        assert "taken literally" not in run("cast", f8, tmp_path / "back", "--dtype", "bfloat16")
         assert json.loads((tmp_path / "back" / "config.json").read_bytes())["dtype"] == "bfloat16"
         run("convert", "hf-to-maxtext", f8, tmp_path / "maxtext", "--dtype", "bfloat16")
         run("convert", "hf-to-maxtext", tmp_path / "back", tmp_path / "expected")
@@ -288,9 +286,9 @@ class TestPlainFloat8:
                 assert part in " ".join(done.split())
             assert not (tmp_path / "out").exists()
         done = run("cast", f8, tmp_path / "out", "--dtype", "bfloat16", "--force")
-        assert "taken for the values themselves" in done
+        assert "taken literally" in done
 
-    def test_no_copy_states_what_nobody_knows(self, tmp_path):
+    def test_copies_do_not_state_unknown_dtypes(self, tmp_path):
         f8 = self.cast(tmp_path, "--dtype", "float8_e4m3fn")
         config = json.loads((f8 / "config.json").read_bytes()) | {"dtype": "bfloat16"}
         (f8 / "config.json").write_text(json.dumps(config))
@@ -298,7 +296,7 @@ class TestPlainFloat8:
         run("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "copy")
         assert json.loads((tmp_path / "copy" / "config.json").read_bytes()) == config
 
-    def test_a_tree_without_configuration(self):
+    def test_tree_without_config_is_checked(self):
         float8 = DTYPES["float8_e4m3fn"]
         built = Tree({("up.weight",): stored(noise((4, 4), float8), float8)}).pipe(CastTo("bfloat16"))
         assert "if scales were lost" in " ".join(built.metadata.notes.remarks)
@@ -332,7 +330,7 @@ class TestIndices:
 
     @pytest.mark.parametrize("key", ["mask", "attention_mask", "relative_position_index", "bucket_ids"])
     @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
-    def test_a_weight_in_full_beside_them_is_plain(self, key, dtype):
+    def test_full_precision_weight_is_plain(self, key, dtype):
         tree = _stored({**self.ATTENTION, "model.attn.mask": (dtype, (8, 8))})
         tree = Tree({(item[0].replace("mask", key),): leaf for item, leaf in tree.items()})
         built = tree.pipe(CastTo("bfloat16"))
@@ -351,7 +349,7 @@ class TestIndices:
             ({"model.attn.qvalue": ("int8", (8, 8))}, False),
         ],
     )
-    def test_with_a_sign_of_quantisation_all_stay_together(self, changed, declared):
+    def test_quantized_modules_stay_together(self, changed, declared):
         tree = _stored(self.ATTENTION | changed)
         tree = tree.with_metadata(config={"quantization_config": GPTQ}) if declared else tree
         with pytest.raises(MappingError, match=r"without .*scale"):
@@ -403,7 +401,7 @@ class TestWeightsMadeOfSeveral:
     @pytest.mark.parametrize("drop", [True, False])
     @pytest.mark.parametrize("stacked", [1, 2])
     def test_not_all(self, stacked, drop):
-        with pytest.raises(MappingError, match="each module whole"):
+        with pytest.raises(MappingError, match="each module completely"):
             self.remapped(stacked, drop=drop)
 
 
@@ -473,7 +471,7 @@ class TestUnknownSchemes:
         tree = arrays_of({weight: "int32", **dict.fromkeys(sides, "float16"), **self.NORM})
         tree = tree.with_metadata(config=SAID)
         for name in (weight, *sides):
-            with pytest.raises(MappingError, match="each module whole"):
+            with pytest.raises(MappingError, match="each module completely"):
                 tree.pipe(Select(drop=[name]))
         assert len(tree.pipe(Select(drop=[f"{top}.*"]))) == 2
         assert len(tree.pipe(Select(drop=["m.norm.*"]))) == len(tree) - 1
@@ -499,13 +497,13 @@ class TestUnknownSchemes:
                     tree.pipe(CastTo("float32"))
 
 
-def test_a_scale_belongs_to_one_weight_once():
+def test_scale_belongs_to_one_weight():
     names = ["m.up", "m.up_scale", "m.down", "m.down_scale", "m.up_order"]
     scales = {"m.up": ("m.up_scale",), "m.down": ("m.down_scale",)}
     assert auxiliary_tensors(names, scales, scales) == {"m.up": ("m.up_order",)}
 
 
-def test_hundreds_of_weights_beside_thousands_of_arrays():
+def test_many_weights_with_many_arrays_are_fast():
     """What all of them have in common is found once: it took 31 s."""
     one = {dtype: stored(noise((1, 1), DTYPES[dtype]), DTYPES[dtype]) for dtype in ("int8", "float32")}
     arrays = {f"m.w{i}": one["int8"] for i in range(200)}
@@ -518,7 +516,7 @@ def test_hundreds_of_weights_beside_thousands_of_arrays():
     assert result["m.w0"].others == result["m.w1"].others == tuple(f"m.odd{i}" for i in range(5_000))
 
 
-def test_a_module_of_thousands_takes_no_time():
+def test_large_module_is_fast():
     """Each array is held against those that share its rarest word; of 1 MB of header it took 90 s."""
     one = {
         dtype: stored(noise((1, 1), DTYPES[dtype]), DTYPES[dtype]) for dtype in ("float8_e4m3fn", "float32")

@@ -21,7 +21,7 @@ from ckpttools.transforms.conversion import Convert
 from ckpttools.transforms.functions import MapArrays
 from ckpttools.transforms.rename import parse_rules
 
-REFUSED = "can be renamed, not rearranged"
+REFUSED = "can be renamed, but not rearranged"
 EXPERTS = 3
 
 
@@ -34,7 +34,7 @@ def turned(array) -> Relayout:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_function_rearranges_a_part(kind):
+def test_functions_cannot_rearrange_parts(kind):
     tree = tree_of_kind(kind)
     for key, (_, shape) in KINDS[kind][1].items():
         if len(shape) < 2 and (not shape or shape[0] % 2 or shape[0] < 4):
@@ -49,7 +49,7 @@ def test_no_function_rearranges_a_part(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_rule_rearranges_a_part(kind):
+def test_rules_cannot_rearrange_parts(kind):
     """Names of axes that stay as they are rearrange nothing."""
     tree = tree_of_kind(kind)
     for key, (_, shape) in KINDS[kind][1].items():
@@ -63,7 +63,7 @@ def test_no_rule_rearranges_a_part(kind):
                 tree.pipe(parse_rules({"rules": [{**rule, "to-axes": other}]}))
 
 
-def test_no_function_casts_a_part():
+def test_functions_cannot_cast_parts():
     tree = tree_of_kind("gptq")
     part = next(path[0] for path in tree.arrays if path[0].endswith(".scales"))
     cast = elementwise(tree.arrays[part,], Convert(DTYPES["float32"]))
@@ -93,7 +93,7 @@ EACH_ITS_OWN = st.tuples(*(st.sampled_from(ORDERS) for _ in PARTS))
 
 @settings(max_examples=25, deadline=None)
 @given(st.one_of(ONE_FOR_ALL, EACH_ITS_OWN))
-def test_stacks_of_all_parts_alike(orders):
+def test_equally_stacked_parts_are_accepted(orders):
     rules = [
         {
             "from": f"experts.{{d}}.{{e}}.{key}",

@@ -18,7 +18,7 @@ def numbers(tree, name):
     return array.read().view(ml_dtypes.bfloat16)
 
 
-def test_no_part_of_the_configuration_of_plain_numbers_says_that_they_are_quantized():
+def test_dequantized_config_declares_no_quantization():
     """It may be said in several places."""
     weight = built.fp8_rows(np.random.default_rng(0), (8, 8))
     part = {"text_config": {"quantization_config": weight.config, "hidden_size": 8}}
@@ -55,7 +55,7 @@ def test_extra_module_arrays_are_an_unsupported_scheme():
     assert "get the checkpoint again" not in str(error.value)
 
 
-def test_deepseek_v4_says_beside_it_that_experts_are_fp4():
+def test_deepseek_v4_config_declares_fp4_experts():
     weight = built.fp4_experts(np.random.default_rng(0), 6, 2)
     declared = {**weight.config}
     experts = declared.pop("expert_dtype")
@@ -92,7 +92,7 @@ def int4(**weights: str | bool):
 
 
 @pytest.mark.parametrize("odd", [{"actorder": "group"}, {"type": "float"}, {"symmetric": False}])
-def test_groups_of_other_numbers_or_of_columns_apart_are_refused(odd):
+def test_other_bits_and_reordered_groups_are_refused(odd):
     weight, config = int4(**odd)
     with pytest.raises(FormatError):
         quantized_view(built.tree_of(weight.arrays, {"quantization_config": config})).dequantized()
@@ -108,7 +108,7 @@ ODD_ZEROS = {
 
 
 @pytest.mark.parametrize("odd", ODD_ZEROS)
-def test_zero_points_that_are_not_one_for_each_scale_are_refused(odd):
+def test_mismatched_zero_points_are_refused(odd):
     weight = built.int4(np.random.default_rng(0), 8, 2, 8, shifted=True)
     assert weight.arrays[ZERO_POINT].shape == (1, 2)
     arrays = {name: item for name, item in weight.arrays.items() if name != ZERO_POINT}
@@ -117,7 +117,7 @@ def test_zero_points_that_are_not_one_for_each_scale_are_refused(odd):
         quantized_view(built.tree_of(arrays, {"quantization_config": weight.config})).dequantized()
 
 
-def test_a_plan_in_a_file_has_zero_points(tmp_path):
+def test_plan_file_keeps_zero_points(tmp_path):
     weight = built.int4(np.random.default_rng(0), 29, 4, 8, shifted=True)
     (tmp_path / "hf").mkdir()
     save_file(dict(weight.arrays), tmp_path / "hf" / "model.safetensors")
@@ -137,7 +137,7 @@ def test_a_plan_in_a_file_has_zero_points(tmp_path):
         (["input", "weight_input"], False),
     ],
 )
-def test_weights_of_activations_that_are_rotated_at_run_time_are_refused(locations, is_read):
+def test_runtime_rotations_are_refused(locations, is_read):
     weight, config = int4(actorder="weight")
     apply = [{"targets": ["Linear"], "location": location} for location in locations]
     config["transform_config"] = {"config_groups": {"R4": {"type": "hadamard", "apply": apply}}}
@@ -147,7 +147,7 @@ def test_weights_of_activations_that_are_rotated_at_run_time_are_refused(locatio
         assert np.array_equal(numbers(tree, weight.name), weight.bfloat16)
 
 
-def test_tables_of_experts_beside_dequantized_weights_are_no_codes():
+def test_expert_tables_are_not_quantized_values():
     floats = {f"layers.mlp.{key}": np.ones((2, 4, 4), ml_dtypes.bfloat16) for key in ("wi_0", "wi_1", "wo")}
     arrays = {**floats, "layers.mlp.tid2eid": np.zeros((9, 2), np.int32)}
     tree = built.tree_of(arrays, {"quantization_config": {"quant_method": "fp8"}})

@@ -94,7 +94,7 @@ def test_codes_of_another_kind_than_the_configuration_says_are_refused():
         assert bool(quantized_view(tree).faults) is (declared == "e5m2")
 
 
-def test_two_arrays_of_one_name_are_refused():
+def test_duplicate_names_are_refused():
     """Schemes go by keys joined by dots: one of the two would be lost, or read in place of the other."""
     weight = built.fp8_blocks(np.random.default_rng(0), (8, 8), (4, 4))
     tree = weight.tree
@@ -107,7 +107,7 @@ def test_two_arrays_of_one_name_are_refused():
         Quantize()(Tree({("m.q_proj.weight",): plain, ("m", "q_proj", "weight"): plain}))
 
 
-def test_dense_sparsity_is_no_variant():
+def test_dense_sparsity_is_supported():
     arrays, declared = int4_model(sparsity_config={"format": "dense"})
     assert (
         len(quantized_view(built.tree_of(arrays, {"quantization_config": declared})).dequantized().weights)
@@ -129,14 +129,14 @@ def test_invalid_block_shape_is_refused(block):
     tree = built.tree_of(
         weight.arrays, {"quantization_config": {**weight.config, "weight_block_size": block}}
     )
-    with pytest.raises(FormatError, match="is no block"):
+    with pytest.raises(FormatError, match="is not a block"):
         quantized_view(tree).dequantized()
 
 
 @pytest.mark.parametrize(
     "shape", [[4, 40], [4, 56], [4, 60], [4, 63], [4, 65], [4, -64], [64, 4], [4], [4.0, 60.0]]
 )
-def test_a_shape_that_is_not_that_of_the_codes(shape):
+def test_wrong_stored_shape_is_refused(shape):
     arrays, declared = int4_model()
     arrays["m.experts.0.up_proj.weight_shape"] = np.array(shape)
     with pytest.raises(FormatError) as error:
@@ -150,7 +150,7 @@ PLAIN = {"m.self_attn.v_proj.weight": np.ones((4, 4), ml_dtypes.bfloat16)}
 
 
 @pytest.mark.parametrize("is_quantized", [True, False])
-def test_scales_of_caches_beside_plain_weights_are_left_out_and_said(is_quantized):
+def test_cache_scales_are_left_out_with_a_note(is_quantized):
     weight = built.fp8_tensor(np.random.default_rng(0), (4, 4))
     arrays = {**PLAIN, **CACHES, **(weight.arrays if is_quantized else {})}
     tree = built.tree_of(arrays, {"quantization_config": weight.config})
@@ -161,7 +161,7 @@ def test_scales_of_caches_beside_plain_weights_are_left_out_and_said(is_quantize
     assert not done.tree.metadata.config
 
 
-def test_a_norm_that_is_called_a_scale_of_keys_or_outputs_is_a_weight():
+def test_norm_with_scale_name_is_a_weight():
     weight = built.fp8_tensor(np.random.default_rng(0), (4, 4))
     norms = {f"m.{name}_norm_scale": np.ones(4, np.float32) for name in ("q", "k", "output")}
     tree = built.tree_of({**norms, **weight.arrays}, {"quantization_config": weight.config})

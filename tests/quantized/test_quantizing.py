@@ -62,7 +62,7 @@ def matrices(draw):
 
 
 @given(truth=matrices(), rows=st.integers(1, 9), columns=st.integers(1, 9), data=st.data())
-def test_fp8_blocks_are_as_the_formula_has_them_and_any_region_is_the_slice(truth, rows, columns, data):
+def test_fp8_blocks_match_the_formula_in_any_region(truth, rows, columns, data):
     array = stored(truth, DTYPES[str(truth.dtype)])
     codes, scales = block_codes(array, Fp8Blocks(rows, columns))
     expected = [by_formula(item, rows, columns) for item in truth.reshape(-1, *truth.shape[-2:])]
@@ -137,7 +137,7 @@ def test_quantization_loss_is_counted_once(truth, data):
     assert together.elements == 2 * truth.size and together.relative == pytest.approx(result.relative)
 
 
-def test_arrays_that_lose_nothing_count_in_the_error_of_all():
+def test_lossless_arrays_count_in_the_total_error():
     ones = np.ones(100, np.float32)
     counts = {"lossy": error_sums(ones, 0.9 * ones), "exact": error_sums(ones, ones)}
     assert total_error(quantization_errors(counts)).relative == pytest.approx(0.005**0.5)
@@ -183,7 +183,7 @@ def test_non_finite_values_are_refused_with_their_array(bad, dtype, encoder):
         assert caught.value.location == "model.w"
 
 
-def test_a_float64_that_float32_cannot_hold_is_refused():
+def test_float64_beyond_float32_is_refused():
     with pytest.raises(FormatError, match="cannot be quantized"):
         block_codes(stored(np.full((2, 2), 1e300), DTYPES["float64"]), Fp8Blocks())[1].read()
 

@@ -142,7 +142,7 @@ def test_command_line_resumes_after_a_kill_with_less_memory(model, tmp_path, mon
     assert ckpttools.hash(tmp_path / "out").digest == ckpttools.hash(model).digest
 
 
-def test_option_that_matters_is_named_with_both_values(model, tmp_path, monkeypatch):
+def test_changed_option_is_named_with_both_values(model, tmp_path, monkeypatch):
     words = ("cast", model, tmp_path / "out", "--dtype")
     with monkeypatch.context() as patch:
         patch.setattr("ckpttools.formats.safetensors.write.SafetensorsWriter.finish", _stop)

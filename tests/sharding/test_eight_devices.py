@@ -74,7 +74,7 @@ def interrupted(tmp_path_factory):
     return directory, json.loads((directory / "ended.json").read_bytes())
 
 
-def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_a_checkpoint(interrupted):
+def test_killed_save_leaves_no_checkpoint(interrupted):
     location = interrupted[0] / "killed"
     assert interrupted[1]["killed"] == -9, (location / "said").read_text()
     assert {path.name for path in location.iterdir()} == {"out.partial", "said"}
@@ -86,7 +86,7 @@ def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_a_checkpoint(
 
 
 @pytest.mark.parametrize("how", ["left", "logged"])
-def test_a_process_ends_when_its_saves_have(interrupted, how):
+def test_process_exits_after_its_saves(interrupted, how):
     location = interrupted[0] / how
     declared = (location / "said").read_text()
     assert interrupted[1][how] == 0, declared

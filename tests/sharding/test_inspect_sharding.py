@@ -55,7 +55,7 @@ def test_none_where_none_is_stored():
 @pytest.mark.parametrize(
     "text", ["[]", '{"AA==": 3}', '{"AA==": "{}"}', '{"not base64!": "{}"}', '{"AA==": "no json"}']
 )
-def test_a_damaged_file(tmp_path: Path, text: str):
+def test_damaged_file_is_reported(tmp_path: Path, text: str):
     (tmp_path / "_sharding").write_text(text)
     with pytest.raises(FormatError) as caught:
         stored_shardings(Tree({}, Metadata("orbax", location=str(tmp_path))))
@@ -96,7 +96,7 @@ def test_devices_are_nested_by_the_axes_of_their_mesh():
     assert [[item["id"] for item in row] for row in nested] == [[5, 4, 3], [2, 1, 0]]
 
 
-def test_it_is_written_as_jax_writes_it():
+def test_saved_bytes_match_jax():
     tree = Tree({("a",): Constant((8, 4, 2), DTYPES["bfloat16"], b"\0\0")})
     cut = Sharding("NamedSharding", (("x", 2), ("y", 2)), (("x", "y"), (), ("x",)))
     for sharding, text in (

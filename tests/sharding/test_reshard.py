@@ -49,7 +49,7 @@ def resharded(tmp_path_factory):
 
 
 @given(st.data())
-def test_a_shard_is_made_of_whole_chunks(data):
+def test_shards_consist_of_complete_chunks(data):
     shard = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4)))
     shape = tuple(length * data.draw(st.integers(1, 8)) for length in shard)
     stacked = data.draw(st.sets(st.integers(0, len(shape) - 1)))
@@ -63,7 +63,7 @@ def test_a_shard_is_made_of_whole_chunks(data):
 
 
 class TestReshard:
-    def test_devices_read_whole_chunks_and_values_stay(self, resharded):
+    def test_devices_read_complete_chunks(self, resharded):
         assert digests(resharded) == digests(MAXTEXT)
         shapes = grid(resharded)
         shape, chunk = shapes["params/params/decoder/layers/mlp/wi_0/kernel"]
@@ -130,11 +130,11 @@ class TestReshard:
             one, other = (location / "0" / "items" / name for location in (resharded, tmp_path / "out"))
             assert one.read_bytes() == other.read_bytes(), name
 
-    def test_a_training_checkpoint_keeps_its_state(self, tmp_path):
+    def test_training_checkpoint_keeps_its_state(self, tmp_path):
         run("reshard", TRAINED, tmp_path / "out", "--mesh", "fsdp=2", "--compression", "zstd")
         assert digests(tmp_path / "out") == digests(TRAINED)
 
-    def test_rules_that_are_about_nothing_are_refused_or_said(self, tmp_path):
+    def test_unused_rules_are_refused_or_reported(self, tmp_path):
         rules = tmp_path / "rules.toml"
         rules.write_text('[arrays]\n"*/wo/kernel" = "P(\'tensor\')"\n"*/no/such" = "P(\'fsdp\')"\n')
         words = ("reshard", MAXTEXT, tmp_path / "out", "--mesh", MESH, "--rules", rules)
@@ -170,7 +170,7 @@ class TestReshard:
         assert result.exit_code == code and says in result.output, result.output
         assert not (tmp_path / "out").exists()
 
-    def test_from_python_chunks_and_a_mesh_contradict_each_other(self, tmp_path):
+    def test_chunks_and_mesh_are_mutually_exclusive(self, tmp_path):
         with pytest.raises(UsageError, match="both say how arrays are stored"):
             ckpttools.reshard(MAXTEXT, tmp_path / "out", mesh="fsdp=2", chunks="*=-")
         with pytest.raises(ShapeError, match="cannot be divided evenly"):
@@ -188,7 +188,7 @@ class TestChunks:
             ("select", MAXTEXT, "--keep", "params"),
         ],
     )
-    def test_every_writer_of_chunks_takes_a_grid(self, words, tmp_path):
+    def test_every_chunked_format_accepts_a_grid(self, words, tmp_path):
         command = words[:2] if words[0] == "convert" else words[:1]
         source, *rest = words[len(command) :]
         declared = "*/wo/kernel=16x1x-,*decoder_norm*=7"
@@ -212,6 +212,6 @@ class TestChunks:
             ("*/nothing=16", "this pattern of chunks matches no array"),
         ],
     )
-    def test_a_grid_for_no_array_is_refused(self, declared, says, tmp_path):
+    def test_grid_without_an_array_is_refused(self, declared, says, tmp_path):
         result = ckpt("convert", "to-orbax", MAXTEXT, tmp_path / "out", "--chunks", declared)
         assert result.exit_code == 2 and says in result.output, result.output

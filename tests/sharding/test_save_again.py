@@ -85,12 +85,12 @@ class TestStepsOfARun:
         if "/" not in name:
             self.saved(tmp_path / "run", as_step=1000, overwrite=True)
 
-    def test_a_step_that_is_an_item_itself(self, tmp_path):
+    def test_step_without_items_is_loaded(self, tmp_path):
         self.saved(tmp_path / "run" / "1000", level="item")
         with pytest.raises(DestinationExistsError, match="step 1000, which would be lost"):
             self.saved(tmp_path / "run", as_step=2000, overwrite=True)
 
-    def test_the_same_step_is(self, tmp_path):
+    def test_same_step_is_reused(self, tmp_path):
         self.saved(tmp_path / "run", as_step=7)
         self.saved(tmp_path / "run", as_step=7, overwrite=True)
 

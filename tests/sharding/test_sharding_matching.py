@@ -40,7 +40,7 @@ def test_ambiguous_moments_are_not_guessed():
     assert match([("w",)], tree.arrays, lambda path: known.of(path) == "parameter").others
 
 
-def test_names_as_they_are_come_first():
+def test_exact_names_take_precedence():
     result = match([("w",), ("b",), ("c",)], [("w",), ("b",), ("ema", "w"), ("ema", "b")])
     assert result.result == {("w",): ("w",), ("b",): ("b",)} and not result.others
 
@@ -60,7 +60,7 @@ def test_parameters_are_meant_not_their_moments(paths):
 
 
 @pytest.mark.parametrize("key", ["ema_params", "mu"])
-def test_a_name_below_another_key_is_another_array(key):
+def test_nested_name_is_another_array(key):
     assert match([(key, "w")], [("params", "w")]).missing == ((key, "w"),)
     assert match([("params", "w")], [(key, "w")]).missing == (("params", "w"),)
 
@@ -86,7 +86,7 @@ class TestWhatIsStoredOtherwise:
         with pytest.raises(CoverageError, match="expected a"):
             self.loaded(tmp_path, {"a": stored}, lambda jax: {"a": expected})
 
-    def test_a_float_is_exactly_the_integer_that_is_stored(self, tmp_path):
+    def test_integer_is_loaded_exactly_as_float(self, tmp_path):
         assert self.loaded(tmp_path, {"a": 2**53}, lambda jax: {"a": 1.0}) == {"a": 2.0**53}
         with pytest.raises(CoverageError, match="a: 9007199254740993 cannot be a float exactly"):
             ckpttools.save({"a": 2**53 + 1}, tmp_path / "odd", level="item")
@@ -107,7 +107,7 @@ class TestWhatIsStoredOtherwise:
 
 
 @pytest.mark.parametrize("rules", [{"*kernal": "P('fsdp')"}, {"w": "P()", "x": "P()"}])
-def test_patterns_of_rules_that_no_array_has_are_refused(tmp_path, rules):
+def test_unmatched_rule_patterns_are_refused(tmp_path, rules):
     ckpttools.save({"w": np.ones((2, 2), np.float32)}, tmp_path / "item", level="item")
     with pytest.raises(UsageError, match="matches no array"):
         ckpttools.load(tmp_path / "item", rules=rules, mesh="fsdp=1")

@@ -38,9 +38,9 @@ def test_weights_are_loaded_where_the_run_wants_them(restored):
     assert {item["dtype"] for item in loaded.values()} == {"float32"}
 
 
-def test_the_conversion_function_gives_the_same_values(restored):
+def test_conversion_function_gives_the_same_values(restored):
     assert values(restored["function"]) == values(restored["dynamic"])
 
 
-def test_the_preset_cuts_as_maxtext_does(restored):
+def test_maxtext_preset_shards_like_maxtext(restored):
     assert restored["rules"] == restored["dynamic"]

@@ -54,7 +54,7 @@ def test_invalid_partition_spec_is_refused(text):
         parse_spec(text)
 
 
-def test_patterns_go_before_axes_and_the_first_that_fits_counts():
+def test_patterns_precede_axes_and_the_first_match_counts():
     rules = resolve_rules({"*/wo/kernel": "P(None, 'fsdp')", "*/w*/kernel": "P('data')", "mlp": "tensor"})
     assert rules.spec(("a", "wo", "kernel"), named("mlp embed"), MESH) == ((), ("fsdp",))
     assert rules.spec(("a", "wi", "kernel"), named("embed mlp"), MESH) == (("data",),)
@@ -63,7 +63,7 @@ def test_patterns_go_before_axes_and_the_first_that_fits_counts():
     assert not rules.applies(("a", "scale"), named("norm"))
 
 
-def test_axes_are_gone_through_as_flax_does():
+def test_axis_rules_match_flax():
     rules = resolve_rules(
         [("a", ("data", "fsdp")), ("b", ("fsdp", "tensor")), ("b", "tensor"), ("c", None), ("c", "data")]
     )
@@ -74,7 +74,7 @@ def test_axes_are_gone_through_as_flax_does():
     assert rules.spec((), (("embed_attn", "a"),), MESH) == (("data", "fsdp"),)
 
 
-def test_the_rules_of_maxtext():
+def test_maxtext_rules_are_complete():
     mesh = parse_mesh("fsdp=4,tensor=2")
     assert MAXTEXT.spec((), named("embed mlp"), mesh) == (("fsdp",), ("tensor",))
     assert MAXTEXT.spec((), named("embed layers mlp"), mesh) == (("fsdp",), (), ("tensor",))
@@ -84,7 +84,7 @@ def test_the_rules_of_maxtext():
     assert resolve_rules("maxtext") is MAXTEXT
 
 
-def test_a_mesh_may_lack_what_maxtext_knows_and_nothing_else():
+def test_mesh_may_only_lack_axes_of_maxtext():
     resolve_rules([("embed", ["fsdp", "expert"])]).check(MESH)
     with pytest.raises(UsageError, match="did you mean fsdp"):
         resolve_rules([("embed", "fsdpp")]).check(MESH)
@@ -143,7 +143,7 @@ def test_rows_know_the_names_of_axes():
 
 
 @pytest.mark.parametrize("family", ["llama3.1", "qwen3-moe", "deepseek3"])
-def test_every_large_array_of_maxtext_has_names(family):
+def test_every_large_maxtext_array_has_axis_names(family):
     hf = open_tree(parse(GOLDEN / family / "hf"))
     tree = to_maxtext(hf, ToMaxText()).state
     names = axis_names(tree)
@@ -169,7 +169,7 @@ def test_processes_are_predicted_without_devices():
     assert (columns.broadcast, columns.fetched_single_replica) == (0, columns.fetched_exchanging)
 
 
-def test_one_that_reads_for_all_is_predicted():
+def test_single_reader_is_predicted():
     source = GOLDEN / "llama3.1" / "hf"
     result = chunks(source, mesh="data=4,fsdp=2", rules={"*": "P('fsdp')"}, processes=4)
     loading = result.processes
@@ -194,6 +194,6 @@ def test_one_that_reads_for_all_is_predicted():
         ({"mesh": "a=8", "rules": {"*": "P('b')"}}, "no axis 'b'"),
     ],
 )
-def test_predictions_that_make_no_sense(how, declared):
+def test_invalid_predictions_are_refused(how, declared):
     with pytest.raises(UsageError, match=declared):
         chunks(HF, **how)

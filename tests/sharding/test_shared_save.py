@@ -69,7 +69,7 @@ def test_several_processes_write_what_one_would(saved, tmp_path, name, options):
 
 
 @pytest.mark.parametrize("name", ["raw", "compressed", "zarr"])
-def test_in_a_bucket_each_process_writes_objects_of_its_own(saved, bucket, name):
+def test_each_process_writes_its_own_objects(saved, bucket, name):
     assert ckpttools.diff(f"{bucket}/{name}", saved / "saved").equal
     assert ckpttools.doctor(f"{bucket}/{name}").healthy
 
@@ -80,7 +80,7 @@ def test_compressed_chunks_are_of_one_process_each(saved):
 
 
 @pytest.mark.parametrize("name", ["replicated", "rows", "columns"])
-def test_each_process_converts_what_it_has(saved, tmp_path, name):
+def test_each_process_converts_its_own_shards(saved, tmp_path, name):
     ckpttools.hf_to_maxtext(HF, tmp_path / "one")
     arrays = [location / "0" / "items" / "d" for location in (saved / f"{name}-maxtext", tmp_path / "one")]
     assert content(arrays[0]) == content(arrays[1])

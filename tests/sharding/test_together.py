@@ -76,7 +76,7 @@ MANY = pytest.mark.skipif("CKPTTOOLS_PROCESSES" not in os.environ, reason="CKPTT
 
 
 @pytest.mark.parametrize(("count", "later"), [(2, 2), pytest.param(4, 3, marks=MANY)])
-def test_a_killed_process_ends_the_job_by_its_name_and_the_next_job_goes_on(tmp_path, count, later):
+def test_killed_process_ends_the_job_and_the_next_job_resumes(tmp_path, count, later):
     words = ["convert", "hf-to-maxtext", SHARDED, tmp_path / "out", "--jobs", "1"]
     codes, declared = job(words, count, dying=count - 1)
     assert codes == [*[5] * (count - 1), -9], (codes, declared)
@@ -111,9 +111,7 @@ def test_outside_of_a_job_it_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("number", "count"), [("0", "0"), ("5", "2"), ("-1", "2"), ("", "two")])
-def test_numbers_that_cannot_be_are_refused_in_the_words_of_who_gives_them(
-    tmp_path, monkeypatch, number, count
-):
+def test_invalid_numbers_are_refused_in_the_terms_of_the_caller(tmp_path, monkeypatch, number, count):
     """At once: nobody is waited for."""
     declared = {
         "JOB_ID": "5",
@@ -129,7 +127,7 @@ def test_numbers_that_cannot_be_are_refused_in_the_words_of_who_gives_them(
     assert f"SLURM_PROCID={number}, SLURM_NTASKS={count}" in result.output, result.output
 
 
-def test_a_dry_run_needs_no_job(tmp_path):
+def test_dry_run_needs_no_job(tmp_path):
     words = ("--dtype", "float16", "--dry-run", "--distributed")
     result = ckpt("cast", SHARDED, tmp_path / "out", *words)
     assert result.exit_code == 0 and "Dry run" in result.output

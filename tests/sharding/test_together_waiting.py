@@ -41,7 +41,7 @@ def other(job, number):
     return Service(number, 3, job.client)
 
 
-def test_a_process_that_has_done_all_is_not_gone_before_it_says_so(job):
+def test_finished_process_reports_before_it_exits(job):
     assert not _are_done(job, [ONE], HERE, ())
     assert _are_done(job, [ONE, TWO], HERE, ())
     other(job, 2).set_status("done", "yes")
@@ -55,7 +55,7 @@ def test_ended_process_is_named(job):
     assert "with 3 of 7 tasks done, ended by: the disk is full" in str(failed.value.got)
 
 
-def test_one_of_an_earlier_job_with_the_same_name_is_not_taken_for_it(job):
+def test_process_of_an_earlier_job_is_not_confused(job):
     """An Indexed Job starts pods again with the same host names, in which it is process 1 again."""
     gone = replace(ONE, state="gone")
     with pytest.raises(OtherProcessError):

@@ -91,8 +91,8 @@ def model(config: dict[str, Any], seed: int) -> Tree:
     random = np.random.default_rng(seed)
     leaves: dict[Path, LazyArray] = {}
     shapes = shapes_of(config)
-    # What a configuration does not say is as large as transformers makes it.
-    assert sum(map(prod, shapes.values())) < 50_000_000, "say the sizes that it is silent of"
+    # Missing sizes get the large defaults of transformers.
+    assert sum(map(prod, shapes.values())) < 50_000_000, "state the missing sizes"
     for name, shape in shapes.items():
         values = random.normal(0, 0.02, shape).astype(dtype.numpy)
         values[np.abs(values) < 2**-16] = 2**-16

@@ -1,4 +1,4 @@
-"""Casts: equal to ml_dtypes' to the bit, rounded once, and what they lose is counted."""
+"""Casts equal those of ml_dtypes bit for bit, round once, and count lost values."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ DIGITS = {"bfloat16": (8, 127), "float16": (11, 15), "float32": (24, 127), "floa
 
 
 def converted(values, dtype, to):
-    """Bits of `values` (of numpy's dtype) after the conversion, and the counts."""
+    """Return the bits of `values` after the conversion, and the counts."""
     target = np.zeros(values.shape, to.carrier)
     counts = Convert(to).apply(values.view(dtype.carrier), target, dtype)
     return target, dict(counts)
 
 
 def random_floats(dtype, seed, count=20_000):
-    """Any bits, numbers of every size, and the edges."""
+    """Draw arbitrary bits, values of every magnitude, and edge cases."""
     bits = noise((count,), dtype, seed).view(dtype.numpy)
     with np.errstate(all="ignore"):
         usual = (np.random.default_rng(seed).standard_normal(count) * 8).astype(np.float32)
@@ -119,7 +119,7 @@ def whole(numbers, dtype):
 
 
 def nearest(number, digits, largest):
-    """A whole number rounded to so many binary digits, ties to even; infinite beyond the largest power."""
+    """Round an integer to a number of binary digits, ties to even; infinite beyond the largest power."""
     shift = max(0, abs(number).bit_length() - digits)
     quotient, rest = divmod(abs(number), 1 << shift)
     half = Fraction(rest, 1 << shift) - Fraction(1, 2)
@@ -178,7 +178,7 @@ def test_integer_to_integer_cast_clips(data, dtype, to):
 
 @given(st.data())
 def test_each_value_is_counted_once_however_it_is_read(data):
-    """Through any nest of nodes, in any pieces: merged axes that are cut are where reads overlap."""
+    """Cast through nested nodes in arbitrary pieces; cut merged axes cause overlapping reads."""
     known = data.draw(lazy_arrays(dtype=DTYPES["float32"], values=False))
     fp8 = DTYPES["float8_e4m3fn"]
     array = cast(known.array, fp8)
@@ -192,8 +192,8 @@ def test_each_value_is_counted_once_however_it_is_read(data):
     assert scratch.take_counts() == {}
 
 
-def test_reads_that_would_overlap_do_so_where_nothing_is_computed():
-    """The rule that keeps counts right is not needed, and costs reads, where elements are only moved."""
+def test_overlapping_reads_are_allowed_without_computation():
+    """If elements are only moved, the rule that keeps counts right would only cost reads."""
     dtype = DTYPES["float32"]
     plain = relayout(stored(noise((24, 6), dtype), dtype), [(4, 6), (6,)], (1, 0, 2), (1, 1, 1))
     computed = elementwise(plain, Convert(DTYPES["bfloat16"]))
@@ -221,7 +221,7 @@ class TestTransforms:
         }
         assert built.metadata.notes.inexact[0].text == "cast from float32 to bfloat16: rounded"
 
-    def test_the_first_pattern_that_matches_counts(self):
+    def test_first_matching_pattern_counts(self):
         tree = named(a__norm=np.ones(1, np.float32), a__w=np.ones(1, np.float32), b=np.ones(1, np.float32))
         built = tree.pipe(CastMap({"*norm": "float64", "a": "float16"}, "bfloat16"))
         assert [array.dtype.name for array in built.arrays.values()] == ["float64", "float16", "bfloat16"]
@@ -244,13 +244,13 @@ class TestTransforms:
     )
     def test_casts_that_can_lose_integers_need_force(self, array, dtype):
         tree = named(n=array)
-        with pytest.raises(MappingError, match="can lose whole numbers") as caught:
+        with pytest.raises(MappingError, match="can lose integers") as caught:
             tree.pipe(CastMap({"n": dtype}))
         assert f"n: {array.dtype.name} to {dtype}" in str(caught.value)
         assert tree.pipe(CastMap({"n": dtype}, force=True)).arrays["n",].dtype.name == dtype
 
     def test_casts_that_can_lose_signs_need_force(self):
-        """Exponents alone, as scales are: zero and what is negative become NaN."""
+        """Scale dtypes hold only exponents, so zero and negative values become NaN."""
         values, scales = np.array([-1, 0, 2], np.float32), "float8_e8m0fnu"
         for declared in (CastTo(scales), CastMap({"w": scales})):
             with pytest.raises(MappingError, match="can lose signs and zeros") as caught:
@@ -266,12 +266,12 @@ class TestTransforms:
         with pytest.raises(MappingError, match="cannot be cast"):
             named(n=np.ones(2, kind)).pipe(CastMap({"n": dtype}, force=True))
 
-    def test_keys_are_no_numbers(self):
+    def test_random_keys_are_not_cast(self):
         tree = named(Metadata(key_impls={("rng",): "threefry2x32"}), rng=np.ones(2, np.uint32))
         with pytest.raises(MappingError, match="PRNG"):
             tree.pipe(CastMap({"rng": "float32"}, force=True))
 
-    def test_a_pattern_without_match_and_an_unknown_dtype(self):
+    def test_unmatched_pattern_and_unknown_dtype_are_refused(self):
         tree = named(kernel=np.ones(2, np.float32))
         with pytest.raises(UsageError, match="did you mean kernel"):
             tree.pipe(CastMap({"kernle": "float16"}))
@@ -279,7 +279,7 @@ class TestTransforms:
             tree.pipe(CastTo("float17"))
 
 
-def test_the_first_number_beyond_is_counted_and_the_last_within_is_not():
+def test_overflow_counts_start_at_the_first_value_beyond():
     tree = named(w=np.array([2.0**31, 2.0**31 - 128, -(2.0**31), -(2.0**31) - 256], np.float32))
     built = tree.pipe(CastMap({"w": "int32"}, force=True)).arrays["w",]
     scratch = Scratch(built.scratch_bytes)
@@ -288,7 +288,7 @@ def test_the_first_number_beyond_is_counted_and_the_last_within_is_not():
 
 
 class TestRuns:
-    """Counts through a plan, in the receipt and on the command line."""
+    """Counts appear in the receipt of a plan and on the command line."""
 
     def test_losses_are_counted_for_every_array(self, tmp_path):
         tree = named(a=LOSSY, b=np.ones((2, 2), np.float32), c=LOSSY.T.copy())
@@ -296,7 +296,7 @@ class TestRuns:
         each = {"overflowed": 3, "underflowed": 1}
         assert receipt.counts == {"a": each, "c": each}
 
-    def test_an_interrupted_run_counts_all_of_it(self, tmp_path, monkeypatch):
+    def test_resumed_run_counts_all_values(self, tmp_path, monkeypatch):
         monkeypatch.setattr(planning, "LARGEST_TASK", 1 << 10)
         monkeypatch.setattr(planning, "_SMALLEST_TASK", 1 << 9)
         monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)
@@ -321,7 +321,7 @@ class TestRuns:
         done = run("cast", tmp_path / "src", tmp_path / "out", "--dtype", "float8_e4m3fn")
         assert "4 values became infinite or NaN in 1 array" in done.output
         assert "1 value became zero in 1 array" in done.output
-        assert "what is too large, as infinity, becomes NaN" in " ".join(done.output.split())
+        assert "infinity and values that are too large become NaN" in " ".join(done.output.split())
         done = run("cast", tmp_path / "src", tmp_path / "json", "--dtype", "bfloat16", "--json")
         assert json.loads(done.stdout)["counts"] == {}
         done = run("cast", tmp_path / "src", tmp_path / "map", "--dtype-map", "a=int8", "--force", "--json")
@@ -343,7 +343,7 @@ def test_real_checkpoints_keep_their_format(tmp_path, source):
             assert np.array_equal(after.arrays[path].read(), array.read())
 
 
-def test_the_result_loads_through_safetensors_and_orbax(tmp_path):
+def test_cast_result_loads_with_safetensors_and_orbax(tmp_path):
     import orbax.checkpoint as ocp
     from safetensors.numpy import load_file
 
@@ -383,7 +383,7 @@ class TestBadInput:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bool", "complex64", "float8_e8m0fnu"])
-def test_no_call_makes_other_than_floating_point_numbers_of_weights(dtype, tmp_path):
+def test_weights_are_only_cast_to_floating_point(dtype, tmp_path):
     calls = (
         lambda: ckpttools.average(HF, tmp_path / "out", others=[HF], dtype=dtype),
         lambda: ckpttools.hf_to_maxtext(HF, tmp_path / "out", dtype=dtype),

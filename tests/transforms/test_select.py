@@ -1,4 +1,4 @@
-"""Selecting leaves: keep and drop part a tree in two, and nothing else changes."""
+"""Select leaves: keep and drop split a tree in two, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JOINS = st.sampled_from((keystr, dotted))
 
 
 def pattern(draw, tree):
-    """A pattern that matches something: a path, keys above it, a part of it, either way of joining."""
+    """Draw a pattern that matches: a path, its parents, or a part of it, joined either way."""
     path = draw(st.sampled_from(list(tree)))
     prefix = path[: draw(st.integers(1, len(path)))]
     text = draw(JOINS)(prefix)
@@ -104,7 +104,7 @@ class TestPatterns:
     )
     def test_unmatched_pattern_suggests_similar_names(self, pattern, near):
         for options in ({"keep": [pattern]}, {"drop": ["params", pattern]}):
-            with pytest.raises(UsageError, match="nothing has a name that matches") as caught:
+            with pytest.raises(UsageError, match="no array name matches the pattern") as caught:
                 Select(**options)(self.TREE)
             assert near in str(caught.value.hint)
 
@@ -113,7 +113,7 @@ class TestPatterns:
             Select(["zzzz"])(self.TREE)
 
 
-def test_a_tree_of_one_leaf():
+def test_tree_with_one_leaf_is_selected():
     tree = tree_of(())
     assert len(tree.pipe(Select(["*"]))) == 1
 
@@ -126,7 +126,7 @@ class TestMetadata:
         assert built.metadata.step == EVERYTHING.metadata.step
         assert built.metadata.custom == EVERYTHING.metadata.custom
 
-    def test_empty_leaves_and_strings_are_selected_as_arrays_are(self):
+    def test_empty_leaves_and_strings_are_selected_like_arrays(self):
         built = EVERYTHING.pipe(Select(drop=["empty", "list"]))
         assert set(EVERYTHING) - set(built) == {path for path in EVERYTHING if path[0] in ("empty", "list")}
 
@@ -138,7 +138,7 @@ class TestMetadata:
 class TestLists:
     TREE = tree_of(*[("chain", k, name) for k in range(3) for name in ("mu", "nu")], ("w",))
 
-    def test_the_last_elements_may_go(self):
+    def test_last_list_elements_may_be_dropped(self):
         assert len(self.TREE.pipe(Select(drop=["chain/2"]))) == 5
         assert len(self.TREE.pipe(Select(drop=["*mu"]))) == 4
 
@@ -194,10 +194,10 @@ class TestCommand:
 
 
 class TestBadInput:
-    def test_no_pattern(self, tmp_path):
+    def test_missing_patterns_are_refused(self, tmp_path):
         assert "--keep PATTERN" in run(HF, tmp_path / "out", code=2)
 
-    def test_no_match(self, tmp_path):
+    def test_unmatched_patterns_are_refused(self, tmp_path):
         output = run(HF, tmp_path / "out", "--keep", "*lm_haed*", code=2)
         assert "did you mean lm_head" in output
         assert not (tmp_path / "out").exists()
@@ -205,7 +205,7 @@ class TestBadInput:
     def test_selecting_no_arrays_is_refused(self, tmp_path):
         assert "--drop '*'" in run(HF, tmp_path / "out", "--drop", "*", code=2)
 
-    def test_a_format_that_is_not_written(self):
+    def test_read_only_format_is_refused(self):
         tree = tree_of(("w",), format="npy")
         with pytest.raises(UsageError, match="npy cannot be written"):
             save(tree, "/nowhere")
@@ -236,11 +236,11 @@ PREFIXED = (("policy.a",), ("policy", "b.c"), ("policy_2.a",), ("x", "policy", "
         ("policy.a", None),
     ],
 )
-def test_a_prefix_is_whole_words_and_is_cut_off(prefix, left):
-    """Of a model that was saved beside others."""
+def test_prefix_matches_complete_words_and_is_removed(prefix, left):
+    """The prefix selects one of several models that were saved together."""
     select = Select(prefix=prefix)
     if left is None:
-        with pytest.raises(UsageError, match="no name begins so"):
+        with pytest.raises(UsageError, match="no name begins with this prefix"):
             select(tree_of(*PREFIXED))
     else:
         built = select(tree_of(*PREFIXED))

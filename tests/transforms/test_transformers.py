@@ -1,4 +1,4 @@
-"""transformers itself loads what `maxtext-to-hf` writes: no tensor missing, none too many, all of its shapes.
+"""transformers loads the output of `maxtext-to-hf` without missing or extra tensors, and with its shapes.
 
 Needs the extra `transformers` (torch and transformers), which the suite does without.
 """
@@ -38,7 +38,7 @@ TOWERS = {
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """Golden models, there and back again."""
+    """Return golden models after a round trip."""
 
     def export(family):
         directory = tmp_path_factory.mktemp(family)
@@ -51,7 +51,7 @@ def exported(tmp_path_factory):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_of_transformers_takes_every_tensor(exported, family):
+def test_transformers_model_loads_every_tensor(exported, family):
     directory = exported(family)
     name = json.loads((directory / "config.json").read_bytes())["architectures"][0]
     kind = getattr(transformers, name)
@@ -63,8 +63,8 @@ def test_a_model_of_transformers_takes_every_tensor(exported, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_configuration_alone_makes_a_model_of_these_shapes(exported, family):
-    """Without weights, on the meta device: the names that the model asks for are those in the files."""
+def test_config_gives_a_model_of_the_same_shapes(exported, family):
+    """Without weights, on the meta device, the names that the model expects are those in the files."""
     directory = exported(family)
     config = transformers.AutoConfig.from_pretrained(directory)
     with torch.device("meta"):
@@ -77,9 +77,9 @@ def test_the_configuration_alone_makes_a_model_of_these_shapes(exported, family)
 
 @pytest.mark.parametrize("model", TOWERS)
 def test_towers_have_the_names_and_shapes_of_transformers(tmp_path, model):
-    """What transformers would begin anew, at random, it only warns of."""
+    """transformers only warns about arrays that it initializes randomly."""
     source = GOLDEN_0_2_5 / model / "hf"
-    # MaxText scans no layers that take what towers' inner blocks see; talkers it has no place for.
+    # MaxText does not scan layers that use tower outputs, and does not support talkers.
     options = ToMaxText(scan=False, carry=True, exact=True)
     plan_to_maxtext(source, options, Resources(jobs=2)).run(tmp_path / "maxtext")
     plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(), Resources(jobs=2)).run(tmp_path / "hf")
@@ -125,7 +125,7 @@ QUANTIZED = {
 
 
 @pytest.mark.parametrize("case", QUANTIZED)
-def test_a_model_of_transformers_takes_what_quantize_writes(tmp_path, case):
+def test_transformers_model_loads_quantized_weights(tmp_path, case):
     pytest.importorskip("accelerate", reason="transformers dequantizes with it alone")
     scheme, dtype, name, declared = QUANTIZED[case]
     kind = getattr(transformers, name)
@@ -154,7 +154,7 @@ def test_a_model_of_transformers_takes_what_quantize_writes(tmp_path, case):
 
 
 def linear_in_fp8(kind, config, left) -> set[str]:
-    """The linear layers, experts apart, that are FP8 where transformers computes in it: a GPU does."""
+    """Return the linear layers and single experts that are FP8 if transformers computes in it, on a GPU."""
     declared = transformers.FineGrainedFP8Config(modules_to_not_convert=left)
     from transformers.integrations.finegrained_fp8 import FP8Linear, replace_with_fp8_linear
 
@@ -167,7 +167,7 @@ def linear_in_fp8(kind, config, left) -> set[str]:
 
 
 def fuse(file):
-    """Single experts as one array for each layer, as Qwen3.5 is published."""
+    """Fuse single experts into one array per layer, as in published Qwen3.5 files."""
     tensors = safetensors_torch.load_file(file)
     modules = sorted({name.rpartition(".experts.")[0] for name in tensors if ".experts." in name})
     for module in modules:

@@ -35,14 +35,14 @@ class KnownDeviation:
     Attributes:
         name: the name of the entry.
         families: names of the families whose models may be affected; empty for all.
-        condition: a description of the affected models for people.
+        condition: a description of the affected models.
         what: the property of the model that MaxText does not follow.
         reason: what MaxText does instead.
         applies: whether a model is affected; None if configuration and shapes do not show it.
         field: the field of the `must` rule that states it, instead of `applies`.
         effect: the difference between the results, measured with tiny models unless stated otherwise.
         remedy: the action to take; empty if nothing helps. In both texts, {percent} stands for the excess of
-            the rounded root of hidden_size over the exact one, and {materialize} for the option.
+            the rounded square root of hidden_size over the exact one, and {materialize} for the option.
         versions: the affected versions of MaxText.
     """
 
@@ -206,7 +206,7 @@ _KNOWN = (
         "sliding-window",
         (),
         "sliding_window is a number (Mistral 7B v0.1)",
-        "layers with a window",
+        "layers with a sliding window",
         "MaxText's block has no sliding window",
         field="config.sliding_window",
         effect="none for sequences shorter than the window; for sequences of twice its length, "
@@ -301,7 +301,7 @@ _KNOWN = (
 
 
 def deviations(family: Family, facts: ModelFacts, maxtext: str = NEWEST) -> Iterator[Discrepancy]:
-    """Yield what MaxText computes differently for one model.
+    """Yield the deviations of MaxText for one model.
 
     Args:
         family: the model's family.

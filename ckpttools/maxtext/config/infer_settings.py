@@ -33,7 +33,7 @@ _YARN_SETTINGS = frozenset(
 )
 # These settings are given along with a model name, because MaxText's model files leave them open.
 _EXTRA_SETTINGS = ("use_multimodal", "use_audio", "attention")
-# These are infinite, and no setting can hold them; NaN compares below nothing.
+# Values from this limit on are infinite in MaxText; NaN is not below it either.
 _TOO_LARGE = 2**63
 Values = Mapping[str, ModelSetting]
 
@@ -46,8 +46,8 @@ def setting_rules(family: Family) -> SettingRules:
     """
     if not family.settings.settings:
         raise ConfigError(
-            f"what MaxText must be told of family {family.name} is not known",
-            hint="its rules go into the family, as `settings`: docs/add-a-family.md",
+            f"the MaxText settings of family {family.name} are unknown",
+            hint="add the rules to the family as `settings`: docs/add-a-family.md",
         )
     return family.settings
 
@@ -70,7 +70,7 @@ def _setting(rule: Setting, reading: Reading, location: str) -> ModelSetting:
             value = term.of(facts)
         except KeyError as error:
             raise ConfigError(
-                f"MaxText has no {rule.name} for this model",
+                f"MaxText has no value of {rule.name} for this model",
                 location=location,
                 got=f"{reading.called(term)} {json.dumps(facts.field(term.name))}",
                 expected="one of " + ", ".join(term.words or ()),
@@ -83,7 +83,7 @@ def _setting(rule: Setting, reading: Reading, location: str) -> ModelSetting:
                 ModelSetting(rule.name, _as_integer(value), reading.source(term, location)), location
             )
     raise ConfigError(
-        f"nothing says {rule.name}",
+        f"{rule.name} is unknown",
         location=location,
         expected=" or ".join(map(reading.called, rule.terms)),
         hint="complete the config.json",
@@ -101,11 +101,11 @@ def _require_accepted(result: ModelSetting, location: str) -> ModelSetting:
     if expected is None:
         return result
     raise ConfigError(
-        f"MaxText has no such {result.name}",
+        f"MaxText does not accept this {result.name}",
         location=location,
         got=f"{result} ({result.source})",
         expected=expected,
-        hint="it cannot run this model",
+        hint="MaxText cannot run this model",
     )
 
 
@@ -121,7 +121,10 @@ def _require_usable(name: str, field: str, value: Any, location: str) -> None:
         return
     if not fits:
         raise ConfigError(
-            f"{field} gives no {name}", location=location, got=json.dumps(value), expected=expected
+            f"{field} does not give a valid {name}",
+            location=location,
+            got=json.dumps(value),
+            expected=expected,
         )
 
 
@@ -135,12 +138,12 @@ def model_notes(family: Family, facts: ModelFacts) -> Iterator[str]:
     yield from (note.text for note in rules.notes if note.applies(facts))
     thetas = facts.theta_conflicts() if any(term.name == THETA for term in rules.terms()) else ()
     yield from (
-        f"{declared}, which transformers 5 takes, and so do we; but {other}" for declared, other in thetas
+        f"{declared}, which transformers 5 and ckpttools use; but {other}" for declared, other in thetas
     )
     towers = {field for field, flag in TOWERS.items() if flag not in family.towers}
     there = sorted(field for _, part in facts.parts for field in towers if part.get(field))
     if there:
-        yield f"text alone: MaxText has no place for {', '.join(there)} of a model of family {family.name}"
+        yield f"text only: MaxText does not support {', '.join(there)} in models of family {family.name}"
 
 
 def matching_model(values: Values) -> str | None:

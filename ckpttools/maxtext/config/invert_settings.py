@@ -63,7 +63,7 @@ _ARCHITECTURES = {
 def text_types(family: Family) -> tuple[str, ...]:
     """Return the `model_type` values of the family's text-only models.
 
-    None if the family has none, or if it is a model of another family, as Qwen3 is of Qwen3-VL.
+    None if the family has none, or if its text model belongs to another family, as Qwen3 in Qwen3-VL.
     """
     if any(spelling.architecture for spelling in family.spellings):
         return ()
@@ -177,8 +177,9 @@ def _add_values(result: dict[str, list[Any]], condition: Condition) -> None:
 
 
 def _in_likely_order(values: list[Any]) -> list[Any]:
-    """Sort values: plain ones first, then as in the rules; null last, since transformers fills in absent
-    fields.
+    """Sort values: plain ones first, then as in the rules.
+
+    Null comes last, since transformers fills in absent fields.
     """
     # Where 0 and null both mean "off", transformers only accepts null.
     off = [item for item in values if item is not None and None in values and is_same_value(item, 0)]
@@ -205,7 +206,7 @@ def _setting_values(family: Family, given: GivenSettings, name: str) -> Iterator
 
 # Rules depend on each other's results, such as a condition on a field or on an axis length.
 _PASSES = 4
-# Text has one position per token, whatever the sections are.
+# Text has one position per token for all sections.
 _IMAGE_SETTINGS = ("use_mrope", "mrope_section")
 # Larger than any number of layers.
 _MAX_LENGTH = 2000

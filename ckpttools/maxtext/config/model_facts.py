@@ -57,7 +57,7 @@ class ModelFacts:
         config: the parsed `config.json`.
         lengths: axis lengths.
         flags: boolean facts.
-        silent: field -> the value that transformers uses if the configuration omits it, without even a null.
+        silent: field -> the value that transformers uses if the configuration does not contain the field.
         has_arrays: whether the lengths come from arrays.
     """
 
@@ -130,7 +130,7 @@ class ModelFacts:
         return result
 
     def _layer_lists(self) -> Iterator[tuple[str, list[Any], Any]]:
-        """Yield lists that tell which layers attend to everything: name, entries, entry of such layers."""
+        """Yield the lists that show layers with full attention: name, entries, entry of such layers."""
         for name in ATTENTION_LISTS:
             where, kinds = self._find(_CONFIG + name)
             if where is not None and kinds and isinstance(kinds, list):
@@ -320,7 +320,7 @@ class Reading:
         if there := self._stated_fields(term):
             return f"{location}: {', '.join(there)}"
         from_arrays = term.kind != "field" and self.facts.has_arrays
-        return "the arrays" if from_arrays else f"transformers, as {location} does not say"
+        return "the arrays" if from_arrays else f"the default of transformers, not stated in {location}"
 
     def unread(self) -> Iterator[str]:
         """Yield the fields that may affect the computation but have no MaxText setting."""

@@ -117,7 +117,7 @@ def observe_model(tree: Tree, like: str | None, family: str | None) -> ObservedM
 
 
 def _observe_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | None) -> ObservedModel:
-    hint = f"name the directory of the model it came from: {option('like')} HF_DIR"
+    hint = f"pass the directory of the original model: {option('like')} HF_DIR"
     config = require_config(files.config, tree.metadata.location, hint)
     options = ModelOptions(family, files.rope_layout)
     result = family_for(config, options, tree.metadata.location)
@@ -156,7 +156,7 @@ def _stored(tree: Tree, view: MaxTextView) -> Iterator[ModelSetting]:
     if view.optimizer is None and tree.metadata.location:
         # Orbax refuses relative paths.
         location = str(parse(tree.metadata.location).absolute())
-        yield ModelSetting(LOAD_PARAMETERS, location, "where it lies")
+        yield ModelSetting(LOAD_PARAMETERS, location, "the checkpoint's location")
 
 
 def _notes(
@@ -168,22 +168,24 @@ def _notes(
 ) -> Iterator[str]:
     if view.optimizer is not None:
         yield (
-            "this is a training checkpoint: it goes on by base_output_directory and run_name, and "
-            f"{action('strip_optimizer')} makes what load_parameters_path takes"
+            "this is a training checkpoint, which resumes by base_output_directory and run_name; "
+            f"{action('strip_optimizer')} writes parameters for load_parameters_path"
         )
     rule = family.flags.get("tied")
     head = tying.left_head(family)
     if rule is not None and head is not None and not rule.read(config, "").value and head not in names:
-        yield "no output head is stored, though config.json promises one: the embedding is taken in its place"
+        yield (
+            "no output head is stored, although config.json declares one: the embedding is used in its place"
+        )
     yield from fp8.notes()
     towers = absent_towers(config, names)
     if towers:
-        yield f"text alone: the checkpoint has nothing of {', '.join(towers)}"
+        yield f"text only: the checkpoint does not contain {', '.join(towers)}"
     there = [item for item in family.towers_in(names) if not family.settings.mentions(item)]
     if there:
         yield (
-            f"with these settings MaxText runs the text model alone: towers ({', '.join(there)}) take "
-            "use_multimodal=true and the model_name of one of its own models that has them"
+            f"with these settings MaxText runs only the text model: towers ({', '.join(there)}) need "
+            "use_multimodal=true and the model_name of one of MaxText's own models that has them"
         )
 
 
@@ -233,11 +235,11 @@ def require_maxtext(
 
 def _contradiction_error(error: NotCoveredError) -> CoverageError:
     return CoverageError(
-        "the arrays are not those of the model that its configuration describes" + error.coverage.summary(),
+        "the arrays do not match the model in the configuration" + error.coverage.summary(),
         location=error.location,
         expected=f"the {CONFIG} of these arrays",
-        hint=f"a conversion would say: {error.raw.hint}; here name {CONFIG} itself, which is taken at its "
-        "word",
+        hint=f"the hint of a conversion: {error.raw.hint}; or pass {CONFIG} itself, which is not compared "
+        "with arrays",
     )
 
 
@@ -274,8 +276,8 @@ class StoredFp8:
         if not self.weights:
             return
         yield (
-            f"{plural(self.weights, 'array')} in FP8 ({' and '.join(self.dtypes)}), with scales beside the "
-            "codes: MaxText's training multiplies them when it loads them, into weight_dtype, by default "
+            f"{plural(self.weights, 'array')} in FP8 ({' and '.join(self.dtypes)}) with scales: "
+            "MaxText's training multiplies them when it loads them, into weight_dtype, by default "
             "float32"
         )
         yield (
@@ -286,7 +288,7 @@ class StoredFp8:
             reason = self._misfit_reason
             yield f"MaxText cannot compute with them in FP8, so leave weight_dtype as it is: {reason}"
         else:
-            yield f"MaxText computes with them in FP8 if it is told {' '.join(map(str, self.settings()))}"
+            yield f"MaxText computes with them in FP8 with the settings {' '.join(map(str, self.settings()))}"
 
     @property
     def _misfit_reason(self) -> str:

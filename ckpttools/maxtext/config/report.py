@@ -43,7 +43,7 @@ class ModelSetting:
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """A property that MaxText computes differently, whatever its settings.
+    """A property that MaxText computes differently, regardless of its settings.
 
     Attributes:
         what: the model's field and value.
@@ -82,7 +82,7 @@ class Contradiction:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A setting that MaxText refuses, whatever the checkpoint.
+    """A setting that MaxText refuses, regardless of the checkpoint.
 
     Attributes:
         name: the name as given.
@@ -112,7 +112,7 @@ class MaxTextConfig:
         is_named: whether the computation is the same, so that the name is sufficient.
         settings: all settings that describe the model, in order.
         told: the settings that must be passed to MaxText.
-        deviations: differences in MaxText's computation, whatever its settings.
+        deviations: differences in MaxText's computation, regardless of its settings.
         notes: other notes for the user.
         unread: fields of the configuration, with their values, that have no MaxText setting and may affect
             the computation.
@@ -147,7 +147,7 @@ class MaxTextConfig:
     def yaml(self) -> str:
         """Return the content of a YAML file that MaxText accepts instead of `base.yml`.
 
-        If the model needs the code of one of MaxText's own models, by name, the file is that model's own
+        If the model needs the code of one of MaxText's own models, by name, the file replaces that model's
         file.
         """
         given = self.as_mapping()
@@ -158,7 +158,7 @@ class MaxTextConfig:
         # In MaxText, the file of a model overrides other files, but not the command line.
         stored = [f"{key}={format_value(given[key])}" for key in _STORED if key in given]
         head = [
-            f"# Save this as models/{name}.yml beside your configuration file: MaxText then takes it for its",
+            f"# Save this as models/{name}.yml next to your configuration file. MaxText then uses it for its",
             f"# own model of this name. Then: {' '.join([f'model_name={name}', *stored])}",
         ]
         model = {key: value for key, value in given.items() if key not in _FIRST}

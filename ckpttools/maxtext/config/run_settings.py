@@ -63,7 +63,7 @@ def read_settings(words: Sequence[str]) -> GivenSettings:
     """
     command = parse_command(_as_pasted(words))
     if not command.file and not command.overrides:
-        raise UsageError("no setting is given", expected="a configuration file or NAME=VALUE")
+        raise UsageError("no settings are given", expected="a configuration file or NAME=VALUE")
     return _merge_layers(command)
 
 
@@ -81,7 +81,7 @@ def _split(line: str) -> list[str]:
         return shlex.split(line.replace("\\\n", " "))
     except ValueError as error:
         raise UsageError(
-            "this is no command line", got=f"{error}: {line}", hint="quote it as for a shell"
+            "this is not a valid command line", got=f"{error}: {line}", hint="quote it as for a shell"
         ) from error
 
 

@@ -77,7 +77,7 @@ class Kind:
 
     @property
     def _description(self) -> str:
-        names = {"bool": "true or false", "int": "a whole number", "float": "a number", "list": "[a, list]"}
+        names = {"bool": "true or false", "int": "an integer", "float": "a number", "list": "[a, list]"}
         limits = {">0": " above 0", ">=0": " of 0 or more"}
         if self.type == "one of":
             return "one of " + ", ".join(item or '""' for item in self.words)
@@ -135,7 +135,7 @@ def find_mistakes(declared: Iterable[ModelSetting], version: str) -> Iterator[Mi
             yield from find_mistakes(inner, version)
         elif (expected := kind.expected(item.value)) is not None and not _is_empty(item):
             yield Mistake(
-                item.name, item.value, item.source, f"MaxText wants {expected}", _value_hint(kind, item)
+                item.name, item.value, item.source, f"MaxText expects {expected}", _value_hint(kind, item)
             )
 
 

@@ -54,8 +54,9 @@ def config_from_settings(
     result = family_called(family) if family is not None else _family_by_block(declared)
     if not text_types(result):
         raise ConfigError(
-            f"MaxText's settings do not say all of family {result.name}: it has no model of text alone",
-            hint=f"{option('like')} takes the config.json of the model it came from",
+            f"MaxText's settings do not describe family {result.name} completely, because it has no "
+            f"text-only models",
+            hint=f"{option('like')} uses the config.json of the original model",
         )
     if arrays is None:
         return _with_loadable_type(
@@ -80,8 +81,8 @@ def _refuse_towers(family: Family, names: Iterable[str]) -> None:
         raise ConfigError(
             "MaxText's settings do not describe towers",
             got=f"arrays of {' and '.join(towers)}",
-            expected=f"the config.json of the model, by {option('like')}",
-            hint=f"{option('names', 'text')} writes the text model alone",
+            expected=f"the config.json of the model, with {option('like')}",
+            hint=f"{option('names', 'text')} writes only the text model",
         )
 
 
@@ -94,7 +95,7 @@ def _family_by_block(declared: GivenSettings) -> Family:
         {block for family in families().values() if text_types(family) for block in _blocks(family)}
     )
     raise ConfigError(
-        f"nothing says {_BLOCK}" if block is None else f"no family is known for {_BLOCK}",
+        f"{_BLOCK} is unknown" if block is None else f"no family is known for {_BLOCK}",
         location=SETTINGS,
         got=None if block is None else str(block),
         expected="one of " + ", ".join(known),
@@ -123,7 +124,7 @@ class _ModelArrays:
         return cls(family, text, stored_scan_axis(family, arrays, scan_axis))
 
     def known(self) -> ObservedArrays:
-        """Return what the arrays show without a configuration."""
+        """Return the facts that arrays show without a configuration."""
         tied = self._tied()
         lengths, _ = self._table(None, tied).known_of(self.arrays, left=True)
         return ObservedArrays(lengths, {name: flag.value for name, flag in tied.items()}, True)
@@ -178,19 +179,19 @@ def _only_candidate(family: Family, declared: GivenSettings, result: Sequence[Ca
 
 def _incomplete_error(names: Iterable[str]) -> ConfigError:
     return ConfigError(
-        "a config.json cannot be made of these settings: not all are there",
+        "these settings are not sufficient for a config.json",
         location=SETTINGS,
         expected="also " + ", ".join(f"{name}=VALUE" for name in names),
-        hint="name the configuration file of the run, or its model_name, and all else is as MaxText has it",
+        hint="add the configuration file of the run or its model_name, which provide MaxText's defaults",
     )
 
 
 def _contradiction_error(family: Family, result: Sequence[Contradiction]) -> ConfigError:
     unique = {item.name: item for item in reversed(result)}.values()
     return ConfigError(
-        f"no config.json of family {family.name} describes this model",
+        f"no config.json of family {family.name} matches this model",
         location=SETTINGS,
         got="; ".join(f"{item.name}={format_value(item.declared)} ({item.said_in})" for item in unique),
         expected="; ".join(f"{item.name}={format_value(item.expected)} ({item.source})" for item in unique),
-        hint="correct the settings: they must be those of the run that made the checkpoint",
+        hint="correct the settings: they must be those of the run that wrote the checkpoint",
     )

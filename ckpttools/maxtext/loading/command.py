@@ -80,8 +80,8 @@ def _is_python(word: str) -> bool:
 def _not_a_setting_error(word: str) -> UsageError:
     if word.startswith("-"):
         return UsageError(
-            f"{word} is no option here, and not a setting of MaxText",
-            expected="own options first, then the command of the run as it is, after --",
+            f"{word} is neither an option nor a MaxText setting",
+            expected="own options first, then the unchanged command of the run, after --",
             hint="-- python3 -m maxtext.trainers.pre_train.train base.yml NAME=VALUE",
         )
     if word.endswith((".yaml", ".json", ".toml")):
@@ -100,16 +100,16 @@ def parse_value(word: str, text: str) -> Any:
     """Return the value of a setting.
 
     Raises:
-        FormatError: it is not valid YAML.
+        FormatError: the text is not valid YAML.
     """
-    # Imported late: its fifteen modules take 18 ms, and few commands are given settings.
+    # The import is late, because its fifteen modules take 18 ms, and few commands have settings.
     from ckpttools.maxtext.loading.yaml_values import load_yaml
 
     try:
         return load_yaml(text)
     except ValueError as error:
         reason = " ".join(str(error).split())
-        raise FormatError("the value of a setting is not YAML", location=word, got=reason) from error
+        raise FormatError("the value of a setting is not valid YAML", location=word, got=reason) from error
 
 
 def _set_nested(into: dict[str, Any], keys: Sequence[str], value: Any) -> None:

@@ -61,7 +61,7 @@ def merge_settings(command: ParsedCommand, environment: Mapping[str, str]) -> Se
         result |= {name: RunSetting(name, value, layer.source) for name, value in flat_settings(layer.values)}
     known = {name: item for name, item in result.items() if name in DEFAULTS or f"{LORA}.{name}" in DEFAULTS}
     odd = [name for name, item in known.items() if isinstance(item.value, str) and "${" in item.value]
-    notes += [f"{name} has ${{…}} in it, which is not worked out here: its default is taken" for name in odd]
+    notes += [f"{name} contains ${{…}}, which is not evaluated here; its default is used" for name in odd]
     plain = {name: item for name, item in known.items() if name not in odd}
     unknown = tuple(name for name in result if name not in known)
     return Settings(plain, path is not None, tuple(contradictions), tuple(notes), unknown)
@@ -89,12 +89,14 @@ def read_layers(path: Location, notes: list[str]) -> list[Layer]:
         if not location.exists() and (own := _installed_file(location)) is not None:
             location = own
         elif not location.exists() and _is_base(location):
-            notes.append(f"{location} does not exist: MaxText's own is used")
+            notes.append(f"{location} does not exist; MaxText's own file is used")
             break
         values = read_yaml(location)
         layers.insert(0, Layer(str(location), values))
         if len(layers) > _MAX_CHAIN:
-            raise ConfigError("files are based on each other in a circle", location=path, got=location)
+            raise ConfigError(
+                "configuration files are based on each other in a cycle", location=path, got=location
+            )
         below = values.get(_BASE_CONFIG)
         location = _base_location(location, below) if isinstance(below, str) and below else None
     return layers
@@ -171,7 +173,7 @@ def _model_conflicts(model: Layer, declared: Layer, files: list[Layer]) -> Itera
     ]
     if twice and not _may_override(declared, *files):
         yield Problem(
-            f"{', '.join(twice)}: the model says otherwise ({model.source}), and MaxText refuses both",
+            f"{', '.join(twice)}: the model sets other values ({model.source}), and MaxText refuses both",
             "leave them out, or add override_model_config=true",
         )
 
@@ -196,7 +198,7 @@ def _environment_conflicts(env: Layer, model: Layer, declared: Layer) -> Iterato
         if name in declared.values:
             yield Problem(
                 f"{name} is set on the command line and by {_PREFIX}{name.upper()}, and MaxText refuses both",
-                "leave one out",
+                "leave one of them out",
             )
         elif name in model.values and not _may_override(declared):
             yield Problem(

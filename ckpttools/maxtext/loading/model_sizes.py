@@ -101,7 +101,7 @@ weaver-max                  5120   64    8  128  25600   64  151936    -   -
 weaver-mini                 4096   32    8  128  12288   36  151936    -   -
 """
 _INSTRUCT = "-Instruct"
-# Other model names that MaxText accepts, some without sizes of their own.
+# Other model names that MaxText accepts, some without separate sizes.
 _OTHERS = (
     "deepseek3-671b-lineage",
     "default",

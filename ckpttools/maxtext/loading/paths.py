@@ -81,17 +81,17 @@ def resolve_path(setting: str, text: str, version: Version) -> ResolvedPath:
 
 
 def unreadable_reason(setting: str, text: str) -> Problem | None:
-    """Return why MaxText cannot read a path, whatever it contains; None if it can."""
+    """Return why MaxText cannot read a path regardless of its content; None if it can."""
     location = parse(text)
     if problem := other_store(location):
         return problem
     if location.store.scheme == "gs" and location.key[:1] in ("", "/"):
-        return Problem(f"{setting}={text} names no bucket", f"set {setting}=gs://BUCKET/…")
+        return Problem(f"{setting}={text} does not name a bucket", f"set {setting}=gs://BUCKET/…")
     if text.startswith("~"):
-        return Problem(f"MaxText does not expand ~ in {setting}={text}", "write the whole path")
+        return Problem(f"MaxText does not expand ~ in {setting}={text}", "write the complete path")
     if location.store.scheme == "file" and not text.startswith("/"):
         return Problem(
-            f"Orbax refuses relative paths, as {setting}={text} is one",
+            f"Orbax refuses relative paths such as {setting}={text}",
             f"set {setting}={location.absolute()}",
         )
     return None
@@ -115,7 +115,7 @@ def other_store(location: Location) -> Problem | None:
     if scheme in _READABLE_SCHEMES:
         return None
     return Problem(
-        f"MaxText reads local paths and gs://, and not {scheme}://",
+        f"MaxText reads local paths and gs://, but not {scheme}://",
         f"copy it to a directory or to gs://: {action('copy', str(location), 'DST')}"
         if scheme in ("s3", "az")
         else f"convert it first: {action('hf_to_maxtext', str(location), 'DST')}",
@@ -124,7 +124,9 @@ def other_store(location: Location) -> Problem | None:
 
 def _missing_problem(location: Location, setting: str, api: str) -> Problem:
     near = next((above for above in location.parents[:2] if above.is_dir()), None)
-    return Problem(f"nothing is at {location}", _nearby_item_hint(near, setting, api) or "check its spelling")
+    return Problem(
+        f"{location} does not exist", _nearby_item_hint(near, setting, api) or "check its spelling"
+    )
 
 
 def _find_item_v0(location: Location, setting: str) -> Location | Problem:
@@ -153,17 +155,17 @@ def _v1_problem(root: Location, item: Location) -> Problem | None:
     if (root / V1_FILE).is_file():
         if item == root or not has_metadata(root):
             return Problem(
-                f"{root} has {V1_FILE} and no {CHECKPOINT_FILE} with an item {ITEM}", _doctor_hint(root)
+                f"{root} has {V1_FILE}, but no {CHECKPOINT_FILE} with an item {ITEM}", _doctor_hint(root)
             )
         return None
     if has_metadata(root.parent):
         return Problem(
-            f"Orbax refuses {root}: it lies in a step, beside {CHECKPOINT_FILE}, and is not called {ITEM}",
+            f"Orbax refuses {root}: it is in a step, next to {CHECKPOINT_FILE}, but is not named {ITEM}",
             rewrite_hint(root),
         )
     if not has_metadata(root) and item != root and has_metadata(item):
         return Problem(
-            f"{root} has no {CHECKPOINT_FILE}, and its item has one: Orbax takes it for a run",
+            f"{root} has no {CHECKPOINT_FILE}, but its item has one: Orbax treats it as a run",
             _doctor_hint(root),
         )
     return None
@@ -171,10 +173,10 @@ def _v1_problem(root: Location, item: Location) -> Problem | None:
 
 def _uncommitted_problem(location: Location) -> Problem:
     if location.store.scheme != "gs":
-        return Problem(f"{location} is an unfinished save, as its name says", "take an earlier step")
+        return Problem(f"{location} is an unfinished save, as its name shows", "use an earlier step")
     return Problem(
-        f"there is no {COMMIT_FILE} in {location}: on gs:// Orbax takes it for unfinished",
-        f"{_doctor_hint(location)}; if the copy is complete, put the files of that name beside the others",
+        f"{location} has no {COMMIT_FILE}: on gs://, Orbax treats it as unfinished",
+        f"{_doctor_hint(location)}; if the copy is complete, add the files of that name next to the others",
     )
 
 
@@ -184,23 +186,22 @@ def _doctor_hint(location: Location) -> str:
 
 def rewrite_hint(item: Location) -> str:
     """Return a hint for converting an item to a name that MaxText finds."""
-    return f"{action('convert', str(item), 'DST', format='orbax', item=ITEM)} writes one that is found"
+    command = action("convert", str(item), "DST", format="orbax", item=ITEM)
+    return f"{command} writes an item that MaxText finds"
 
 
 def _no_item_problem(location: Location, setting: str, api: str) -> Problem:
     """Describe a directory that is not an item."""
     instead = _nearby_item_hint(location, setting, api)
     if instead:
-        return Problem(f"{location} is not the directory of an item: there is no {TREE_FILE} in it", instead)
+        return Problem(f"{location} is not the directory of an item: it has no {TREE_FILE}", instead)
     if any(entry.name.endswith(".safetensors") for entry in location.entries()):
         return Problem(
-            f"{location} holds weights of Hugging Face",
+            f"{location} contains Hugging Face weights",
             f"convert them, {action('hf_to_maxtext', str(location), 'DST')}, or set "
             "source_checkpoint_layout=safetensors_dynamic",
         )
-    return Problem(
-        f"{location} is not an Orbax checkpoint: there is no {TREE_FILE} in it", _doctor_hint(location)
-    )
+    return Problem(f"{location} is not an Orbax checkpoint: it has no {TREE_FILE}", _doctor_hint(location))
 
 
 def _nearby_item_hint(location: Location | None, setting: str, api: str) -> str | None:
@@ -261,11 +262,11 @@ class OrbaxSteps:
     def text(self) -> str:
         """Summarize the steps in one line."""
         if not self.steps and not self.passed_over:
-            return "no step is there" if self.directory.is_dir() else "not there"
+            return "no step exists" if self.directory.is_dir() else "does not exist"
         listed = "no finished step"
         if self.steps:
             listed = f"{plural(len(self.steps), 'step')}, the latest {self.latest}"
-        skipped = [f"{name} is passed over: {reason}" for name, reason in self.passed_over.items()]
+        skipped = [f"{name} is skipped: {reason}" for name, reason in self.passed_over.items()]
         return "; ".join([listed, *skipped])
 
 
@@ -291,7 +292,7 @@ def _skip_reason(location: Location) -> str | None:
     if IN_PROGRESS in location.name:
         return "an unfinished save"
     if not _STEP.fullmatch(location.name):
-        return "a name that Orbax does not take for a step"
+        return "a name that Orbax does not recognize as a step"
     if is_committed(location):
         return None
     return ", ".join(filter(None, (f"no {COMMIT_FILE}", Step(location).why_unfinished)))

@@ -39,8 +39,8 @@ _DESCRIPTIONS: Mapping[Rule, str] = {
     "resume": "{step} of the run itself",
     "load_parameters_path": "the parameters of {step}",
     "load_full_state_path": "the full state of {step}",
-    "safetensors": "weights of Hugging Face, through checkpoint_conversion_fn",
-    "safetensors_dynamic": "weights of Hugging Face, converted on the fly",
+    "safetensors": "Hugging Face weights, through checkpoint_conversion_fn",
+    "safetensors_dynamic": "Hugging Face weights, converted on the fly",
     "lora_restore_path": "adapters of {step}",
     "none": "nothing",
 }
@@ -70,12 +70,12 @@ def resolve_run(settings: Settings, version: Version, environment: Mapping[str, 
         version.name, "fails", "", "none", None, None, "nothing", (), (), settings.notes, settings.non_default
     )
     if problems := tuple(settings_problems(settings, version)):
-        return replace(blank, verdict="refuses these settings, whatever is there", problems=problems)
+        return replace(blank, verdict="refuses these settings for any checkpoint", problems=problems)
     run = find_own_run(settings, environment)
     built = replace(blank, tried=(run.tried,), notes=(*blank.notes, *run.notes))
     if run.target is not None:
         others = [
-            Tried(name, text, "not looked at: the run itself goes first")
+            Tried(name, text, "not inspected: the run itself takes precedence")
             for name, text in _named_paths(settings)
         ]
         built = _with_contents(_RuleTarget("resume", "full state", run.target), settings, version, built)
@@ -108,10 +108,8 @@ def _verdict(built: Resolution, outcome: Outcome) -> str:
     return {
         "loads": f"loads {what}",
         "scratch": NOTHING,
-        "unknown": "what is loaded depends on the disks of the hosts, which are not seen from here",
-        "fails": f"finds {what}, but cannot use what is there"
-        if built.path
-        else "does not find what is named",
+        "unknown": "the result depends on the disks of the hosts, which cannot be inspected from here",
+        "fails": f"finds {what}, but cannot use it" if built.path else "does not find the named checkpoint",
     }[outcome]
 
 
@@ -177,7 +175,7 @@ def _adapter(settings: Settings, version: Version, blank: Resolution, is_resumed
     blank = replace(blank, rule="lora_restore_path", expected="adapter", notes=(), settings=())
     if not settings.flag("lora.enable_lora"):
         problem = Problem(
-            "lora.lora_restore_path is not looked at: lora.enable_lora is false", "set it to true"
+            "lora.lora_restore_path is ignored, because lora.enable_lora is false", "set it to true"
         )
         return replace(blank, verdict="does not look for adapters", problems=(problem,))
     # Both versions read it with Orbax's older API.
@@ -185,8 +183,11 @@ def _adapter(settings: Settings, version: Version, blank: Resolution, is_resumed
     built = _with_verdict(
         _with_contents(_RuleTarget("lora_restore_path", "adapter", target), settings, version, blank), False
     )
-    notes = [*built.notes, "pre-training adds no adapters to the model; fine-tuning does, and reads them so"]
-    notes += ["they replace the adapters of the step that is resumed"] if is_resumed else []
+    notes = [
+        *built.notes,
+        "pre-training does not add adapters to the model; fine-tuning does, and loads them from there",
+    ]
+    notes += ["they replace the adapters of the resumed step"] if is_resumed else []
     return replace(built, notes=tuple(notes))
 
 
@@ -196,11 +197,14 @@ def _unused_notes(settings: Settings) -> Iterator[str]:
         ("hf_lora_adapter_path", "the converters"),
     ):
         if settings.text(name):
-            yield f"{name} is for {where} of MaxText; training does not look at it"
+            yield f"{name} is for {where} of MaxText; training ignores it"
     if not settings.flag("pure_nnx"):
-        yield "pure_nnx is false: Linen's trainer looks in the same places, and wants all arrays of its state"
+        yield (
+            "pure_nnx is false: Linen's trainer looks in the same locations, and requires all arrays of "
+            "its state"
+        )
     if settings.flag("enable_diloco"):
-        yield "with enable_diloco the state has further parts, which were not looked for"
+        yield "with enable_diloco the state has additional parts, which were not checked"
 
 
 _HUB, _BUCKET = "hf://", "gs://"
@@ -214,24 +218,24 @@ def resolve_dynamic(text: str, settings: Settings) -> ResolvedPath:
         settings: the settings of the run.
 
     Raises:
-        StorageError: it cannot be inspected.
+        StorageError: the location cannot be inspected.
     """
     if text.startswith(_BUCKET) or (text and not text.startswith(_HUB) and parse(text).is_dir()):
         return _weights_directory(parse(text))
     name, problems = text.removeprefix(_HUB), []
     if not text and settings.text("model_name") == DEFAULTS["model_name"]:
         problems.append(
-            Problem("without a path the weights are those of model_name, which is not set", "set it")
+            Problem("without a path, model_name determines the weights, but it is not set", "set it")
         )
     if not settings.text("base_output_directory").startswith(_BUCKET):
         problems.append(
             Problem(
-                "weights of the Hub are read through a copy in base_output_directory, which must be on gs://"
-                + (f": {text} is no directory here" if text and not text.startswith(_HUB) else ""),
-                "set it, or fetch the weights and name their directory",
+                "Hub weights are read through a copy in base_output_directory, which must be on gs://"
+                + (f": {text} is not a local directory" if text and not text.startswith(_HUB) else ""),
+                "set it, or download the weights and pass their directory",
             )
         )
-    shown = f"{_HUB}{name}" if name else f"what the Hub has for model_name={settings.text('model_name')}"
+    shown = f"{_HUB}{name}" if name else f"the Hub weights for model_name={settings.text('model_name')}"
     return ResolvedPath(None, problems=tuple(problems), shown=shown)
 
 
@@ -239,13 +243,13 @@ def resolve_conversion_fn(text: str, settings: Settings, version: Version) -> Re
     """Return what source_checkpoint_layout=safetensors reads for a full state.
 
     Raises:
-        StorageError: it cannot be inspected.
+        StorageError: the location cannot be inspected.
     """
     location = parse(text)
     target = ResolvedPath(location) if location.is_file() else _weights_directory(location)
     problems = list(target.problems)
     if not settings.text("checkpoint_conversion_fn"):
-        do = "name a function, such as `ckpttools.family_conversion_fn` makes"
+        do = "set it to a function, such as one from `ckpttools.family_conversion_fn`"
         problems.append(Problem("source_checkpoint_layout=safetensors needs checkpoint_conversion_fn", do))
     if version.orbax == "v0" and not settings.flag("enable_orbax_v1"):
         what = f"MaxText {version.name} reads safetensors only with enable_orbax_v1=true"
@@ -258,7 +262,7 @@ def _weights_directory(location: Location) -> ResolvedPath:
     if location.is_dir() and any(entry.name.endswith(".safetensors") for entry in location.entries()):
         return ResolvedPath(location)
     return ResolvedPath(
-        None, problems=(Problem(f"there are no safetensors in {location}", "check its spelling"),)
+        None, problems=(Problem(f"{location} has no safetensors files", "check its spelling"),)
     )
 
 
@@ -274,7 +278,7 @@ class OwnRun:
     Attributes:
         tried: the inspected locations.
         target: the item from which MaxText resumes; None if the run has no step yet.
-        problems: the reasons why resuming fails, whatever the item contains.
+        problems: the reasons why resuming fails for any content of the item.
         notes: other notes for the user.
         is_hidden: whether there may be more checkpoints in locations that cannot be inspected from here.
     """
@@ -298,17 +302,17 @@ def find_own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
     """
     notes: list[str] = []
     if not (_is_local(settings) or settings.flag("enable_checkpointing")):
-        return OwnRun(Tried("resume", None, "not looked for: enable_checkpointing is false"))
+        return OwnRun(Tried("resume", None, "not searched: enable_checkpointing is false"))
     name = settings.text("run_name") or environment.get(_JOB, "")
     local = _local_steps(settings, notes) if _is_local(settings) else None
     seen = [] if local is None else [local]
     if not settings.flag(_MULTI_TIER):
         if not name:
-            result = f"run_name is empty: MaxText makes a new one from model and time, unless {_JOB} is set"
+            result = f"run_name is empty: MaxText creates a new one from model and time, unless {_JOB} is set"
             return OwnRun(Tried("resume", None, result), notes=tuple(notes))
         base = settings.text("base_output_directory")
         if base and (problem := other_store(parse(base))):
-            return OwnRun(Tried("resume", base, "not looked at"), ResolvedPath(None, problems=(problem,)))
+            return OwnRun(Tried("resume", base, "not inspected"), ResolvedPath(None, problems=(problem,)))
         seen.append(list_committed_steps(_checkpoints(name, settings, notes)))
     is_hidden = _is_local(settings) and local is None
     return replace(_latest_step(seen, settings), notes=tuple(notes), is_hidden=is_hidden)
@@ -322,8 +326,8 @@ def _checkpoints(name: str, settings: Settings, notes: list[str]) -> Location:
     base = settings.text("base_output_directory")
     if not base:
         notes.append(
-            f"base_output_directory is not set: MaxText takes {_OUTPUT} where it is started, which was taken "
-            "to be here"
+            f"base_output_directory is not set: MaxText uses {_OUTPUT} in its working directory, which is "
+            "assumed to be this one"
         )
     location = parse(base) if base else parse(_OUTPUT).absolute()
     return location / name / "checkpoints"
@@ -334,11 +338,12 @@ def _local_steps(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
     location = parse(settings.text("local_checkpoint_directory"))
     if not location.is_dir():
         notes.append(
-            f"{location} is not here: each host has its own, and a step there goes before older ones "
-            "elsewhere"
+            f"{location} does not exist here: each host has its own, and a step there takes precedence over "
+            f"older "
+            "ones elsewhere"
         )
         return None
-    notes.append(f"{location} was looked at on this host alone: a step must be on the others, too")
+    notes.append(f"{location} was inspected only on this host; a step must exist on the other hosts as well")
     # On GPUs each process has a subdirectory named by its index.
     result = [list_committed_steps(directory) for directory in (location, *directories(location))]
     whole = [
@@ -351,7 +356,7 @@ def _local_steps(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
 def _latest_step(seen: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
     """Return the latest step of all locations."""
     if not seen:
-        return OwnRun(Tried("resume", settings.text("local_checkpoint_directory"), "not here"))
+        return OwnRun(Tried("resume", settings.text("local_checkpoint_directory"), "does not exist here"))
     several = len(seen) > 1
     shown = "; ".join(f"{entry.directory}: {entry.text}" if several else entry.text for entry in seen)
     best = max(seen, key=lambda entry: -1 if entry.latest is None else entry.latest)
@@ -377,20 +382,21 @@ def _skip_latest_hint(latest: Location, earlier: Sequence[int]) -> str:
     """Return a hint on how a run resumes without its damaged latest step."""
     is_uncommitted = Step(latest).declared.is_uncommitted
     way = remedy(latest, latest.parent, is_uncommitted=is_uncommitted)
-    then = f"MaxText goes on with step {earlier[-1]}" if earlier else "MaxText starts from step 0"
+    then = f"MaxText continues with step {earlier[-1]}" if earlier else "MaxText starts from step 0"
     command = f": `{way.command}`" if way.command else ""
-    return f"{'' if is_uncommitted else 'fetch it again, or '}{way.words}{command}; then {then}"
+    return f"{'' if is_uncommitted else 'download it again, or '}{way.words}{command}; then {then}"
 
 
 def _no_item_problem(step: Location, names: Sequence[str]) -> Problem:
     there = ", ".join(item.directory.name for item in Step(step).items)
-    what = f"{step} is the latest step to Orbax, and there is no whole item {' or '.join(names)} in it"
+    what = f"{step} is the latest step for Orbax, but has no complete item {' or '.join(names)}"
     if there and ITEM not in names:
-        return Problem(f"{what}, but {there}", "leave emergency checkpointing out, or take another run_name")
+        return Problem(f"{what}, only {there}", "turn emergency checkpointing off, or use another run_name")
     if there:
-        return Problem(f"{what}, but {there}", f"{rewrite_hint(Step(step).items[0].directory)}")
+        return Problem(f"{what}, only {there}", f"{rewrite_hint(Step(step).items[0].directory)}")
     return Problem(
-        what, f"move {step} away to go on from the step before it; {action('doctor')} says what it lacks"
+        what,
+        f"move {step} away to continue from the previous step; {action('doctor')} lists the missing parts",
     )
 
 
@@ -402,5 +408,5 @@ def _finished_problems(step: int, settings: Settings) -> Iterator[Problem]:
     if steps is not None and 0 <= steps <= step + 1:
         yield Problem(
             f"{plural(step + 1, 'step')} of {int(steps):,} are done, so MaxText refuses to start",
-            f"set steps to more than {step + 1}, or another run_name",
+            f"set steps to more than {step + 1}, or use another run_name",
         )

@@ -61,7 +61,7 @@ SIZES: Mapping[str, object] = {
     "vocab_size": 32_000,
     "num_experts": 1,
 }
-"""Those of the model, as they are where nothing says otherwise."""
+"""The default sizes of the model."""
 DEFAULTS: Mapping[str, object] = {**_BASE, **_MODEL, **SIZES}
 """Name of a setting -> its value in MaxText's own configuration."""
 LAYOUTS = ("orbax", "safetensors", "safetensors_dynamic")
@@ -155,7 +155,7 @@ def settings_problems(settings: Settings, version: Version) -> Iterator[Problem]
     if settings.text("load_parameters_path") and settings.text("load_full_state_path"):
         yield Problem(
             "At most one of `load_parameters_path` or `load_full_state_path` should be set",
-            "leave one out: parameters begin a new run, the full state goes on with its optimizer",
+            "leave one out: parameters start a new run, the full state resumes with its optimizer",
         )
     yield from _checkpointing_problems(settings, version)
     yield from _local_tier_problems(settings)
@@ -184,11 +184,11 @@ def _type_mismatch(setting: RunSetting) -> str | None:
     """Return what MaxText expects instead of a value; None if it accepts it."""
     expected, value = DEFAULTS[setting.name], setting.value
     if isinstance(expected, bool):
-        return None if str(value).lower() in _WORDS else "MaxText wants true or false"
+        return None if str(value).lower() in _WORDS else "MaxText expects true or false"
     if isinstance(expected, str):
         is_none = value is None or (isinstance(value, str) and value.lower() == "none")
         may_be_none = setting.name in _MAY_BE_NONE or (value is None and setting.name in _MAY_BE_EMPTY)
-        return None if (may_be_none if is_none else isinstance(value, str)) else "MaxText wants text"
+        return None if (may_be_none if is_none else isinstance(value, str)) else "MaxText expects text"
     if isinstance(expected, int | float):
         return _number_mismatch(value, isinstance(expected, int))
     return None
@@ -198,8 +198,8 @@ def _number_mismatch(value: object, is_whole: bool) -> str | None:
     try:
         number = float(str(value))
     except ValueError:
-        return "MaxText wants a number"
-    return "MaxText wants a whole number" if is_whole and not number.is_integer() else None
+        return "MaxText expects a number"
+    return "MaxText expects an integer" if is_whole and not number.is_integer() else None
 
 
 def _type_hint(setting: RunSetting) -> str:
@@ -233,12 +233,12 @@ def _name_problems(settings: Settings, version: Version) -> Iterator[Problem]:
     layout = settings.text("source_checkpoint_layout")
     if layout not in LAYOUTS:
         yield Problem(
-            f"MaxText does not know source_checkpoint_layout={layout}", f"take one of {', '.join(LAYOUTS)}"
+            f"MaxText does not support source_checkpoint_layout={layout}", f"use one of {', '.join(LAYOUTS)}"
         )
     name = settings.text("model_name")
     if name in version.absent_models or name not in KNOWN_NAMES:
         hint = did_you_mean(name, KNOWN_NAMES - version.absent_models)
-        yield Problem(f"MaxText {version.name} does not know model_name={name}", hint)
+        yield Problem(f"MaxText {version.name} does not support model_name={name}", hint)
 
 
 def _checkpointing_problems(settings: Settings, version: Version) -> Iterator[Problem]:
@@ -274,7 +274,7 @@ def _backup_interval_problems(settings: Settings) -> Iterator[Problem]:
     if (minutes is None) == (steps is None):
         yield Problem(
             "enable_multi_tier_checkpointing needs multi_tier_checkpointing_backup_interval_minutes or "
-            "multi_tier_checkpointing_backup_interval_steps, and not both",
+            "multi_tier_checkpointing_backup_interval_steps, but not both",
             "set one of them",
         )
     elif steps is not None and steps < (settings.number("local_checkpoint_period") or 0):

@@ -68,7 +68,7 @@ def check_weights(
     if expected == "adapter":
         return WeightsCheck(tuple(_adapter_problems(tree, settings)), ())
     if settings.flag("lora.enable_lora") and expected == "full state":
-        return WeightsCheck((), ("with lora.enable_lora only adapters and the step are taken from it",))
+        return WeightsCheck((), ("with lora.enable_lora only adapters and the step are loaded from it",))
     where = str(tree.metadata.location)
     problems = [*_nesting_problems(tree, key, where)]
     notes: list[str] = []
@@ -98,18 +98,18 @@ def _nesting_problems(tree: Tree, key: str, where: str) -> Iterator[Problem]:
     view = view_of(tree)
     if any(map(_is_adapter, tree.arrays)):
         yield Problem(
-            f"{where} holds adapters alone, without the model's own parameters",
+            f"{where} contains only adapters, without the parameters of the model",
             "set it as lora.lora_restore_path",
         )
         return
-    got = f"in the flavour {view.flavour.name}" if view.flavour.name else "otherwise"
+    got = f"in the flavor {view.flavour.name}" if view.flavour.name else "differently"
     home = next(iter(view.homes.values()), None)
     example = f", such as {keystr(home)}" if home else ""
     yield Problem(
         f"MaxText looks for parameters below {keystr(above)} and misses all: they are nested {got}{example}",
-        f"{action('strip_optimizer', where, 'DST', flavour='linen')} writes them so"
+        f"{action('strip_optimizer', where, 'DST', flavour='linen')} writes this nesting"
         if view.is_maxtext
-        else f"{action('inspect', where)} shows what is there",
+        else f"{action('inspect', where)} shows the contents",
     )
 
 
@@ -121,16 +121,17 @@ def _state_problems(tree: Tree, view: MaxTextView, expected: Expected, where: st
     if expected == "full state" and view.optimizer is None:
         if isinstance(tree.leaves.get(OPTIMIZER), Empty):
             yield Problem(
-                f"the full state is expected, and {where} holds parameters alone: its opt_state is "
+                f"the full state is expected, but {where} contains only parameters: its opt_state is "
                 "empty, which"
-                " MaxText does not take (TypeError: Type mismatch at key path ('opt_state',))",
-                "name it as load_parameters_path, and keep it outside of the run's own directory",
+                " MaxText does not accept (TypeError: Type mismatch at key path ('opt_state',))",
+                "set it as load_parameters_path, and keep it outside the run's own directory",
             )
         else:
             yield Problem(
-                f"the full state is expected, and {where} holds parameters alone: MaxText starts with a new "
-                "optimizer, and does not say so",
-                "name it as load_parameters_path if that is meant",
+                f"the full state is expected, but {where} contains only parameters: MaxText starts with a "
+                f"new "
+                "optimizer, without a warning",
+                "set it as load_parameters_path if that is intended",
             )
 
 
@@ -141,17 +142,17 @@ def _layer_problems(view: MaxTextView, settings: Settings, where: str) -> Iterat
     setting = settings["scan_layers"]
     scans = settings.flag("scan_layers")
     if scans != view.is_stacked:
-        are = "stacked" if view.is_stacked else "one by one"
+        are = "stacked" if view.is_stacked else "single"
         command, other = ("unstack", "true") if view.is_stacked else ("stack", "false")
         yield Problem(
-            f"scan_layers is {_setting_text(setting)}, and the layers of {where} are {are}",
+            f"scan_layers is {_setting_text(setting)}, but the layers of {where} are {are}",
             f"set scan_layers={other}, or {action(command, where, 'DST')}",
         )
         return
     axis = settings.number("param_scan_axis")
     if view.is_stacked and not view.is_axis_open and axis is not None and view.scan_axis != axis:
         yield Problem(
-            f"param_scan_axis is {_setting_text(settings['param_scan_axis'])}, and layers are stacked "
+            f"param_scan_axis is {_setting_text(settings['param_scan_axis'])}, but layers are stacked "
             "on axis "
             f"{view.scan_axis}",
             f"set param_scan_axis={view.scan_axis}",
@@ -185,15 +186,14 @@ def _size_problems(view: MaxTextView, settings: Settings) -> Iterator[Problem]:
         if settings.is_declared(name) and declared is not None and declared not in sizes:
             got = ", ".join(map(str, sorted(sizes)))
             yield Problem(
-                f"{name} is {_setting_text(settings[name])}, and the checkpoint has {got}", _model_hint(name)
+                f"{name} is {_setting_text(settings[name])}, but the checkpoint has {got}", _model_hint(name)
             )
 
 
 def _model_hint(name: str) -> str:
     if name == "vocab_size":
         return (
-            f"check model_name; {action('hf_to_maxtext', pad_vocab=True)} makes the rows that a model "
-            "asks for"
+            f"check model_name; {action('hf_to_maxtext', pad_vocab=True)} adds the rows that a model expects"
         )
     return "check model_name, or set the size with override_model_config=true"
 
@@ -230,14 +230,14 @@ def _single_layer_shape(view: MaxTextView, path: Path, shape: Sequence[int]) -> 
 
 def _notes(view: MaxTextView, expected: Expected, settings: Settings) -> Iterator[str]:
     if expected == "parameters" and view.optimizer is not None:
-        yield "it is a full state: its parameters alone are taken, without optimizer and step"
+        yield "it is a full state, of which only the parameters are loaded, without optimizer and step"
     if not view.is_maxtext:
-        yield "it has no layers as MaxText names them, so these were not compared with the settings"
+        yield "it has no layers with MaxText's names, so layers were not compared with the settings"
         return
     if expected == "parameters" and scale_pairs(view.named):
         yield f"it is in FP8 with scales, which pre-training multiplies when it loads them; {IGNORES_SCALES}"
     if _is_pipelined(settings):
-        yield "with pipeline parallelism layers are laid out differently, so scan_layers was not compared"
+        yield "with pipeline parallelism layers have a different layout, so scan_layers was not compared"
     if not _is_sized(settings):
         yield "no model_name and no sizes are set, so sizes were not compared"
 
@@ -247,11 +247,11 @@ def _adapter_problems(tree: Tree, settings: Settings) -> Iterator[Problem]:
     where = str(tree.metadata.location)
     adapters = [path for path in tree.arrays if _is_adapter(path)]
     if not any(path[0] == DECODER for path in adapters):
-        there = f"there are some below {keystr(adapters[0][:2])}" if adapters else "there are none"
+        there = f"there are adapters below {keystr(adapters[0][:2])}" if adapters else "there are none"
         yield Problem(
-            f"MaxText looks for adapters below {DECODER}, and in {where} {there}: it ends with 'was not "
+            f"MaxText looks for adapters below {DECODER}, but in {where} {there}: it fails with 'was not "
             "restored from checkpoint'",
-            "name the item that its fine-tuning writes: STEP/model_params",
+            "use the item that its fine-tuning writes: STEP/model_params",
         )
     declared = tree.metadata.custom.get(LORA_KEY)
     for name in ("lora_rank", "lora_alpha"):
@@ -259,8 +259,8 @@ def _adapter_problems(tree: Tree, settings: Settings) -> Iterator[Problem]:
         theirs = declared.get(name) if isinstance(declared, Mapping) else None
         if mine and isinstance(theirs, int | float) and theirs != mine:
             yield Problem(
-                f"lora.{name} is {_setting_text(settings[f'lora.{name}'])}, and the checkpoint says {theirs}",
-                f"leave lora.{name} out: it is taken from the checkpoint",
+                f"lora.{name} is {_setting_text(settings[f'lora.{name}'])}, but the checkpoint has {theirs}",
+                f"leave lora.{name} out: MaxText reads it from the checkpoint",
             )
 
 
@@ -292,9 +292,9 @@ def _auxiliary_problems(view: MaxTextView, version: Version, where: str) -> Iter
     beside = [path for path in view.homes.values() if path[:2] == AUXILIARY]
     if beside:
         yield Problem(
-            f"{plural(len(beside), 'array')} of the model: load_parameters_path does not look where "
-            f"{keystr(beside[0])} is",
-            f"{action('strip_optimizer', where, 'DST')} puts it among the parameters",
+            f"{plural(len(beside), 'array')} of the model are not loaded: load_parameters_path does not read "
+            f"{keystr(beside[0])}",
+            f"{action('strip_optimizer', where, 'DST')} moves them to the parameters",
         )
 
 
@@ -303,7 +303,7 @@ def _variable_problems(view: MaxTextView, version: Version, where: str) -> Itera
     for path in misplaced_variables(view, version):
         got = view.arrays[view.homes[path]].shape
         yield Problem(
-            f"{keystr(path)} has the shape {got}: MaxText {version.name} wants {got[::-1]}",
+            f"{keystr(path)} has the shape {got}: MaxText {version.name} expects {got[::-1]}",
             _move_hint(version, where),
         )
 
@@ -316,9 +316,9 @@ def _collection_problems(view: MaxTextView, version: Version, where: str) -> Ite
     beside = [path for path in view.homes.values() if str(path[1:2]).find(COLLECTION) >= 0]
     if beside:
         yield Problem(
-            f"MaxText {version.name} does not look into {keystr(beside[0][:2])}, and misses "
+            f"MaxText {version.name} does not read {keystr(beside[0][:2])}, and so lacks "
             f"{plural(len(beside), 'array')} of the model there",
-            "take a newer MaxText",
+            "use a newer MaxText",
         )
 
 
@@ -338,8 +338,8 @@ def _linear_attention_problems(
     if known is None and version.stacked_by_kind and not by_kind:
         kinds = ", ".join(version.stacked_by_kind)
         yield Problem(
-            f"nothing says which model this is, whose layers are stacked below {', '.join(stacks)}: MaxText "
-            f"{version.name} loads that of others with linear attention, but not of {kinds}",
+            f"the model is unknown, and its layers are stacked below {', '.join(stacks)}: MaxText "
+            f"{version.name} loads this layout for other models with linear attention, but not for {kinds}",
             "set model_name or decoder_block",
         )
         return
@@ -353,7 +353,7 @@ def _linear_attention_problems(
         named = known or ""
         family = next((item for item in version.stacked_by_kind if named.startswith(item)), None)
         yield Problem(
-            f"layers are stacked below {', '.join(stacks)}, and MaxText {version.name} looks for {expected}",
+            f"layers are stacked below {', '.join(stacks)}, but MaxText {version.name} expects {expected}",
             _move_hint(version, where, family),
         )
 

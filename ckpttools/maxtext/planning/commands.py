@@ -9,7 +9,7 @@ Mode = Literal["persistent", "emergency", "multi-tier"]
 MODES: tuple[Mode, ...] = ("persistent", "emergency", "multi-tier")
 RAMDISK = "/local"
 UNKNOWN = "N"
-"""Stands for steps that are not known."""
+"""The placeholder for unknown numbers of steps."""
 KEEP, LOCAL_PERIOD = "max_num_checkpoints_to_keep", "local_checkpoint_period"
 _LINE = " \\\n  "
 

@@ -24,7 +24,7 @@ def parse_user_settings(settings: Sequence[str]) -> dict[str, str]:
     for word in settings:
         name, equals, _ = word.partition("=")
         if not (name and equals):
-            raise UsageError("this is no setting of MaxText's", got=word, expected="NAME=VALUE")
+            raise UsageError("this is not a MaxText setting", got=word, expected="NAME=VALUE")
     return dict(word.partition("=")[::2] for word in settings)
 
 
@@ -89,9 +89,9 @@ def refused_combinations(settings: Mapping[str, Any]) -> Iterator[str]:
 
     for name in (_LOCAL_PERIOD, f"{_BACKUP}minutes", f"{_BACKUP}steps"):
         if declared(name) is not None and number(name) is None:
-            yield f"{name} wants a whole number, and {declared(name)} is none"
+            yield f"{name} must be an integer, but is {declared(name)}"
     if declared("load_parameters_path") and declared("load_full_state_path"):
-        yield "load_parameters_path and load_full_state_path exclude each other"
+        yield "load_parameters_path and load_full_state_path are mutually exclusive"
     if declared("load_full_state_path") and not is_set("enable_checkpointing", default=True):
         yield "load_full_state_path needs enable_checkpointing=true"
     for tier in filter(is_set, LOCAL_TIERS):

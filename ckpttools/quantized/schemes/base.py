@@ -87,13 +87,13 @@ class Module:
         """
         result = [next((key for key in keys if key in self.by_key), None) for keys in expected]
         if len(self.by_key) + len(self.activation_scales) < len(self.sides):
-            raise UnreadableError(f"{self.name}: several arrays belong to it that have the same key")
+            raise UnreadableError(f"{self.name}: several of its auxiliary tensors have the same key")
         missing = [" or ".join(keys) for keys, key in zip(expected, result, strict=True) if key is None]
         if missing:
             raise UnreadableError(f"{self.name}: {self.dtype}, without its scale ({', '.join(missing)})")
         odd = [key for key in self.by_key if key not in result]
         if odd:
-            raise UnsupportedError(f"{self.name}: {', '.join(odd)} beside it, which is not understood")
+            raise UnsupportedError(f"{self.name}: with unknown auxiliary tensors: {', '.join(odd)}")
         return tuple(self.by_key[key] for key in result if key is not None)
 
 
@@ -135,8 +135,7 @@ class Weight:
         stored_shape: name of the array that stores the shape, or None. Until it is read, `shape` includes all
             numbers that the codes can hold.
         zero_points: name of the array with zero points, which are subtracted from the numbers of each scale,
-            packed
-            as eight column neighbors per word; None without one.
+            packed as eight column neighbors per word; None without one.
     """
 
     name: str
@@ -202,13 +201,13 @@ def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DTy
     """
     array = module.arrays[name]
     if len(shape) < len(block):
-        raise UnreadableError(f"{name}: {_times(array.shape)} scales, where {module.name} is no matrix")
+        raise UnreadableError(f"{name}: {_times(array.shape)} scales, but {module.name} is not a matrix")
     cell = (*(1,) * (len(shape) - len(block)), *block)
     expected = grid_shape(shape, cell)
     if array.shape != expected:
         declared = " x ".join(map(str, block))
         raise UnreadableError(
-            f"{name}: {_times(array.shape)} scales, where {module.name} of {_times(shape)} in blocks of "
+            f"{name}: {_times(array.shape)} scales, but {module.name} of {_times(shape)} in blocks of "
             f"{declared} has {_times(expected)}"
         )
     return Scales(name, dtype or array.dtype, array.shape, cell)
@@ -231,10 +230,10 @@ def whole(
     """
     array = module.arrays[name]
     if any(length != 1 for length in array.shape):
-        raise UnreadableError(f"{name}: {_times(array.shape)} scales, where {module.name} has one")
+        raise UnreadableError(f"{name}: {_times(array.shape)} scales, but {module.name} has one")
     dtype = dtype or array.dtype
     if not dtype.is_float:
-        raise UnreadableError(f"{name}: {dtype}, which scales are not")
+        raise UnreadableError(f"{name}: {dtype} is not a dtype of scales")
     return Scales(name, dtype, (1,) * len(shape), shape, divides)
 
 
@@ -285,8 +284,7 @@ def rows_and_groups(
             break
     known = ", ".join(map(str, sorted(_sizes(declared, widths[0])))) or "nothing"
     raise UnreadableError(
-        f"{module.name}: rows of {widths[0]} have {count} scales, and the configuration says groups of "
-        f"{known}"
+        f"{module.name}: rows of {widths[0]} have {count} scales, but the configuration has groups of {known}"
     )
 
 
@@ -300,16 +298,16 @@ def refuse_other_bits(module: Module, bits: int) -> None:
     declared = {(group.get("type", "int"), group.get("num_bits")) for group in weight_groups(module)}
     if declared and ("int", bits) not in declared:
         named = ", ".join(sorted(f"{kind}{size}" for kind, size in declared))
-        raise UnsupportedError(f"{module.name}: {named}; of packed whole numbers int{bits} is read")
+        raise UnsupportedError(f"{module.name}: {named}; only int{bits} is supported for packed integers")
 
 
 def refuse_reordered(module: Module) -> None:
     """Raise UnsupportedError if the columns of a group are not adjacent."""
     declared = {group["actorder"] for group in weight_groups(module) if group.get("actorder") in _REORDERED}
     odd = ["weight_g_idx"] if "weight_g_idx" in module.by_key else []
-    odd += [] if odd else [f"a configuration that says actorder: {item}" for item in sorted(declared)]
+    odd += [] if odd else [f"a configuration with actorder: {item}" for item in sorted(declared)]
     if odd:
-        raise UnsupportedError(f"{module.name}: with {', '.join(odd)}; only groups in order are read")
+        raise UnsupportedError(f"{module.name}: with {', '.join(odd)}; only groups in order are supported")
 
 
 def is_shifted(module: Module, bits: int) -> bool:
@@ -324,6 +322,6 @@ def is_shifted(module: Module, bits: int) -> bool:
     is_there = ZERO_POINT in module.by_key
     if is_there and not any(declared):
         raise UnsupportedError(
-            f"{module.name}: with {ZERO_POINT}, where the configuration says symmetric groups"
+            f"{module.name}: with {ZERO_POINT}, but the configuration has symmetric groups"
         )
     return is_there or (bool(declared) and all(declared))

@@ -52,9 +52,9 @@ _BLOCK = (1, 16)
 
 
 class Nvfp4:
-    """NVFP4: compressed-tensors' `X.weight_packed` with a dividing global scale, or ModelOpt's `X.weight`
-    with a
-    multiplying one.
+    """NVFP4, with a global scale.
+
+    The scale of compressed-tensors' `X.weight_packed` divides, that of ModelOpt's `X.weight` multiplies.
     """
 
     methods = ("compressed-tensors", "modelopt")
@@ -96,8 +96,9 @@ _EXPERT_BLOCK = (1, 32)
 
 
 class Fp4Experts:
-    """DeepSeek V4's experts: int8 or uint8 `X.weight` with `X.scale`, if the configuration has
-    `expert_dtype: fp4`.
+    """DeepSeek V4's experts: int8 or uint8 `X.weight` with `X.scale`.
+
+    The configuration has `expert_dtype: fp4`.
     """
 
     methods = ("fp8",)

@@ -35,10 +35,10 @@ class Fp8:
         return module.method in self.methods and module.dtype.is_float and module.dtype.bits == 8
 
     def read(self, module: Module) -> Weight:
-        said_of_codes = module.declared.get("fmt")
-        if isinstance(said_of_codes, str) and said_of_codes not in module.dtype.name:
+        declared_format = module.declared.get("fmt")
+        if isinstance(declared_format, str) and declared_format not in module.dtype.name:
             raise UnreadableError(
-                f"{module.name}: {module.dtype}, and the configuration says {said_of_codes}"
+                f"{module.name}: {module.dtype}, but the configuration has {declared_format}"
             )
         name = module.side(f"{module.key}_scale_inv", f"{module.key}_scale", "scale")
         scale, declared = _scale(module, name)
@@ -65,7 +65,7 @@ def dtype_of_scales(module: Module, name: str) -> DType:
     if dtype.name == "uint8" and module.declared.get("scale_fmt") == "ue8m0":
         return _EXPONENTS
     if not dtype.is_float:
-        raise UnreadableError(f"{name}: {dtype}, which scales are not")
+        raise UnreadableError(f"{name}: {dtype} is not a dtype of scales")
     return dtype
 
 
@@ -99,7 +99,7 @@ def _column_scale(module: Module, name: str, dtype: DType) -> Scales:
     (experts, inside, out), array = module.shape, module.arrays[name]
     if array.shape not in ((experts, 1, out), (experts, out, 1)):
         raise UnreadableError(
-            f"{name}: {list(array.shape)} scales, where {module.name} of {list(module.shape)} has one for "
+            f"{name}: {list(array.shape)} scales, but {module.name} of {list(module.shape)} has one for "
             f"each expert and column: {[experts, 1, out]} or {[experts, out, 1]}"
         )
     return Scales(name, dtype, (experts, 1, out), (1, inside, 1))
@@ -111,8 +111,7 @@ def _block(module: Module, *, is_coarse: bool) -> Block | None:
     Args:
         module: the weight.
         is_coarse: whether scales may also cover rows or the whole weight; compressed-tensors may declare that
-            for
-            one group of modules, and blocks for another.
+            for one group of modules, and blocks for another.
 
     Raises:
         UnreadableError: the configured block is invalid.
@@ -130,4 +129,4 @@ def _block(module: Module, *, is_coarse: bool) -> Block | None:
         # JSON's true is an integer in Python.
         case [int(rows), int(columns)] if rows > 0 and columns > 0 and bool not in map(type, declared):
             return rows, columns
-    raise UnreadableError(f"{module.name}: {declared!r} in the configuration is no block")
+    raise UnreadableError(f"{module.name}: {declared!r} in the configuration is not a block")

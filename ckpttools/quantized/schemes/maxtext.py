@@ -15,8 +15,7 @@ class MaxText:
     """MaxText's FP8: float8 `X.kernel` with `X.kernel_scale`, a grid with the kernel's axes, or one scale.
 
     The length of each grid axis divides the kernel's, as MaxText multiplies them. Layers and experts are grid
-    axes
-    too; scales of complete arrays have only these axes.
+    axes too; scales of complete arrays have only these axes.
     """
 
     methods: tuple[str, ...] = ()
@@ -31,7 +30,7 @@ class MaxText:
         name = module.by_key[_scale_of(module)]
         odd = [key for key in module.by_key if key.startswith(f"{module.key}_") and key != last_key(name)]
         if odd:
-            raise UnreadableError(f"{module.name}: {', '.join(odd)} beside it, which is not understood")
+            raise UnreadableError(f"{module.name}: with unknown auxiliary tensors: {', '.join(odd)}")
         scale = _scale(module, name)
         is_of_all = len(module.arrays[name].shape) < len(module.shape)
         return Weight(
@@ -64,7 +63,7 @@ def _scale_key(key: str) -> str:
 def _scale(module: Module, name: str) -> Scales:
     array, shape = module.arrays[name], module.shape
     if not array.dtype.is_float:
-        raise UnreadableError(f"{name}: {array.dtype}, which scales are not")
+        raise UnreadableError(f"{name}: {array.dtype} is not a dtype of scales")
     grid = _with_axes_of(shape, array.shape) or _layer_scale(module, array.shape)
     if grid is None or any(count == 0 or length % count for length, count in zip(shape, grid, strict=True)):
         raise UnreadableError(f"{name}: {list(array.shape)} scales do not fit {module.name} of {list(shape)}")

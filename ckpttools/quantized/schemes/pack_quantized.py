@@ -23,10 +23,9 @@ _PER_WORD = 8
 
 
 class PackQuantized:
-    """Packed integers: `X.weight_packed` (out, in / 8) with `X.weight_scale` (out, in / group) and
-    `X.weight_shape`.
+    """Packed integers: `X.weight_packed` (out, in / 8) with `X.weight_scale` (out, in / group).
 
-    The last word of a row may hold fewer than eight numbers: `weight_shape` gives the length of a row.
+    The last word of a row may hold fewer than eight numbers: `X.weight_shape` gives the length of a row.
     Asymmetric weights also have `X.weight_zero_point` (out / 8, in / group).
     """
 
@@ -77,11 +76,13 @@ def _widths(module: Module, name: str) -> Sequence[int]:
     rows, words = module.shape
     limit, declared, array = words * _PER_WORD, module.shapes.get(name), module.arrays[name]
     if array.shape != (2,) or not array.dtype.is_whole:
-        raise UnreadableError(f"{name}: {array.dtype} of {list(array.shape)}, which is no shape of a matrix")
+        raise UnreadableError(
+            f"{name}: {array.dtype} of {list(array.shape)}, which is not the shape of a matrix"
+        )
     if declared is None:
         return range(limit, max(limit - _PER_WORD, 0), -1) if limit else (0,)
     if declared[0] != rows or ceil_div(declared[1], _PER_WORD) != words:
-        raise UnreadableError(f"{name}: {list(declared)}, where the codes are of {[rows, limit]}")
+        raise UnreadableError(f"{name}: {list(declared)}, but the quantized values have {[rows, limit]}")
     return declared[1:]
 
 

@@ -1,6 +1,4 @@
-"""Registry of supported schemes. To add one, write a file with a `Scheme`, and a line here or an entry
-point.
-"""
+"""Registry of supported schemes. New ones need a file with a `Scheme`, and a line here or an entry point."""
 
 from __future__ import annotations
 
