@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -57,6 +57,18 @@ _NUMBERS = {
 _MAY_BE_NULL = ("rope_local_base_freq", "rope_theta")
 # Parts of the configuration with a base of the rotary embedding, also one for each type of layer.
 _ROPE_PARTS = ("rope_parameters", "rope_scaling")
+# Kinds of rotary embeddings in transformers 5.23, earlier names included, with the fields that each needs.
+_ROPE_FIELDS: Mapping[str, Sequence[str]] = {
+    "default": (),
+    "dynamic": ("factor",),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor"),
+    "mrope": (),
+    "proportional": (),
+    "su": ("short_factor", "long_factor"),
+    "yarn": ("factor",),
+}
 _ACTIVATIONS = ("hidden_act", "hidden_activation")
 # Names in ACT2FN of transformers 5.23.
 _KNOWN_ACTIVATIONS = frozenset(
@@ -73,6 +85,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         return
     yield from _integers(model)
     yield from _numbers(model)
+    yield from _rope_types(model)
     yield from _activations(model)
     yield from _layer_types(model)
     yield from _model_type(model)
@@ -129,6 +142,33 @@ def _parts_with_numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, Mappin
                 yield from ((f"{prefix}{name}.{key}.", value) for key, value in inner)
 
 
+def _rope_types(model: ModelDirectory) -> Iterator[ModelFinding]:
+    """Report unknown kinds of rotary embeddings, and known ones that lack a field."""
+    if (model.config or {}).get("auto_map"):
+        return
+    for prefix, part in _parts_with_numbers(model.config or {}):
+        kind = part.get("rope_type", part.get("type"))
+        if not any(f"{name}." in prefix for name in _ROPE_PARTS) or not isinstance(kind, str):
+            continue
+        missing = [name for name in _ROPE_FIELDS.get(kind, ()) if part.get(name) is None]
+        if kind in _ROPE_FIELDS and not missing:
+            continue
+        is_known_kind = kind in _ROPE_FIELDS
+        yield ModelFinding(
+            "error" if is_known_kind else "warning",
+            CHECK.name,
+            model.path(CONFIG),
+            f"{prefix}rope_type {kind!r} lacks {sample_names(missing, len(missing))}"
+            if is_known_kind
+            else f"{prefix}rope_type is {kind!r}, which transformers does not know",
+            "transformers fails to create the model"
+            + ("" if is_known_kind else ", unless a later version knows it"),
+            f"correct {prefix.removesuffix('.')} in {CONFIG}",
+            expected=None if is_known_kind else sample_names(sorted(_ROPE_FIELDS), len(_ROPE_FIELDS)),
+            got=repr(kind),
+        )
+
+
 def _activations(model: ModelDirectory) -> Iterator[ModelFinding]:
     if (model.config or {}).get("auto_map"):
         return
@@ -180,7 +220,7 @@ def _model_type(model: ModelDirectory) -> Iterator[ModelFinding]:
         # Configurations of other libraries have neither.
         if names or config.get("architectures"):
             what = "no model_type" if kind is None else f"model_type is {kind!r}"
-            named = f", or name the family: {option('family', names[0])}" if names else ""
+            named = f", or {_family_hint(names)}" if names else ""
             yield ModelFinding(
                 "error",
                 CHECK.name,
@@ -193,14 +233,21 @@ def _model_type(model: ModelDirectory) -> Iterator[ModelFinding]:
             )
     elif names:
         yield ModelFinding(
-            "warning",
+            "error",
             CHECK.name,
             model.path(CONFIG),
             f"model_type {kind!r} is unknown, and the arrays have the names of {' or '.join(names)}",
             "transformers and conversions to MaxText refuse unknown types",
-            f"correct model_type in {CONFIG}, or name the family: {option('family', names[0])}",
+            f"correct model_type in {CONFIG}, or {_family_hint(names)}",
             got=kind,
         )
+
+
+def _family_hint(names: Sequence[str]) -> str:
+    """Advise to name the family, without choosing one of several: they convert the same names differently."""
+    if len(names) == 1:
+        return f"name the family: {option('family', names[0])}"
+    return f"name the family with {option('family')} ({', '.join(names)} convert these arrays differently)"
 
 
 CHECK = ModelCheck(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from math import prod
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
@@ -30,6 +31,18 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     if not differing or model.quantized.declared or model.quantized.candidates:
         return
     field, value = differing[0]
+    if not _is_dtype(value):
+        yield ModelFinding(
+            "error",
+            CHECK.name,
+            model.path(CONFIG),
+            f"{field} in {CONFIG} is {value}, which is not a dtype",
+            "transformers refuses it",
+            f"write {main} into {CONFIG}",
+            expected=main,
+            got=value,
+        )
+        return
     command = None
     hint = f"write {main} into {CONFIG}"
     if not model.is_output:
@@ -49,10 +62,14 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
 
 
 def _dtype_name(declared: str) -> str:
-    try:
-        return parse_dtype(declared).name
-    except CheckpointError:
-        return declared
+    return parse_dtype(declared).name if _is_dtype(declared) else declared
+
+
+def _is_dtype(declared: str) -> bool:
+    # transformers chooses the dtype of the weights for "auto".
+    with suppress(CheckpointError):
+        return bool(parse_dtype(declared))
+    return declared == "auto"
 
 
 def _main_dtype(model: ModelDirectory) -> str | None:

@@ -13,7 +13,7 @@ from math import prod
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError, MappingError, listing, near_names
-from ckpttools.core.message_terms import option
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.region import Shape
 from ckpttools.core.text import fold_lines, plural
 from ckpttools.mapping.axes import Side
@@ -312,9 +312,8 @@ def _is_part(key: str, array: LazyArray, sides: Collection[str]) -> bool:
 def _refused_drops(key: str) -> str:
     file = option("family", "FILE.toml")
     return (
-        f"{key} is a part of the model without a row in this family, and the model computes different "
-        f"results "
-        f"without it: {CHECK}, or describe such a model in a file: {file}"
+        f"this family has no row for {key}, which seems to belong to the model: {CHECK}, rename it with "
+        f"{action('remap')}, or describe such a model in a file: {file}"
     )
 
 

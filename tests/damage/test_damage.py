@@ -202,9 +202,43 @@ class TestChecks:
         (result,) = self.reported(tmp_path / "model", "config-values")
         assert "hidden_act" in result["what"] and result["level"] == "warning"
 
+    @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters", "rope_parameters.full_attention"])
+    @pytest.mark.parametrize(
+        ("rope", "level"),
+        [
+            ({"rope_type": "lama3", "factor": 8.0}, "warning"),
+            ({"type": "linear"}, "error"),
+            ({"rope_type": "yarn", "factor": None}, "error"),
+            ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}, "error"),
+        ],
+    )
+    def test_unusable_rope_type_is_reported(self, tmp_path, name, rope, level):
+        model = base("llama", 2)
+        for part in reversed(name.split(".")):
+            rope = {part: rope}
+        model.config |= rope
+        model.write(tmp_path / "model")
+        (result,) = self.reported(tmp_path / "model", "config-values")
+        assert result["level"] == level and "rope_type" in result["what"]
+
+    @pytest.mark.parametrize("dtype", ["bfloat17", "torch.floaty"])
+    def test_dtype_that_does_not_exist_is_an_error(self, tmp_path, dtype):
+        model = base("llama", 2)
+        model.config["dtype"] = dtype
+        model.write(tmp_path / "model")
+        result = self.reported(tmp_path / "model", "dtype")
+        assert [item["level"] for item in result] == ["error"]
+
     @pytest.mark.parametrize(
         "change",
-        [{"rope_theta": None}, {"rope_theta": 10000}, {"rms_norm_eps": 0}, {"hidden_act": "gelu_new"}],
+        [
+            {"rope_theta": None},
+            {"rope_theta": 10000},
+            {"rms_norm_eps": 0},
+            {"hidden_act": "gelu_new"},
+            {"rope_scaling": {"type": "yarn", "factor": 4}},
+            {"rope_scaling": {"type": "mrope"}},
+        ],
     )
     def test_values_transformers_accepts_are_not_reported(self, tmp_path, change):
         model = base("llama", 2)
@@ -227,7 +261,7 @@ class TestChecks:
         model.write(tmp_path / "model")
         (result,) = self.reported(tmp_path / "model", "config-values")
         assert "model_type" in result["what"]
-        assert result["level"] == ("warning" if kind == "" else "error")
+        assert result["level"] == "error"
 
     @pytest.mark.parametrize("dtype", ["float16", "float64"])
     def test_layers_of_different_dtypes_are_reported(self, tmp_path, dtype):

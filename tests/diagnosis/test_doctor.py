@@ -474,12 +474,12 @@ class TestSteps:
         assert ckpttools.copy(run, tmp_path / "copy") and ckpttools.open(run).arrays
 
     def test_nearly_empty_step_is_reported(self, tmp_path):
-        """Commands pass it over; of what is named otherwise nothing is said."""
+        """Orbax takes it for the latest step; directories with other names are not reported."""
         run = copy(ORBAX / "maxtext_run", tmp_path) / "checkpoints"
         (run / "7" / "items").mkdir(parents=True)
         (run / "finetune_9").mkdir()
         (result,) = (finding for finding in examine(run).findings if finding.check == "latest")
-        assert (result.level, result.location) == ("warning", str(run / "7"))
+        assert (result.level, result.location, result.fix) == ("error", str(run / "7"), "set-aside")
         (run / "7" / "items").rename(run / "7" / "items.orbax-checkpoint-tmp")
         assert "latest" not in {finding.check for finding in examine(run).findings}
 

@@ -6,16 +6,17 @@ from collections.abc import Iterator
 
 from ckpttools.core.errors import CheckpointError, suppress_step_warnings
 from ckpttools.core.message_terms import action
-from ckpttools.diagnosis.base import WARNING, Check, Finding, mending, pasted
+from ckpttools.diagnosis.base import ERROR, WARNING, Check, Finding, mending, pasted
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.runs import find_items, remains_after
-from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun, orbax_at
+from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun, commits_by_file, orbax_at
 from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.location import Location
 
 _WHY_LATEST = "Orbax treats it as the latest and fails; an older step would silently be other weights"
 _WHY = f"{action('copy')} refuses the run; other commands open another step"
+_WHY_EMPTY = "Orbax treats it as the latest step and fails; other commands open an earlier one"
 _LOST = "every command skips it: it has lost too much to be recognized as a step, or was only begun"
 
 
@@ -24,7 +25,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     steps = [*(step.path for step in inventory.steps), *(item.step for item in inventory.items)]
     for run in sorted({step.parent for step in steps} & listed):
         yield from _damaged_steps(run, inventory)
-        yield from _later(run)
+        yield from _later(run, inventory)
     if inventory.path in steps and inventory.path.parent not in listed:
         result = _damaged_steps(inventory.path.parent, inventory)
         yield from (entry for entry in result if entry.location == str(inventory.path))
@@ -52,7 +53,8 @@ def _damaged_steps(run: Location, inventory: Inventory) -> Iterator[Finding]:
         yield Finding(WARNING, str(step.path), what, why, do, fix, command=command)
 
 
-def _later(run: Location) -> Iterator[Finding]:
+def _later(run: Location, inventory: Inventory) -> Iterator[Finding]:
+    """Report later directories with the name of a step, which Orbax takes for the latest one."""
     try:
         with suppress_step_warnings():
             opened = find_items(orbax_at(run), None)[0].step
@@ -61,7 +63,13 @@ def _later(run: Location) -> Iterator[Finding]:
     for step in remains_after(opened):
         if not any(IN_PROGRESS in item.name for item in (step.path, *step.path.iterdir())):
             what = f"named as a step after {opened.path.name}, but without {TREE_FILE} and {CHECKPOINT_FILE}"
-            yield Finding(WARNING, str(step.path), what, _LOST, "fetch it again, if it was a step")
+            do = "fetch it again, if it was a step"
+            if commits_by_file(step.path) or not isinstance(run.store, SupportsRename):
+                yield Finding(WARNING, str(step.path), what, _LOST, do)
+                continue
+            command = mending(inventory, "set-aside")
+            do = f"{do}; or rename it, so that the run resumes from {opened.path.name}: {command}"
+            yield Finding(ERROR, str(step.path), what, _WHY_EMPTY, do, "set-aside", command=command)
 
 
 CHECK = Check(

@@ -40,6 +40,9 @@ def conflict_error(directory: Path, begun: JobInfo | None, purpose: JobInfo) -> 
         changes = _describe_changes(begun, purpose) or _describe_smaller_memory(begun, purpose)
         what = f"another conversion: the same command, started with other options{changes}"
         hint = f"to start over with the new options, {discard}; {go_on}"
+        if not changes:
+            what = "another conversion: the same command, with other options or before its source changed"
+            hint = f"to start over, {discard}"
     return UsageError(
         f"{directory} contains the beginning of {what}",
         got=describe_conversion(begun),
