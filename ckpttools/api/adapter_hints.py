@@ -31,7 +31,7 @@ def is_peft_adapter(tree: Tree, location: Location) -> bool:
 def loading_steps(tree: Tree, location: Location) -> tuple[str, ...]:
     """Return command lines that load an adapter; empty for anything else."""
     if is_peft_adapter(tree, location):
-        merging = f"in the weights: {action('merge_adapter', 'BASE', 'DST', adapter=str(location))}"
+        merging = f"to merge it: {action('merge_adapter', 'BASE', 'DST', adapter=str(location))}"
         if location.store.scheme not in ("file", "hf"):
             return (f"PEFT reads disks and the hub: {action('copy', str(location), 'DIR')}", merging)
         loading = f"PeftModel.from_pretrained(model, {json.dumps(str(location))})"

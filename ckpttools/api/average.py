@@ -70,9 +70,9 @@ def average(
     how = Average(MeanWeights(weights, ema, decay, normalize), float_dtype_of(dtype), parameters, force)
     if len(others) + len(chosen) < 2 and parameters is None:
         raise UsageError(
-            "one checkpoint alone has no mean",
+            "an average needs at least two checkpoints",
             got=_alone(source, *chosen),
-            hint=f"name several, or steps of a run, as {option('last', 'N')} does",
+            hint=f"name several, or the last steps of a run: {option('last', 'N')}",
         )
     for other in others:
         location = location_of(other)

@@ -283,7 +283,7 @@ def _quantized_in_one(result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray])
         count = sum(one and not other for one, other in zip(mine, theirs, strict=True))
         if count:
             yield (
-                f"{count:,} of {plural(every, 'array')} with other values are quantized in {name} "
+                f"{count:,} of {plural(every, 'array')} with different values are quantized in {name} "
                 "alone, which rounds them: normally distributed weights by about 2.7 % of their rms in FP8, "
                 "by 12 % in MXFP4"
             )

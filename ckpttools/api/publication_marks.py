@@ -78,7 +78,7 @@ def check_unpublished(file: PlanFile, destination: Location) -> None:
             made it: it did so without leaving a mark, or something else wrote there since.
     """
     if published_at(file, destination) is not None:
-        raise PublishedError(f"{destination} is complete: all parts are done, and it has its name")
+        raise PublishedError(f"{destination} is already published: all parts are done")
     if is_new(file, destination):
         raise _new(file, destination)
 

@@ -120,7 +120,7 @@ def _more_text(part: CopiedPart) -> str:
         parts.append(f"{format_disk(part.bytes_by_store)} by the store itself")
     if part.files_unchanged:
         files = plural(part.files_unchanged, "file")
-        parts.append(f"{files} unchanged since the last copy (same inode and times, or same ETag)")
+        parts.append(f"{files} unchanged since the last copy (same inode and times, or ETag)")
     if part.files_compared:
         parts.append(
             f"{plural(part.files_compared, 'file')}, {format_disk(part.bytes_verified)}, compared "

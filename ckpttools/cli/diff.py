@@ -115,11 +115,11 @@ _MAX_PARAGRAPHS = 60
 _MARGIN = 13
 # Texts of outcomes after an array count; arrays are listed in this order.
 _OUTCOMES: dict[Outcome, str] = {
-    "differs": "with other values",
-    "shape": "of another shape",
-    "kind": "of another kind",
-    "dtype": "of another dtype",
-    "bits": "with other bits of zeros or NaN",
+    "differs": "with different values",
+    "shape": "of a different shape",
+    "kind": "of a different kind",
+    "dtype": "of a different dtype",
+    "bits": "with different bits of zeros or NaN",
     "only in A": "only in A",
     "only in B": "only in B",
     "within": "within the tolerances",

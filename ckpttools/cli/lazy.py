@@ -114,7 +114,7 @@ class LazyGroup(click.Group):
                 return f"Did you mean '{group} {name}'?"
         if near := near_commands(name, known):
             return f"Did you mean {near[0]!r}?"
-        there_are = f"There are: {', '.join(known)}."
+        there_are = f"Commands: {', '.join(known)}."
         if is_path(name):
             path = f"'ckpt {quote(name)}'"
             return f"It is a path: {path} identifies it and suggests commands. {there_are}"

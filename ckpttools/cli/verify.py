@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 _MAX_LINES = 20
 # Texts of `Difference.reason` after an array count; reasons are listed in this order.
 _REASONS: dict[Reason, str] = {
-    "values": "with other values",
-    "dtype": "of another dtype",
-    "shape": "of another shape",
-    "kind": "of another kind",
+    "values": "with different values",
+    "dtype": "of a different dtype",
+    "shape": "of a different shape",
+    "kind": "of a different kind",
     "missing": "missing",
     "extra": "too many",
 }

@@ -42,8 +42,8 @@ def after_verify(result: Collection[Difference], both: Pairing[LazyArray], compa
     if reasons in ({"missing"}, {"extra"}) and all(item.name.endswith(_HEAD) for item in rest):
         has = location("against" if reasons == {"missing"} else "checkpoint")
         told = (
-            f"only {has} has an output head: {compared} reports if it equals the embedding; otherwise it has "
-            "values of its own"
+            f"only {has} has an output head: {compared} reports if it equals the embedding; otherwise "
+            "the head has its own values"
         )
         return (told, cast) if dtypes else (told,)
     if not _are_state(rest, both.a, both.b):

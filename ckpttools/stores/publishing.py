@@ -423,7 +423,7 @@ class Unfinished:
     @property
     def wait(self) -> str:
         """Suggest what to do about the active process."""
-        release = f"; if it has ended, release its lock: {self.release}" if self.release else ""
+        release = f"; to release its lock: {self.release}" if self.release else ""
         return f"wait until it is done{release}"
 
     @property

@@ -194,7 +194,7 @@ def claimed_error(what: str, members: Sequence[Member], location: object, wait: 
         location: the destination.
         wait: the hint while they are active.
     """
-    release = f"; if it has ended, release its claim: {members[0].release}" if members[0].release else ""
+    release = f"; to release its claim: {members[0].release}" if members[0].release else ""
     return LockedError(what, location=location, got=first_names([*map(str, members)]), hint=wait + release)
 
 

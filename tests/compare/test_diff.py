@@ -349,7 +349,10 @@ class TestCommand:
         assert "model.layers.2.mlp.down_proj.weight\n  only in B  bfloat16[64,128]" in output
         assert "model.extra\n  only in A  float32[3]" in output
         assert "float32[64] in A, bfloat16[64] in B" in output and "the same numbers" in output
-        assert "Different: 6 arrays with other values, 1 array of another dtype, 1 array only in A" in output
+        assert (
+            "Different: 6 arrays with different values, 1 array of a different dtype, 1 array only in A"
+            in output
+        )
 
     @pytest.mark.parametrize("columns", [80, 200])
     def test_output_fits_the_terminal(self, changed: Path, columns: int):
@@ -377,7 +380,7 @@ class TestCommand:
 
     def test_options_set_tolerances_and_ignore_dtypes(self, changed: Path):
         only = ("--filter", "*norm*")
-        assert "1 array with other values" in ckpt(changed, HF, *only, code=1).output
+        assert "1 array with different values" in ckpt(changed, HF, *only, code=1).output
         output = ckpt(changed, HF, *only, "--rtol", "0.05", "--ignore-dtype").output
         assert "within the tolerances" in output
         ckpt(changed, HF, *only, "--ulp", "10", "--ignore-dtype")

@@ -254,8 +254,8 @@ def test_extra_output_head_is_explained(tmp_path):
     both = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
     save_file(both, tmp_path / "one/model.safetensors", {"format": "pt"})
     head = (
-        "only {} has an output head: `ckpt diff {} {}` reports if it equals the embedding; otherwise it has "
-        "values of its own"
+        "only {} has an output head: `ckpt diff {} {}` reports if it equals the embedding; otherwise "
+        "the head has its own values"
     )
     sides = tmp_path / "one", tmp_path / "tied"
     in_tied = head.format("SRC", *sides)

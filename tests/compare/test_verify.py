@@ -186,7 +186,7 @@ def test_flipped_bit_is_found_and_located(model, tmp_path):
     file = damaged_copy(model, tmp_path / "damaged", layer=1, row=17, column=30)
     text = run(tmp_path / "damaged", "--against", model, code=1)
     item = tmp_path / "damaged" / "0" / "items"
-    assert f"differs from {model / '0' / 'items'}: 1 array with other values" in text
+    assert f"differs from {model / '0' / 'items'}: 1 array with different values" in text
     location = f"at [17, 30], in {file.relative_to(item)}"
     assert f"decoder/layers_1/mlp/wi_0/kernel: 1 element differs, {location}\n" in text
     report = json.loads(run(tmp_path / "damaged", "--against", model, "--json", code=1))
@@ -387,7 +387,7 @@ def test_manifest_covers_carried_arrays(tmp_path):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    assert "1 array with other values" in run(paths[0], *manifest, code=1)
+    assert "1 array with different values" in run(paths[0], *manifest, code=1)
 
 
 def test_manifest_of_a_selection_counts_the_arrays_outside_of_it(tmp_path):
@@ -418,7 +418,7 @@ def test_rounding_conversion_lists_same_arrays_both_ways(tmp_path):
     save_file(built, file, metadata)
     for a, b in ("st", "hf"), ("hf", "st"):
         result = run(tmp_path / a, "--against", tmp_path / b, code=1)
-        assert "1 array with other values" in result
+        assert "1 array with different values" in result
 
 
 def test_many_differences_are_folded():

@@ -269,7 +269,7 @@ def test_checkpoint_with_weight_zero_is_not_read(models):
 
 
 REFUSED = [
-    (["seed-1"], 2, "one checkpoint alone has no mean"),
+    (["seed-1"], 2, "an average needs at least two checkpoints"),
     (["seed-1", "seed-2", "--weights", "1"], 2, "each checkpoint needs a finite weight"),
     (["seed-1", "seed-2", "--weights", "1,-1"], 2, "add up to 0"),
     (["seed-1", "seed-2", "--weights", "1,x"], 2, "not a list of numbers"),

@@ -160,12 +160,12 @@ def test_quantizing_without_any_error_is_one_line(tmp_path):
 
 def test_quantization_differences_name_the_quantized_side(tmp_path):
     source = quantized(tmp_path / "fp8")
-    plain, counted = tmp_path / "plain", "28 of 28 arrays with other values are quantized in {} alone"
+    plain, counted = tmp_path / "plain", "28 of 28 arrays with different values are quantized in {} alone"
     assert counted.format("B") in declared("diff", plain, source, code=1)
     ckpttools.hf_to_maxtext(plain, tmp_path / "run")
     assert counted.format("A") in declared("diff", source, tmp_path / "run", code=1)
     ckpttools.quantize(plain, tmp_path / "less", exclude="*.down_proj.weight")
-    assert "4 of 4 arrays with other values are quantized in A alone" in declared(
+    assert "4 of 4 arrays with different values are quantized in A alone" in declared(
         "diff", source, tmp_path / "less", code=1
     )
     assert "rounds them" not in declared("diff", source, source)

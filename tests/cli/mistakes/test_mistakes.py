@@ -24,7 +24,7 @@ COMMANDS = {
     "help": "Did you mean 'ckpt --help'?",
     "inspct tree M": "Did you mean 'inspect'?",
     "dif M M": "Did you mean 'diff'?",
-    "zzzz": "There are: adapter, assemble,",
+    "zzzz": "Commands: adapter, assemble,",
     "convert hf-to-maxtex M x": "hf-to-maxtext",
     "to_maxtext model_name=qwen3-0.6b base_output_directory=/out scan_layers=false": (
         "ckpt convert hf-to-maxtext HF_DIR /out --no-scan"
