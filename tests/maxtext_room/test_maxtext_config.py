@@ -646,7 +646,7 @@ class TestClosedList:
         ("case", "declared"),
         {
             "deepseek3.2": "indexer_sparse_training=true",
-            "qwen3-omni": "processes each chunk of sound",
+            "qwen3-omni": "encodes each audio chunk",
         }.items(),
     )
     def test_important_notes_are_reported(self, case, declared):

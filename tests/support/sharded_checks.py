@@ -365,12 +365,12 @@ def another_model_than_was_asked_for_is_said_to_be_one() -> None:
     assert 'into which to="maxtext" converts' in refused(CoverageError, HF, like=of_maxtext["params"])
     assert 'into which to="hf" and model="HF_DIR"' in refused(CoverageError, maxtext, like=of_hf)
     error = refused(CoverageError, HF, like=of_other)
-    assert "it is a model of type llama: `ckpt inspect tree" in error and "q_norm" in error, error
+    assert "it is a model of type llama: `ckpttools.inspect" in error and "q_norm" in error, error
     error = refused(CoverageError, maxtext, to="hf", model=other)
     assert "is of model_type 'qwen3', the arrays have the names of llama and mistral" in error, error
     assert 'leave out family="qwen3"' in refused(CoverageError, maxtext, to="hf", model=HF, family="qwen3")
     error = refused(StorageError, maxtext, to="hf", model="/no/such")
-    assert "pass a model directory or its config.json as `model`" in error
+    assert "`model` names a model's directory, or its config.json" in error, error
 
 
 def shapes_of(source: Path) -> Any:
