@@ -167,6 +167,7 @@ def _literal(value: Any) -> str:
 
 
 PYTHON: Terms = _PythonTerms()
+_MAX_DEPTH = 32
 
 
 def render(text: str, terms: Terms = PYTHON) -> str:
@@ -174,22 +175,31 @@ def render(text: str, terms: Terms = PYTHON) -> str:
     return TERM.sub(lambda result: printable(_format(result[0], terms)), text) if TERM_START in text else text
 
 
-def render_all(value: Any, terms: Terms = PYTHON) -> Any:
-    """Return JSON-like data or a result of dataclasses with rendered texts; itself if nothing changes."""
+def render_all(value: Any, terms: Terms = PYTHON, depth: int = 0) -> Any:
+    """Return JSON-like data or a result of dataclasses with rendered texts; itself if nothing changes.
+
+    Args:
+        value: The data.
+        terms: How terms are written.
+        depth: Number of containers around the value. Texts in more than `_MAX_DEPTH` containers are data of
+            the user, such as settings, and have no terms.
+    """
+    if depth > _MAX_DEPTH:
+        return value
     if isinstance(value, str):
         return render(value, terms)
     if isinstance(value, list | tuple):
-        items = [render_all(item, terms) for item in value]
+        items = [render_all(item, terms, depth + 1) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return _render_dict(value, terms)
+        return _render_dict(value, terms, depth + 1)
     changed = {}
     kind: Any = type(value)
     for name in _message_fields(kind):
         old = getattr(value, name, None)
-        if (new := render_all(old, terms)) is not old:
+        if (new := render_all(old, terms, depth + 1)) is not old:
             changed[name] = new
     if not changed:
         return value
@@ -223,8 +233,8 @@ def for_python(function: Callable[..., Any]) -> Callable[..., Any]:
     return rendered
 
 
-def _render_dict(value: dict[Any, Any], terms: Terms) -> dict[Any, Any]:
-    items = {render_all(key, terms): render_all(item, terms) for key, item in value.items()}
+def _render_dict(value: dict[Any, Any], terms: Terms, depth: int) -> dict[Any, Any]:
+    items = {render_all(key, terms, depth): render_all(item, terms, depth) for key, item in value.items()}
     same = all(a is c and b is d for (a, b), (c, d) in zip(items.items(), value.items(), strict=False))
     return value if same else items
 
