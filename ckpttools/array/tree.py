@@ -165,7 +165,7 @@ class Tree(Mapping[Path, Leaf]):
         below = [item for item in known if item.startswith((f"{name}/", f"{name}."))]
         if below:
             message = f"this path has {len(below):,} arrays below it, such as {below[0]}"
-            hint = f"glob('{name}*') returns the tree of those"
+            hint = f"glob({name!r}) returns the tree of those"
         else:
             # Names without their prefix are more likely than misspelled ones.
             near = [item for item in known if item.endswith((f"/{name}", f".{name}"))][:3] or near_names(

@@ -205,7 +205,7 @@ class TestTable:
     @pytest.mark.parametrize("odd", [0.5, np.nan, np.inf, 2.0**31])
     def test_non_integer_value_is_not_cast(self, odd):
         source = np.array([1, odd], np.float32)
-        with pytest.raises(MappingError, match="not whole"):
+        with pytest.raises(MappingError, match="not an integer, or too large"):
             Whole("int32", "int64").bound({}).apply(source, np.empty(2, np.int32), DTYPES["float32"])
 
 

@@ -120,7 +120,7 @@ def test_missing_scale_is_not_taken_for_a_variant():
     del arrays["m.experts.0.up_proj.weight_scale"]
     with pytest.raises(FormatError) as error:
         quantized_view(built.tree_of(arrays, {"quantization_config": declared})).dequantized()
-    assert "get the checkpoint again" in str(error.value.hint)
+    assert "download the checkpoint again" in str(error.value.hint)
 
 
 @pytest.mark.parametrize("block", [[True, True], [128, True], [128.0, 128.0], "128x128", [128], [0, 128]])
@@ -142,7 +142,7 @@ def test_wrong_stored_shape_is_refused(shape):
     with pytest.raises(FormatError) as error:
         Dequantize()(built.tree_of(arrays, {"quantization_config": declared}))
     assert "up_proj.weight" in str(error.value)
-    assert "get the checkpoint again" in str(error.value.hint)
+    assert "download the checkpoint again" in str(error.value.hint)
 
 
 CACHES = {f"m.self_attn.{name}": np.ones((), np.float32) for name in ("k_scale", "v_scale")}
