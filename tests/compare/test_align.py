@@ -19,6 +19,7 @@ from ckpttools.compare.align import AlignOptions, align, as_maxtext
 from ckpttools.compare.verify import compare
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, UnknownNameError
+from ckpttools.core.message_terms import render
 from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
@@ -102,7 +103,8 @@ class TestHuggingFaceAgainstMaxText:
         bare = hf.with_metadata(config=None)
         both = align(bare, to_maxtext(hf, ToMaxText()).state)
         assert not both.only_a and not both.only_b
-        assert any("there is no config.json" in str(item) for item in both.naming)
+        remarks = render(" ".join(map(str, both.naming)))
+        assert "without a config.json" in remarks and "`rope_layout` override this" in remarks
 
     def test_align_accepts_given_or_carried_config(self, tmp_path: Path):
         hf = hugging_face("mistral-7b")

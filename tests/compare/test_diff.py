@@ -418,7 +418,7 @@ class TestCommand:
         assert value in ckpt(HF, HF, option, value, code=code).stderr
 
     def test_rope_layout_is_refused_without_mapping(self):
-        assert "--rope-layout is for" in ckpt(HF, HF, "--rope-layout", "halves", code=2).stderr
+        assert "--rope-layout requires a conversion" in ckpt(HF, HF, "--rope-layout", "halves", code=2).stderr
 
     def test_state_alone_is_compared(self, tmp_path: Path):
         for name, number in (("a", 1), ("b", 1), ("c", 2)):

@@ -26,6 +26,7 @@ from ckpttools.compare.renames import moves
 from ckpttools.compare.reshape import reshape, transposes
 from ckpttools.compare.samples import in_memory
 from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.message_terms import render
 from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
@@ -177,8 +178,9 @@ class TestPlanted:
         own = "interleaved" if other == "halves" else "halves"
         for each_found in result.values():
             if each_found.cause:
-                assert f'rope_layout="{own}"' in each_found.cause.advice
-                assert "the Hugging Face model that B came from (or is)" in each_found.cause.advice
+                advice = render(each_found.cause.advice)
+                assert f'rope_layout="{own}"' in advice
+                assert "the Hugging Face model that B came from (or is)" in advice
 
     def test_last_axis_is_one_head_of_any_width(self):
         """Where no size is known, and 48 is none of the usual widths; on other axes it is any order."""

@@ -446,7 +446,7 @@ def test_unreadable_checkpoint_is_not_a_difference(model, tmp_path):
     shutil.copytree(model, tmp_path / "short")
     largest = max((tmp_path / "short").rglob("*"), key=lambda file: file.stat().st_size * file.is_file())
     largest.write_bytes(largest.read_bytes()[:-100])
-    assert "ends too early" in run(tmp_path / "short", "--against", model, code=3)
+    assert "the file was truncated" in run(tmp_path / "short", "--against", model, code=3)
 
 
 COMPARE = """

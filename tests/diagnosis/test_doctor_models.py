@@ -63,7 +63,7 @@ FAULTS = [
         {"vocab_size": 300},
         "vocabulary-rows",
         "error",
-        "256 rows, and config.json says vocab_size 300",
+        "256 rows, but config.json has vocab_size 300",
     ),
     ("config.json", {"torch_dtype": "float32"}, "dtype", "info", "most weights are bfloat16"),
     ("tokenizer.json", {"added_tokens": [{"id": 256}]}, "vocabulary", "error", "tokens up to 256"),

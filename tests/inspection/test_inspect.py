@@ -89,7 +89,7 @@ class TestInspectTree:
             },
             parameter_dtypes={"bfloat16": Total(2, 40, 80)},
             warnings=(
-                TreeWarning("unfinished-step", "8, beside step 7, is an unfinished save: no _METADATA"),
+                TreeWarning("unfinished-step", "8, next to step 7, is an unfinished save: no _METADATA"),
             ),
         )
 

@@ -303,7 +303,7 @@ class TestCommand:
             ("lama", 2, "did you mean llama?"),
             ("/no/such/place", 2, "/no/such/place does not exist"),
             (LLAMA / "leaves_scanned.json", 3, "does not state a model type"),
-            (LLAMA, 3, "is not a checkpoint of a known format"),
+            (LLAMA, 3, "is not one checkpoint"),
         ],
     )
     def test_invalid_against_option_is_refused(self, what: str | Path, code: int, words: str):

@@ -54,7 +54,7 @@ def test_ordinary_trees_have_no_warnings():
 
 def test_unfinished_step_is_warned_of():
     (warning,) = declared({("a",): small()}, {"5": "no _METADATA"})
-    assert warning == TreeWarning("unfinished-step", "5, beside step 4, is an unfinished save: no _METADATA")
+    assert warning == TreeWarning("unfinished-step", "5, next to step 4, is an unfinished save: no _METADATA")
 
 
 class TestScanLayers:
