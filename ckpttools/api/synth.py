@@ -57,7 +57,7 @@ def synth(
     check_apart(location, parse(destination))
     file = location / CONFIG if location.is_dir() else location
     try:
-        config, expected = read_json(file), float_dtype_of(dtype)
+        config, expected = read_json(file.require_exists()), float_dtype_of(dtype)
     except FormatError as error:
         raise error.at(hint=f"name the {CONFIG} of a model, or the directory that has it") from error
     tree = synthetic_model(config, seed, expected, str(file))

@@ -152,7 +152,7 @@ def read_manifest(where: LocationLike) -> Manifest:
     """
     path = parse(where)
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(path.require_exists().read_bytes())
     except StorageError as error:
         raise error.at(hint=f"pass a file that {option('manifest')} or {action('hash')} wrote") from error
     except (ValueError, RecursionError) as error:

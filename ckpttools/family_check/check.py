@@ -53,7 +53,7 @@ def check_family(
         CheckpointError: `against` or `config` cannot be read.
     """
     file = None if config is None else _config_file(parse(config))
-    parsed: Mapping[str, Any] | None = None if file is None else read_json(file)
+    parsed: Mapping[str, Any] | None = None if file is None else read_json(file.require_exists())
     if against is not None:
         tree = open_tree(against)
         parsed = parsed or tree.metadata.config or ModelFiles.of(tree, None).config

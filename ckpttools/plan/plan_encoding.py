@@ -133,7 +133,7 @@ def read_plan(location: Location) -> PlanFile:
         StorageError: the file cannot be read.
     """
     location = location.absolute()
-    return decoded(location.read_bytes(), location)
+    return decoded(location.require_exists().read_bytes(), location)
 
 
 def decoded(data: bytes, location: object) -> PlanFile:

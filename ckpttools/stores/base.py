@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
-from ckpttools.core.errors import CheckpointError, FormatError, MissingPathError, StorageError
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.stores.costs import Costs, Streams, Traffic
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class Store(ABC):
         """
         result, location = self.stat(key), self.uri(key)
         if result is None or result.kind is FileKind.DIRECTORY:
-            raise (MissingPathError if result is None else StorageError)(
+            raise StorageError(
                 f"cannot read {location}",
                 got="it does not exist" if result is None else "a directory",
                 hint="check the spelling of the path",

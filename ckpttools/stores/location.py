@@ -156,6 +156,16 @@ class Location:
             raise MissingPathError(f"{self} does not exist", hint=self.spelling_hint())
         return result
 
+    def require_exists(self) -> Location:
+        """Return the location itself.
+
+        Raises:
+            MissingPathError: it does not exist; suggests a similar path.
+            StorageError: the store cannot be asked.
+        """
+        self.stat()
+        return self
+
     def spelling_hint(self) -> str:
         """Return a hint for a path that does not exist: a similar path, if the local directory has one."""
         missing = self

@@ -15,7 +15,7 @@ SIZES = LlamaSizes(layers=1, hidden=32, mlp=64, heads=2, kv_heads=1, head_dim=16
 MADE = (0, ["convert", "to-zarr3", "a", "b"])
 LOOKED = (0, ["verify", "b", "--against", "a"])
 REFUSED = (2, ["convert", "to-zarr3", "a", "b"])
-MISSING = (5, ["hash", "none"])
+MISSING = (2, ["hash", "none"])
 
 
 # What prints on a stream meets it closed, and all meet all of them closed.

@@ -590,7 +590,7 @@ class TestCommand:
 
     def test_non_checkpoint_has_no_statistics(self, tmp_path: Path):
         assert ckpt("inspect", "stats", tmp_path).exit_code == 3
-        assert ckpt("inspect", "stats", tmp_path / "none").exit_code == 5
+        assert ckpt("inspect", "stats", tmp_path / "none").exit_code == 2
 
     def test_too_little_memory_is_refused(self):
         result = ckpt("inspect", "stats", self.HF, "--memory", "1MiB")

@@ -440,11 +440,11 @@ class TestAfterPublishing:
             built = real(*arguments)
             with pytest.MonkeyPatch.context() as other:
                 other.setattr(publishing, "replanned", real)
-                other.setattr(Journal, "remove", failing)
+                other.setattr(Journal, "move", failing)
                 assert ckpt("run", plan, *how).exit_code == 5
             return built
 
-        def failing(journal):
+        def failing(journal, *arguments):
             raise OSError(5, "stopped")
 
         real = publishing.replanned

@@ -282,7 +282,7 @@ class TestSomebodyElses:
         assert done.exit_code == 2 and "no journal of ckpttools" in done.output, done.output
         assert f"1 objects, such as {name}" in done.output, done.output
         assert parse(f"{cloud.scheme}://{cloud.bucket}/{foreign}").read_bytes() == b"mine"
-        assert ckpt("hash", target).exit_code == (5 if is_new else 0)
+        assert ckpt("hash", target).exit_code == (2 if is_new else 0)
 
     def test_convert_resumes_in_its_own_staging_directory(self, gcs, target):
         """A lock, its probe and a claim of a process that is gone are not foreign."""

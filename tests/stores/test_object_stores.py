@@ -460,7 +460,7 @@ class TestFaults:
     def test_missing_bucket_error_names_the_bucket(self, cloud):
         for name in ("x", "x.safetensors", ""):
             done = ckpt("inspect", "tree", f"{cloud.scheme}://no-such-bucket/{name}")
-            assert done.exit_code == 5
+            assert done.exit_code == 2
             assert "bucket 'no-such-bucket' does not exist" in done.output
 
     def test_missing_object_error_names_the_object(self, cloud):

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError, system_error
+from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
 from ckpttools.core.message_terms import action, retry_term
 from ckpttools.stores.base import LARGEST_WHOLE, File, too_large
 
@@ -364,4 +364,9 @@ def storage_error(doing: str, path: str | Path, error: OSError) -> StorageError:
         "PermissionError": "check who owns it and its mode bits",
         "FileNotFoundError": "check the spelling of the path",
     }
-    return system_error(doing, path, error, hints.get(type(error).__name__))
+    # A file of a checkpoint that is missing is not a mistake in the command, unlike one that the user names.
+    return StorageError(
+        f"{doing} {path}",
+        got=f"{error.strerror} (errno {error.errno})",
+        hint=hints.get(type(error).__name__),
+    )
