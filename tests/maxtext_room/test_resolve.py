@@ -809,7 +809,7 @@ class TestCommandLine:
             (f"-- base.yml load_parameters_path={SCANNED}", 1, "cannot use it"),
             (f"load_parameters_path={UNSCANNED}", 1, "set scan_layers=false"),
             (f"load_parameters_path={UNSCANNED} scan_layers=false", 0, "loads the parameters of step 0"),
-            ("absent.yml run_name=x", 2, "No such file"),
+            ("absent.yml run_name=x", 2, "absent.yml does not exist"),
             ("--maxtext 0.1 run_name=x", 2, "is not one of"),
             ("checkpoint", 2, "load_parameters_path=checkpoint"),
             ("load_parameters_path=a load_full_state_path=b", 1, "refuses these settings"),

@@ -218,7 +218,7 @@ def read_yaml(path: Location) -> dict[str, Any]:
     from ckpttools.maxtext.loading.yaml_values import load_yaml
 
     try:
-        document = load_yaml(path.read_bytes().decode())
+        document = load_yaml(path.require_exists().read_bytes().decode())
     except ValueError as error:
         raise FormatError("not a YAML file", location=path, got=" ".join(str(error).split())) from error
     if document is None:
