@@ -171,7 +171,7 @@ class TestLocations:
         with pytest.raises(FormatError) as caught:
             open_tree(ORBAX / "v1_checkpointables")
         assert caught.value.got == "data, opt, state"
-        assert "name one of them" in caught.value.hint
+        assert "add one of them to the path" in caught.value.hint
 
     def test_item_without_metadata_is_described(self):
         with pytest.raises(FormatError, match="an unfinished save, or an incomplete copy"):

@@ -642,7 +642,7 @@ def test_format_is_recognized(tmp_path):
     asked: Format = FORMAT
     assert asked.name == "safetensors"
     assert asked.why_not(parse(tmp_path)) == "no .safetensors file in the directory"
-    assert "cannot inspect" in asked.why_not(parse(tmp_path / "absent.safetensors"))
+    assert "does not exist" in asked.why_not(parse(tmp_path / "absent.safetensors"))
     assert "name ends in neither" in asked.why_not(parse(file_at(tmp_path, b"", "model.bin")))
     index = write_index(tmp_path, shards(tmp_path))
     assert asked.why_not(parse(index)) is None
@@ -931,7 +931,7 @@ def test_missing_files_are_a_stale_index_or_an_incomplete_download(tmp_path):
     error = refusal(tmp_path)
     assert_says(error, "the index is stale", *{*kept.values()})
     assert "not complete" not in str(error)
-    run_step(error.hint, tmp_path)
+    run_step(hint_of(error), tmp_path)
     assert set(values_of(tmp_path).values()) == {2.0} and len(values_of(tmp_path)) == len(kept)
     # Without one of the other files, none of both is complete.
     write_index(tmp_path, named)

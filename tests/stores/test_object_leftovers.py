@@ -68,7 +68,7 @@ class TestUploads:
         abandoned(parse(there) / "0")
         (result,) = findings(there, "uploads")
         assert result["level"] == "warning" and result["fix"] == "abort-uploads"
-        assert "1 upload in parts" in result["what"] and f"{there}/0/d/data" in result["what"]
+        assert "1 incomplete upload," in result["what"] and f"{there}/0/d/data" in result["what"]
         assert "lifecycle" in result["do"]
 
     def test_fix_keeps_recent_uploads(self, gcs):
@@ -140,7 +140,7 @@ class TestLeftovers:
         gcs.server.put(gcs.bucket, f"runs/out.partial/{name}", b"{}")
         for where in (f"gs://{gcs.bucket}/runs", f"gs://{gcs.bucket}/runs/out.partial"):
             (result,) = findings(where, "leftovers")
-            assert "no journal" in result["why"] and "rm -r" in result["do"]
+            assert "without a journal" in result["why"] and "rm -r" in result["do"]
         assert f"runs/out.partial/{name}" in gcs.server.buckets[gcs.bucket]
 
     def test_checkpoint_named_like_staging_is_not_a_leftover(self, gcs):

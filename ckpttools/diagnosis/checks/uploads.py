@@ -36,7 +36,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     if result:
         first = min(result, key=lambda item: item.begun)
         what = (
-            f"{plural(len(result), 'upload')} that are incomplete, the first started "
+            f"{plural(len(result), 'incomplete upload')}, the first started "
             f"{format_age(time.time() - first.begun)} ago, to {store.uri(first.key)}"
         )
         why = "incomplete uploads of a killed process take up space and are not listed"

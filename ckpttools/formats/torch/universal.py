@@ -161,7 +161,8 @@ def _refuse_others(
         if not array.dtype.is_float:
             raise ValueError(f"{name}/{_WEIGHTS} has {array.dtype}, which is not a dtype of weights")
         if array.shape != shapes.get(name, array.shape):
-            raise ValueError(f"{name}/{_WEIGHTS} has shape {list(array.shape)}, but {list(shapes[name])}")
+            got, expected = list(array.shape), list(shapes[name])
+            raise ValueError(f"{name}/{_WEIGHTS} has shape {got}, in the model {expected}")
 
 
 def _refuse_lacking(folder: Location, trained: Sequence[_Parameter]) -> None:
