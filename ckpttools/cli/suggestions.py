@@ -11,6 +11,8 @@ from shlex import join, quote
 
 import click
 
+from ckpttools.core.text import printable
+
 # Other names of commands: top-level name -> words of the command.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "tree": ("inspect", "tree"),
@@ -152,12 +154,12 @@ def explain_unknown_option(error: click.NoSuchOption) -> str:
         ]
     meant = [item for item in _OPTION_SYNONYMS.get(name, ()) if item in known]
     if meant:
-        return f"No such option: {name}. Did you mean {' or '.join(meant)}?"
+        return f"No such option: {printable(name)}. Did you mean {' or '.join(meant)}?"
     if name in _OPTION_ADVICE:
         return f"No such option: {name}. {_OPTION_ADVICE[name]}"
     near = get_close_matches(name, [item for item in known if item.startswith("--")], n=2, cutoff=0.75)
     starts = [item for item in known if len(name) > 4 and item.startswith(name)]
     if meant := list(dict.fromkeys([*starts, *near]))[:2]:
-        return f"No such option: {name}. Did you mean {' or '.join(meant)}?"
+        return f"No such option: {printable(name)}. Did you mean {' or '.join(meant)}?"
     where = f"{quote(ctx.command_path)} --help" if ctx is not None else "--help"
-    return f"No such option: {name}. `{where.replace(chr(39), '')}` lists all options."
+    return f"No such option: {printable(name)}. `{where.replace(chr(39), '')}` lists all options."
