@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.core.errors import near_names
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import sample_names
 from ckpttools.formats.sidecar_files import CONFIG
@@ -151,7 +152,8 @@ def _rope_types(model: ModelDirectory) -> Iterator[ModelFinding]:
         if not any(f"{name}." in prefix for name in _ROPE_PARTS) or not isinstance(kind, str):
             continue
         missing = [name for name in _ROPE_FIELDS.get(kind, ()) if part.get(name) is None]
-        if kind in _ROPE_FIELDS and not missing:
+        # Models have kinds of their own, such as "axial": only a misspelled name is reported.
+        if not missing and (kind in _ROPE_FIELDS or not near_names(kind, _ROPE_FIELDS, 1)):
             continue
         is_known_kind = kind in _ROPE_FIELDS
         yield ModelFinding(

@@ -45,7 +45,13 @@ class LlamaSizes:
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": self.tied,
             "torch_dtype": "bfloat16",
-            "rope_scaling": {"rope_type": "llama3", "factor": 32.0},
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 32.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
         }
 
 
