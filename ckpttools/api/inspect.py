@@ -116,7 +116,7 @@ def compared(
     config = _config_at(path)
     if config is None:
         return against_tree(*_alike(tree, open_tree(path, read)), pattern)
-    document = read_json(config)
+    document = read_json(config.require_exists())
     return against_family(own_arrays, family_of(document, str(config)), document, str(config), pattern)
 
 

@@ -108,7 +108,7 @@ def _seen(source: Source, like: str | None, family: str | None, read: ReadOption
     if not isinstance(source, Tree):
         alone = config_alone(source, read)
         if alone is not None:
-            return observe_config(read_json(alone), str(alone), family)
+            return observe_config(read_json(alone.require_exists()), str(alone), family)
     return observe_model(opened(source, read), like, family)
 
 

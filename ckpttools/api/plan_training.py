@@ -243,7 +243,7 @@ def _tree(source: LocationLike, settings: Sequence[str], reading: Mapping[str, o
         return opened(source, read)
     is_maxtexts = config.name.endswith(_YAML)
     return synthetic_model(
-        config_from_settings([str(config), *settings]) if is_maxtexts else read_json(config)
+        config_from_settings([str(config), *settings]) if is_maxtexts else read_json(config.require_exists())
     )
 
 
