@@ -384,7 +384,7 @@ def test_arrays_of_one_name_are_refused():
 
 
 def test_errors_are_those_of_the_library():
-    with pytest.raises(UsageError, match="one checkpoint alone"):
+    with pytest.raises(UsageError, match="needs at least two"):
         ckpttools.average.plan(HF, "out")
     with pytest.raises(CheckpointError):
         ckpttools.average.plan(HF, HF, others=[HF])
