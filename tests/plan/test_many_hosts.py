@@ -97,7 +97,7 @@ def check_command(words):
     """The options are those of `ckpt run`: it gets as far as to look for the plan."""
     there = [word if not word.endswith(".plan") else "/nowhere/llama.plan" for word in words]
     result = ckpt(*there[1:], JOB_COMPLETION_INDEX="3")
-    assert result.exit_code == 2 and "cannot read /nowhere/llama.plan" in result.output, result.output
+    assert result.exit_code == 2 and "/nowhere/llama.plan does not exist" in result.output, result.output
 
 
 def test_documented_xpk_command_starts_one_part_per_machine():
