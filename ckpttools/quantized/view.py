@@ -100,16 +100,23 @@ class ValueFaults:
 
 
 class QuantizedView:
-    """The quantized weights of a tree; `quantized_view` returns the view of a tree, which is cached.
+    """The quantized weights of a tree; `quantized_view` returns it, with results that are cached.
 
     Reading of properties raises FormatError if two arrays of a quantized tree share a name (keys joined by
     dots). Only `shaped` and the checks of scales read data.
     """
 
+    __slots__ = ("__dict__", "tree")
+
+    tree: Tree
+    _built: dict[tuple[int, DType | None, Like], DequantizedTree]
+    _scale_faults: dict[tuple[DType | None, Like, bool], ValueFaults]
+
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self._built: dict[tuple[int, DType | None, Like], DequantizedTree] = {}
-        self._scale_faults: dict[tuple[DType | None, Like, bool], ValueFaults] = {}
+        # All views of a tree share their results, which do not refer to the tree: in a cycle, files stay open
+        # until the next garbage collection, and deleted ones take up disk space.
+        self.__dict__ = tree.once(_empty_results)
 
     @cached_property
     def declared(self) -> Mapping[str, Any] | None:
@@ -373,8 +380,12 @@ class QuantizedView:
 
 
 def quantized_view(tree: Tree) -> QuantizedView:
-    """Return the view of a tree's quantized weights; cached."""
-    return tree.once(QuantizedView)
+    """Return a view of a tree's quantized weights; all views of a tree share their results."""
+    return QuantizedView(tree)
+
+
+def _empty_results(tree: Tree) -> dict[str, Any]:
+    return {"_built": {}, "_scale_faults": {}}
 
 
 def make_comparable(a: Tree, b: Tree, *, is_read: bool = False) -> tuple[NumericTree, NumericTree]:

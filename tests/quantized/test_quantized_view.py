@@ -1,5 +1,8 @@
 """One view of a tree's quantized weights, which all commands ask."""
 
+import gc
+import weakref
+
 import numpy as np
 from support import quantized_weights as built
 
@@ -12,9 +15,22 @@ def fp8_tree() -> Tree:
     return built.fp8_rows(np.random.default_rng(0), (8, 8)).tree
 
 
-def test_tree_has_one_view():
+def test_views_of_a_tree_share_their_results():
     tree = fp8_tree()
-    assert quantized_view(tree) is quantized_view(tree)
+    assert quantized_view(tree).candidates is quantized_view(tree).candidates
+    assert quantized_view(tree).dequantized() is quantized_view(tree).dequantized()
+
+
+def test_view_does_not_keep_its_tree_alive():
+    tree = fp8_tree()
+    quantized_view(tree).dequantized()
+    freed = weakref.ref(tree)
+    gc.disable()
+    try:
+        del tree
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_dequantized_tree_is_built_once_for_each_dtype():
