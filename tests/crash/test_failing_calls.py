@@ -45,6 +45,18 @@ def test_every_failing_call_is_survived(cases, scenario):
     assert not wrong, f"{len(wrong)} of {scenario.name}\n\n" + "\n\n".join(wrong[:20])
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_probe_that_cannot_be_removed_ends_the_command_before_it_writes(cases, number):
+    """The probe tells whether a rename can move the old checkpoint. A later run would not remove it."""
+    case = cases(next(item for item in SCENARIOS if item.name == "hf-to-maxtext-overwrite"))
+    for is_lasting in (True, False):
+        case.begin()
+        ended = case.scenario.run(case.runner, fault=Fault("rmdir", number, errno.EIO, is_lasting))
+        spoken(ended, 5)
+        case.whole(case.before)
+        assert case.again().code == 0
+
+
 _LOOKED_AT = 1000 if ALL else 20
 
 

@@ -294,24 +294,30 @@ def check_can_rename(path: Path, scratch: Path) -> None:
 
     Raises:
         StorageError: the file system cannot rename the directory.
-        OSError: the probe cannot be made.
+        OSError: the probe cannot be made or removed.
     """
     occupied = scratch / "occupied"
-    built = [occupied, scratch, *([] if scratch.parent.exists() else [scratch.parent])]
+    parent = [] if scratch.parent.exists() else [scratch.parent]
     try:
         occupied.mkdir(parents=True, exist_ok=True)
         path.rename(scratch)
         # No file system is known to do this; if one does, the directory must not stay under the scratch name.
         scratch.rename(path)
     except OSError as error:
-        if error.errno == errno.EXDEV:
-            raise rename_error(path, error) from error
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            for item in (occupied, scratch, *parent):
+                with suppress(OSError):
+                    item.rmdir()
+            if error.errno == errno.EXDEV:
+                raise rename_error(path, error) from error
             raise
-    finally:
-        for item in built:
-            with suppress(OSError):
-                item.rmdir()
+    # A directory that cannot be removed now would stay after the command: better to stop before it writes.
+    for item in (occupied, scratch):
+        with suppress(FileNotFoundError):
+            item.rmdir()
+    for item in parent:
+        with suppress(OSError):
+            item.rmdir()
 
 
 def moved_error(directory: Path) -> StorageError:
