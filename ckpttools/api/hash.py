@@ -135,7 +135,8 @@ def hash(
             observe=scan.observer(selection.nbytes(tree)),
         )
     if manifest is not None:
-        replace(built, names=names, selection=written).write(parse(manifest))
+        nodes = None if names == "maxtext" else built.nodes
+        replace(built, names=names, selection=written, nodes=nodes).write(parse(manifest))
     return _report(tree, built, remarks)
 
 

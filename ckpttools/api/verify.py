@@ -27,6 +27,7 @@ from ckpttools.core.options import declare
 from ckpttools.core.text import array_count, plural, sample_names, sort_naturally
 from ckpttools.digest.canonical import STEP, Selection, parameters_among, with_carried, without_step
 from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
+from ckpttools.digest.leaves import Nodes
 from ckpttools.digest.manifest import Manifest
 from ckpttools.digest.pairing import NamedArrays, Pairing
 from ckpttools.maxtext.model_options import check_choice
@@ -284,13 +285,15 @@ def _by_digests(
         observe=scan.observer(sum(array.nbytes for array in mine.values())),
     )
     result = differences(built, manifest)
-    remarks = (*named.remarks, *_not_compared(tree, named.arrays.keys() - chosen, manifest))
+    remarks = (*named.remarks, *_not_compared(tree, named.arrays.keys() - chosen, manifest, built.nodes))
     shown = _verification(tree, str(path), mine, result, remarks)
     return replace(shown, hints=after_manifest(result, mine, manifest.arrays))
 
 
-def _not_compared(tree: Tree, names: Collection[str], manifest: Manifest) -> Iterator[str]:
-    """Report arrays outside the manifest's selection, and texts that it does not record."""
+def _not_compared(
+    tree: Tree, names: Collection[str], manifest: Manifest, nodes: Nodes | None
+) -> Iterator[str]:
+    """Report arrays outside the manifest's selection, and texts and nodes that it does not record."""
     if names:
         selection = manifest.selection
         kind = "parameters" if selection.parameters else "arrays"
@@ -302,9 +305,12 @@ def _not_compared(tree: Tree, names: Collection[str], manifest: Manifest) -> Ite
             f"not compared, because the manifest does not record texts: {sample_names(texts)}; "
             f"{action('hash', 'SRC', manifest='FILE')} records them"
         )
+    recorded = manifest.nodes
     empty = sum(isinstance(leaf, Empty) for leaf in tree.values())
-    if empty and not manifest.selection.parameters:
-        yield f"not compared, because a manifest does not record them: {plural(empty, 'empty node')}"
+    if nodes and recorded and not nodes.comparable(recorded) and nodes.kinds != recorded.kinds:
+        yield "not compared, because the manifest is of another layout: empty nodes and kinds of numbers"
+    elif empty and recorded is None and not manifest.selection.parameters:
+        yield f"not compared, because this manifest does not record them: {plural(empty, 'empty node')}"
 
 
 def _as_in(manifest: Manifest, tree: Tree, declared: _Said, memory: int) -> NamedArrays[LazyArray]:

@@ -16,13 +16,13 @@ from itertools import product
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, dotted, keystr
-from ckpttools.compare.leaves import differing_leaves
 from ckpttools.compare.unnamed_side import Arrays, UnnamedSide, with_joints_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import array_count, fold_lines
 from ckpttools.digest.canonical import STEP, as_stored, per_layer
+from ckpttools.digest.leaves import differing_leaves
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side, Uncompared
 from ckpttools.maxtext.hub_names import HubModel, as_hub_model
 from ckpttools.maxtext.model_files import ModelFiles, carried_arrays

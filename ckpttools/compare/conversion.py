@@ -11,7 +11,6 @@ from ckpttools.array.patterns import expand_branches
 from ckpttools.array.tree import Tree, by_name, dotted, keystr
 from ckpttools.compare.align import AlignOptions, align, as_maxtext, plain_names, with_keys
 from ckpttools.compare.buffers import without_computed_buffers
-from ckpttools.compare.leaves import differing_leaves
 from ckpttools.compare.padding import without_equal_head
 from ckpttools.compare.unnamed_side import with_joints_of
 from ckpttools.core.dataclass import dataclass
@@ -19,6 +18,7 @@ from ckpttools.core.errors import CheckpointError, CoverageError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import array_count, matches_any
 from ckpttools.digest.canonical import Selection, as_stored, parameters_among, per_layer
+from ckpttools.digest.leaves import differing_leaves
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark
 from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_config import absent_towers

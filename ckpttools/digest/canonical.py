@@ -14,6 +14,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.message_terms import action
 from ckpttools.core.text import sort_naturally
+from ckpttools.digest.leaves import Nodes, nodes_of
 from ckpttools.maxtext.layers import LayerStack
 from ckpttools.maxtext.layout import CARRIED_PREFIX
 from ckpttools.maxtext.stacked_layers import unstack_layers
@@ -160,6 +161,10 @@ class Selection:
             for name, text in texts.items()
             if not self.parameters and (self.pattern == "*" or matches(name, self.pattern))
         }
+
+    def nodes(self, tree: Tree) -> Nodes | None:
+        """Return empty nodes and kinds of arrays, if all of a tree is selected under its own names."""
+        return None if self.parameters or self.pattern != "*" else nodes_of(tree)
 
     def names(self, named: Mapping[str, Typed]) -> Collection[str]:
         """Return the names of the selected arrays."""

@@ -11,7 +11,7 @@ from ckpttools.digest.differences import Difference, Reason, of_kinds, same_kind
 from ckpttools.digest.digest import DEFAULT_ALGORITHM, Digest, block_ends
 from ckpttools.digest.digester import Digester
 from ckpttools.digest.manifest import Manifest, first_bad_block
-from ckpttools.digest.pairing import Pairing
+from ckpttools.digest.pairing import LeafDifference, Pairing
 
 
 def hash_tree(
@@ -40,13 +40,14 @@ def hash_tree(
     selection = selection or Selection()
     digester = Digester(selection.arrays(tree), algorithm)
     digests = digester.digests(memory=memory, jobs=jobs, observe=observe)
-    return Manifest(algorithm, selection, digests, texts=selection.texts(tree))
+    return Manifest(algorithm, selection, digests, texts=selection.texts(tree), nodes=selection.nodes(tree))
 
 
 def differences(got: Manifest, expected: Manifest) -> tuple[Difference, ...]:
     """Return the differences between a manifest and a checkpoint hashed in the same way, sorted by name.
 
-    If the manifest does not record texts, each text of the checkpoint is one.
+    If the manifest does not record texts, each text of the checkpoint is one. Empty nodes and kinds of arrays
+    count if both record them for one layout.
     """
     both = Pairing(got.arrays, expected.arrays)
     values = [
@@ -54,7 +55,23 @@ def differences(got: Manifest, expected: Manifest) -> tuple[Difference, ...]:
         for name, mine, theirs in both.pairs
         if same_kind(mine, theirs) and mine.digest != theirs.digest
     ]
-    return sorted_by_name([*of_kinds(both), *values, *_of_texts(got.texts or {}, expected.texts or {})])
+    texts = _of_texts(got.texts or {}, expected.texts or {})
+    return sorted_by_name([*_of_nodes(got, expected), *of_kinds(both), *values, *texts])
+
+
+def _of_nodes(got: Manifest, expected: Manifest) -> list[Difference]:
+    mine, theirs = got.nodes, expected.nodes
+    if mine is None or theirs is None or not mine.comparable(theirs):
+        return []
+    named = [
+        LeafDifference(
+            item.name,
+            item.a or ("array" if item.name in got.arrays else None),
+            item.b or ("array" if item.name in expected.arrays else None),
+        )
+        for item in mine.differing(theirs)
+    ]
+    return of_kinds(Pairing[Digest]({}, {}, leaves=tuple(named)))
 
 
 def _of_texts(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[Difference]:

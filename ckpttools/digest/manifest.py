@@ -19,6 +19,7 @@ from ckpttools.core.errors import (
 from ckpttools.core.message_terms import action, option
 from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, tree_digest
+from ckpttools.digest.leaves import Nodes
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
@@ -32,7 +33,7 @@ NAMES = ("stored", "maxtext")
 
 @dataclass(frozen=True)
 class Manifest:
-    """The digests of a checkpoint's arrays.
+    """The digests of a checkpoint's arrays. Equal arrays in other layouts make an equal manifest.
 
     Attributes:
         algorithm: algorithm of the digests.
@@ -40,6 +41,8 @@ class Manifest:
         arrays: by name, in order.
         names: one of `NAMES`.
         texts: Texts by name; None in manifests of earlier releases, which do not record them.
+        nodes: Empty nodes and kinds of arrays; None if they are not recorded, as in manifests of earlier
+            releases, of some arrays alone, or in MaxText's names.
     """
 
     algorithm: str
@@ -47,6 +50,7 @@ class Manifest:
     arrays: Mapping[str, Digest]
     names: str = NAMES[0]
     texts: Mapping[str, str] | None = field(default_factory=dict)
+    nodes: Nodes | None = field(default=None, compare=False)
 
     @cached_property
     def digest(self) -> str:
@@ -62,7 +66,8 @@ class Manifest:
         """Return the manifest of the parameters alone."""
         names = parameters_among(self.arrays)
         arrays = {name: item for name, item in self.arrays.items() if name in names}
-        return replace(self, selection=replace(self.selection, parameters=True), arrays=arrays, texts={})
+        selection = replace(self.selection, parameters=True)
+        return replace(self, selection=selection, arrays=arrays, texts={}, nodes=None)
 
     def _digest(self, names: Iterable[str]) -> str:
         return tree_digest(self.algorithm, ((name, self.arrays[name].digest) for name in names))
@@ -100,6 +105,7 @@ class Manifest:
             "parameters": self.parameters,
         }
         head |= {} if self.texts is None else {"texts": dict(self.texts)}
+        head |= {} if self.nodes is None else {"nodes": asdict(self.nodes)}
         lines = [f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items()]
         arrays = [f"    {json.dumps(name)}: {json.dumps(asdict(item))}" for name, item in self.arrays.items()]
         listed = "{\n" + ",\n".join(arrays) + "\n  }" if arrays else "{}"
@@ -207,7 +213,8 @@ def _checked(document: Mapping[str, Any], path: Location) -> Manifest:
         if names not in NAMES:
             raise ValueError(f"names are {names!r}, not {' or '.join(NAMES)}")
         texts = _texts(document.get("texts"))
-        manifest = Manifest(_typed(document["algorithm"], str), selection, entries, names, texts)
+        nodes = _nodes(document.get("nodes"))
+        manifest = Manifest(_typed(document["algorithm"], str), selection, entries, names, texts, nodes)
         strange = next(iter(entries.keys() - set(selection.names(entries))), None)
         if strange is not None:
             raise ValueError(f"{strange} is not in the declared selection")
@@ -226,6 +233,19 @@ def _texts(result: Any) -> Mapping[str, str] | None:
     if result is None:
         return None
     return {name: _typed(text, str) for name, text in _typed(result, dict).items()}
+
+
+def _nodes(result: Any) -> Nodes | None:
+    if result is None:
+        return None
+    layout = result["layout"]
+    return Nodes(
+        layout=None if layout is None else _typed(layout, str),
+        is_stacked=_typed(result["is_stacked"], bool),
+        has_state=_typed(result["has_state"], bool),
+        is_read=_typed(result["is_read"], bool),
+        kinds={name: _typed(kind, str) for name, kind in _typed(result["kinds"], dict).items()},
+    )
 
 
 def _digest(name: str, each: Mapping[str, Any], algorithm: str) -> Digest:

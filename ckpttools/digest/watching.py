@@ -55,6 +55,8 @@ def run_hashing(plan: Plan, run: CarriesOut, path: Location, *, overwrite: bool)
     def finalize() -> None:
         digests = digester.digests(memory=plan.memory, jobs=plan.jobs)
         texts = everything.texts(plan.tree)
-        Manifest(DEFAULT_ALGORITHM, everything, digests, texts=texts).write(path, overwrite=overwrite)
+        nodes = everything.nodes(plan.tree)
+        manifest = Manifest(DEFAULT_ALGORITHM, everything, digests, texts=texts, nodes=nodes)
+        manifest.write(path, overwrite=overwrite)
 
     return run(watch=digester.watching(plan.tree), finalize=finalize)

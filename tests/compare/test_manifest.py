@@ -78,6 +78,13 @@ def test_manifest_has_the_documented_fields(written):
         "only_parameters": False,
         "names": "stored",
         "texts": {},
+        "nodes": {
+            "layout": "linen",
+            "is_stacked": True,
+            "has_state": False,
+            "is_read": True,
+            "kinds": {"step": "Python number", "opt_state": "empty node (Dict)"},
+        },
     }
     assert len(arrays) == 40
     assert arrays["decoder/layers_3/mlp/wi_0/kernel"].keys() == {"dtype", "shape", "digest", "blocks"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from functools import partial
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -267,6 +269,42 @@ def test_texts_differ_from_a_manifest_that_does_not_record_them(tmp_path):
     text = run(tmp_path / "one", "--manifest", path, code=1)
     assert "the manifest does not record texts: params/tag" in text
     run(tmp_path / "one", "--manifest", path, "--parameters")
+
+
+def test_manifest_compares_empty_nodes_and_kinds_of_numbers(tmp_path):
+    """`--manifest` and `--against` agree where two trees differ in leaves that no digest covers."""
+    kernel = np.ones((2, 3), np.float32)
+    kinds = {
+        "absent": {},
+        "dict": {"extra": {}},
+        "list": {"extra": []},
+        "none": {"extra": None},
+        "array": {"extra": np.asarray(7)},
+        "number": {"extra": 7},
+        "key": {"extra": jax.random.key(0)},
+        "data": {"extra": jax.random.key_data(jax.random.key(0))},
+    }
+    for name, tree in kinds.items():
+        ckpttools.save({"params": {"kernel": kernel}, **tree}, tmp_path / name)
+        command_line.run("hash", tmp_path / name, "--manifest", tmp_path / f"{name}.json")
+    for a, b in itertools.product(kinds, repeat=2):
+        code = int(a != b)
+        run(tmp_path / a, "--against", tmp_path / b, code=code)
+        text = run(tmp_path / a, "--manifest", tmp_path / f"{b}.json", code=code)
+        assert not code or "extra" in text
+        assert "not compared" not in text
+
+
+def test_conversion_records_empty_nodes_in_its_manifest(tmp_path):
+    params = {"kernel": np.ones(3, np.float32)}
+    ckpttools.save({"params": params, "extra": {}, "step": 3}, tmp_path / "one")
+    manifest = "--manifest", tmp_path / "m.json"
+    command_line.run("convert", "to-orbax", tmp_path / "one", tmp_path / "two", *manifest)
+    assert "not compared" not in run(tmp_path / "two", *manifest)
+    ckpttools.save(
+        {"params": {"kernel": np.ones(3, np.float32)}, "extra": None, "step": 3}, tmp_path / "other"
+    )
+    assert "extra" in run(tmp_path / "other", *manifest, code=1)
 
 
 BFLOAT16 = DTYPES["bfloat16"].numpy

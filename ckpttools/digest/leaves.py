@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, dotted
+from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, dotted, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import sort_naturally
 from ckpttools.digest.pairing import LeafDifference
 from ckpttools.maxtext.view import view_of
@@ -15,9 +16,65 @@ from ckpttools.roles.of_tree import roles
 _FLAT_FORMATS = frozenset(("safetensors",))
 
 
+_EMPTY = "empty node"
+
+
 class _LeafKind(NamedTuple):
     what: Literal["array", "number", "empty", "text"]
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Kinds of leaves of a tree, as a manifest records them.
+
+    Attributes:
+        layout: Name of the MaxText flavor; None for others.
+        is_stacked: Whether layers are stacked.
+        has_state: Whether there is optimizer state.
+        is_read: Whether the tree was read from files; only these tell Python numbers from arrays.
+        kinds: Descriptions of empty nodes, Python numbers and typed random keys, by name. Other leaves are
+            arrays or texts.
+    """
+
+    layout: str | None
+    is_stacked: bool
+    has_state: bool
+    is_read: bool
+    kinds: Mapping[str, str]
+
+    def comparable(self, other: Nodes) -> bool:
+        """Return whether equal checkpoints have equal leaves in both layouts."""
+        mine = self.layout, self.is_stacked, self.has_state
+        return mine == (other.layout, other.is_stacked, other.has_state)
+
+    def differing(self, other: Nodes) -> Iterator[LeafDifference]:
+        """Yield the leaves whose kinds differ, given that the two are comparable; None for any other leaf."""
+        has_numbers = self.is_read and other.is_read
+        for name in sort_naturally({**self.kinds, **other.kinds}):
+            kinds = self.kinds.get(name), other.kinds.get(name)
+            is_empty = any(kind is not None and kind.startswith(_EMPTY) for kind in kinds)
+            if kinds[0] != kinds[1] and (is_empty or has_numbers):
+                yield LeafDifference(name, *kinds)
+
+
+def nodes_of(tree: Tree) -> Nodes | None:
+    """Return what a manifest records of a tree's leaves; None if its format has only arrays."""
+    if not _has_empties(tree):
+        return None
+    homes = {home: inner for inner, home in view_of(tree).homes.items()}
+    scalars, keys = tree.metadata.scalars, tree.metadata.key_impls
+    kinds = ((path, _kind(path, leaf, scalars, keys)) for path, leaf in tree.items())
+    return Nodes(
+        *_layout(tree),
+        has_state=_has_state(tree),
+        is_read=tree.metadata.format is not None,
+        kinds={
+            keystr(homes.get(path, path)): kind.text
+            for path, kind in kinds
+            if kind.text != "array" and kind.what != "text"
+        },
+    )
 
 
 def differing_leaves(
@@ -88,7 +145,7 @@ def _kind(path: Path, leaf: Leaf, scalars: Collection[Path], keys: Collection[Pa
     if isinstance(leaf, Text):
         return _LeafKind("text", f"text {leaf.value!r}")
     if isinstance(leaf, Empty):
-        return _LeafKind("empty", f"empty node ({leaf.kind})")
+        return _LeafKind("empty", f"{_EMPTY} ({leaf.kind})")
     if path in scalars:
         return _LeafKind("number", "Python number")
     return _LeafKind("array", "typed random key" if path in keys else "array")
