@@ -27,7 +27,7 @@ from ckpttools.core.options import declare
 from ckpttools.core.text import array_count, plural, sample_names, sort_naturally
 from ckpttools.digest.canonical import STEP, Selection, parameters_among, with_carried, without_step
 from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
-from ckpttools.digest.leaves import Nodes
+from ckpttools.digest.leaves import LeafKinds
 from ckpttools.digest.manifest import Manifest
 from ckpttools.digest.pairing import NamedArrays, Pairing
 from ckpttools.maxtext.model_options import check_choice
@@ -291,7 +291,7 @@ def _by_digests(
 
 
 def _not_compared(
-    tree: Tree, names: Collection[str], manifest: Manifest, nodes: Nodes | None
+    tree: Tree, names: Collection[str], manifest: Manifest, nodes: LeafKinds | None
 ) -> Iterator[str]:
     """Report arrays outside the manifest's selection, and texts and nodes that it does not record."""
     if names:

@@ -14,7 +14,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.message_terms import action
 from ckpttools.core.text import sort_naturally
-from ckpttools.digest.leaves import Nodes, nodes_of
+from ckpttools.digest.leaves import LeafKinds, nodes_of
 from ckpttools.maxtext.layers import LayerStack
 from ckpttools.maxtext.layout import CARRIED_PREFIX
 from ckpttools.maxtext.stacked_layers import unstack_layers
@@ -162,7 +162,7 @@ class Selection:
             if not self.parameters and (self.pattern == "*" or matches(name, self.pattern))
         }
 
-    def nodes(self, tree: Tree) -> Nodes | None:
+    def nodes(self, tree: Tree) -> LeafKinds | None:
         """Return empty nodes and kinds of arrays, if all of a tree is selected under its own names."""
         return None if self.parameters or self.pattern != "*" else nodes_of(tree)
 

@@ -25,7 +25,7 @@ class _LeafKind(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class LeafKinds:
     """Kinds of leaves of a tree, as a manifest records them.
 
     Attributes:
@@ -43,12 +43,12 @@ class Nodes:
     is_read: bool
     kinds: Mapping[str, str]
 
-    def comparable(self, other: Nodes) -> bool:
+    def comparable(self, other: LeafKinds) -> bool:
         """Return whether equal checkpoints have equal leaves in both layouts."""
         mine = self.layout, self.is_stacked, self.has_state
         return mine == (other.layout, other.is_stacked, other.has_state)
 
-    def differing(self, other: Nodes) -> Iterator[LeafDifference]:
+    def differing(self, other: LeafKinds) -> Iterator[LeafDifference]:
         """Yield the leaves whose kinds differ, given that the two are comparable; None for any other leaf."""
         has_numbers = self.is_read and other.is_read
         for name in sort_naturally({**self.kinds, **other.kinds}):
@@ -58,14 +58,14 @@ class Nodes:
                 yield LeafDifference(name, *kinds)
 
 
-def nodes_of(tree: Tree) -> Nodes | None:
+def nodes_of(tree: Tree) -> LeafKinds | None:
     """Return what a manifest records of a tree's leaves; None if its format has only arrays."""
     if not _has_empties(tree):
         return None
     homes = {home: inner for inner, home in view_of(tree).homes.items()}
     scalars, keys = tree.metadata.scalars, tree.metadata.key_impls
     kinds = ((path, _kind(path, leaf, scalars, keys)) for path, leaf in tree.items())
-    return Nodes(
+    return LeafKinds(
         *_layout(tree),
         has_state=_has_state(tree),
         is_read=tree.metadata.format is not None,

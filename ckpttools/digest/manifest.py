@@ -19,7 +19,7 @@ from ckpttools.core.errors import (
 from ckpttools.core.message_terms import action, option
 from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, tree_digest
-from ckpttools.digest.leaves import Nodes
+from ckpttools.digest.leaves import LeafKinds
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
@@ -50,7 +50,7 @@ class Manifest:
     arrays: Mapping[str, Digest]
     names: str = NAMES[0]
     texts: Mapping[str, str] | None = field(default_factory=dict)
-    nodes: Nodes | None = field(default=None, compare=False)
+    nodes: LeafKinds | None = field(default=None, compare=False)
 
     @cached_property
     def digest(self) -> str:
@@ -235,11 +235,11 @@ def _texts(result: Any) -> Mapping[str, str] | None:
     return {name: _typed(text, str) for name, text in _typed(result, dict).items()}
 
 
-def _nodes(result: Any) -> Nodes | None:
+def _nodes(result: Any) -> LeafKinds | None:
     if result is None:
         return None
     layout = result["layout"]
-    return Nodes(
+    return LeafKinds(
         layout=None if layout is None else _typed(layout, str),
         is_stacked=_typed(result["is_stacked"], bool),
         has_state=_typed(result["has_state"], bool),
