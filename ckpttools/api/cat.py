@@ -152,6 +152,8 @@ class ArraySelection:
     def _slices(self) -> tuple[slice, ...]:
         return tuple(
             slice(indices.start, indices.stop if indices.stop >= 0 else None, indices.step)
+            if indices
+            else slice(0, 0)
             for indices in self.coordinates
         )
 
@@ -202,6 +204,9 @@ def cat(
             leaf, remarks = _dequantized(tree, path)
         report = ArrayValues(tree.metadata.location, keystr(path), None, (), index_text, ())
         if not isinstance(leaf, LazyArray):
+            for is_given, term in ((stats, option("stats", True)), (written, option("output"))):
+                if is_given:
+                    raise UsageError(f"{report.name} is not an array", got=term, expected="an array")
             return _without_array(report, leaf)
         selection = _select(leaf, index_text, keystr(path))
         report = replace(
@@ -277,19 +282,8 @@ def _without_array(report: ArrayValues, leaf: Leaf) -> ArrayValues:
 def _select(array: LazyArray, text: str, name: str) -> ArraySelection:
     """Parse an index such as `3, :, 10:20`."""
     try:
-        keys = [_parse_key(key.strip()) for key in text.split(",")] if text else []
-        if len([key for key in keys if key is Ellipsis]) > 1:
-            raise IndexError("more than one ellipsis")
-        if Ellipsis in keys:
-            at = keys.index(Ellipsis)
-            keys[at : at + 1] = [slice(None)] * (len(array.shape) - len(keys) + 1)
-        if len(keys) > array.ndim:
-            raise IndexError(f"{len(keys)} indices for {array.ndim} dimensions")
-        keys += [slice(None)] * (array.ndim - len(keys))
-        coordinates = tuple(
-            range(length)[key] if isinstance(key, slice) else _one(key, length)
-            for key, length in zip(keys, array.shape, strict=True)
-        )
+        keys = tuple(_parse_key(key.strip()) for key in text.split(",")) if text else ()
+        indexing = parse_index(array.shape, keys)
     except IndexError as error:
         raise UsageError(
             f"invalid index for {name}",
@@ -297,8 +291,14 @@ def _select(array: LazyArray, text: str, name: str) -> ArraySelection:
             expected=f"integers, slices and an ellipsis for the shape {list(array.shape)}, such as "
             f"[{', '.join(['0'] * min(array.ndim, 1) + [':'] * (array.ndim - 1)) or '...'}]",
         ) from error
-    kept = tuple(axis for axis, key in enumerate(keys) if isinstance(key, slice))
-    return ArraySelection(array, coordinates, kept)
+    takes = indexing.within
+    spans = map(range, indexing.region.start, indexing.region.stop)
+    coordinates = tuple(
+        span[take] if isinstance(take, slice) else span for span, take in zip(spans, takes, strict=True)
+    )
+    return ArraySelection(
+        array, coordinates, tuple(axis for axis, take in enumerate(takes) if isinstance(take, slice))
+    )
 
 
 def _parse_key(text: str) -> int | slice | EllipsisType:
@@ -313,12 +313,6 @@ def _parse_key(text: str) -> int | slice | EllipsisType:
     if not 1 < len(bounds) <= 3 or bounds[2:] == [0]:
         raise IndexError(f"{text!r} is not an index")
     return slice(*bounds)
-
-
-def _one(key: int | EllipsisType, length: int) -> range:
-    if not isinstance(key, int) or not -length <= key < length:
-        raise IndexError(f"{key} is out of bounds for an axis of {length}")
-    return range(key % length, key % length + 1)
 
 
 def _check_fits(selection: ArraySelection, limit: int) -> None:

@@ -338,8 +338,8 @@ def _expand_ellipsis(keys: tuple[Key, ...], rank: int) -> tuple[Key, ...]:
     locations = [location for location, key in enumerate(keys) if key is Ellipsis]
     missing = rank - (len(keys) - len(locations))
     if missing < 0 or len(locations) > 1:
-        got = "two ellipses" if len(locations) > 1 else f"{len(keys) - len(locations)} indices"
-        raise IndexError(f"an array of {rank} axes has no place for {got}")
+        got = "more than one ellipsis" if len(locations) > 1 else f"{len(keys) - len(locations)} indices"
+        raise IndexError(f"{got} for an array of {rank} ax{'i' if rank == 1 else 'e'}s")
     location = locations[0] if locations else len(keys)
     return (*keys[:location], *[slice(None)] * missing, *keys[location + 1 :])
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ckpttools.api.options import OPENING
+from ckpttools.api.options import OPENING, REQUESTS
 from ckpttools.api.options.inspect import CAT
-from ckpttools.cli.options import ANY_PATH, ParamType, flags, json_option, limit_options
+from ckpttools.cli.options import ANY_PATH, ParamType, flags, json_option, memory_option
 from ckpttools.cli.output import print_json, print_lines, print_stderr, styled, width
 from ckpttools.cli.stats import format_number
 from ckpttools.core.text import printable
@@ -47,8 +47,8 @@ class _ArrayName(ParamType):
 @click.argument("name", metavar="NAME[INDEX]", type=_ArrayName())
 @json_option
 @flags(*CAT)
-@limit_options
-@flags(*OPENING)
+@memory_option
+@flags(REQUESTS, *OPENING)
 def cat(
     path: Location,
     name: str,
@@ -58,7 +58,6 @@ def cat(
     raw: bool,
     output: Location | None,
     memory: int,
-    jobs: int | None,
     requests: int | None,
     **reading: Unpack[Opening],
 ) -> None:
@@ -117,8 +116,6 @@ def _statistics_lines(statistics: Statistics) -> Iterator[str]:
             yield f"  {label:<10}{count:,} of {statistics.elements:,}"
 
 
-# Items at both ends of an axis of an excerpt, as `ckpttools.api.cat` reads it.
-_EDGE_ITEMS = 3
 # Decimals, as many as distinguish the values of each dtype.
 _PRECISION = {"float64": 8, "float32": 8, "float16": 5}
 
@@ -129,11 +126,13 @@ def _format_values(report: ArrayValues) -> str:
         return report.values
     import numpy as np
 
+    from ckpttools.api.cat import EDGE_ITEMS
+
     is_float = (report.dtype or "").startswith(("bfloat", "float"))
     values = np.asarray(report.values, "float32" if is_float and report.dtype != "float64" else None)
     shape = report.selected_shape
     if report.excerpt:
-        shape = tuple(min(length, 2 * _EDGE_ITEMS + 1) for length in shape)
+        shape = tuple(min(length, 2 * EDGE_ITEMS + 1) for length in shape)
     if not shape:
         return str(values.reshape(())[()])
     return np.array2string(
@@ -141,7 +140,7 @@ def _format_values(report: ArrayValues) -> str:
         max_line_width=width() or 80,
         precision=_PRECISION.get(report.dtype or "", 4 if is_float else 8),
         threshold=0 if report.excerpt else max(values.size, 1),
-        edgeitems=_EDGE_ITEMS,
+        edgeitems=EDGE_ITEMS,
     )
 
 

@@ -225,7 +225,8 @@ def _limit_process_memory(context: click.Context, option: click.Parameter, memor
     return memory
 
 
-limit_options = combine_options(_make_flag(MEMORY, callback=_limit_process_memory), flags(*LIMITS[1:]))
+memory_option = _make_flag(MEMORY, callback=_limit_process_memory)
+limit_options = combine_options(memory_option, flags(*LIMITS[1:]))
 """Add memory and concurrency limits; the command runs within this memory."""
 resource_options = combine_options(limit_options, flags(DOWNLOAD))
 """Add the limits of commands that open a checkpoint, and `--download`."""

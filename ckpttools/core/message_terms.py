@@ -3,7 +3,7 @@
     f"allow its replacement with {option('overwrite', True)}"
         allow its replacement with overwrite=True
         allow its replacement with --overwrite
-    f"{step('plan_status', plan)} lists the parts"
+    f"{action('plan_status', plan)} lists the parts"
         `ckpttools.plan_status("train.plan")` lists the parts
         `ckpt run train.plan --status` lists the parts
 
@@ -30,7 +30,7 @@ _NAME = re.compile(r"\{([a-z][a-z_]*)\}")
 _ROOMS_WITHOUT_REPORTS = frozenset(
     ("array", "codecs", "formats", "mapping", "model_families", "plan", "quantized", "roles", "stores")
 )
-# Functions whose commands have arguments, but they have not.
+# Functions without arguments, whose commands have some.
 _WITHOUT_ARGUMENTS = ("ckpttools.families",)
 # Options that only the call that makes a plan accepts.
 _PLAN_ONLY_OPTIONS = ("overwrite",)
@@ -142,8 +142,8 @@ class _PythonTerms:
         name = f"ckpttools.{function.partition('.')[0]}"
         if name in _WITHOUT_ARGUMENTS:
             return name
-        declared = [*map(_literal, args), *(f"{key}={_literal(value)}" for key, value in options.items())]
-        return f"{name}({', '.join(declared)})" if declared else name
+        arguments = [*map(_literal, args), *(f"{key}={_literal(value)}" for key, value in options.items())]
+        return f"{name}({', '.join(arguments)})" if arguments else name
 
     def retry(self) -> str:
         return "make the same call again"
@@ -264,36 +264,6 @@ def rename_option(text: str, old: str, new: str) -> str:
 def _renamed(term: str, old: str, new: str) -> str:
     kind, *rest = _content(term)
     return _term(kind, new, *rest[1:]) if rest[:1] == [old] and kind.endswith("option") else term
-
-
-def portable(text: str) -> str:
-    """Return a text for a file that any process reads with `localize`."""
-    if "\ue000" not in text and "\ue001" not in text:
-        return text
-    parts = re.split(f"({TERM.pattern})", text)
-    return "".join(
-        f"\ue000{part[len(TERM_START) :]}"
-        if position % 2
-        else part.replace("\ue000", "\\ue000").replace("\ue001", "\\ue001")
-        for position, part in enumerate(parts)
-    )
-
-
-def localize(text: str) -> str:
-    """Return a text of `portable` with its terms as terms of this process. Unknown terms are escaped."""
-    return _PORTABLE.sub(_localized, text) if "\ue000" in text else text
-
-
-_PORTABLE = re.compile(f"\ue000([{chr(TERM_FIRST)}-{chr(TERM_FIRST + 255)}]*)\ue001")
-
-
-def _localized(result: re.Match[str]) -> str:
-    term = f"{TERM_START}{result[1]}{TERM_END}"
-    try:
-        _format(term, PYTHON)
-    except Exception:
-        return printable(result[0])
-    return term
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.budget import baseline_bytes, estimate_names_bytes, format_size, memory_error
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.message_terms import location, option, portable, render
+from ckpttools.core.message_terms import location, option, render
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import ceil_div
 from ckpttools.core.text import array_count, plural
@@ -217,8 +217,7 @@ class Plan:
         yield sorted((name, size, version) for name, version, size in identities)
         yield [sorted(self.layout.files.items()), sorted(self.tree.metadata.custom.items())]
         yield [
-            [portable(note.subject), portable(note.text)]
-            for note in (*self.notes.inexact, *self.notes.values)
+            [render(note.subject), render(note.text)] for note in (*self.notes.inexact, *self.notes.values)
         ]
         yield [[name, identify(source)[0]] for name, source in self.layout.links.items()]
         describer = Describer(identify)

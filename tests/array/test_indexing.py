@@ -51,8 +51,8 @@ def test_index_region_is_the_smallest_box(case):
     [
         (4, "out of bounds for axis 0 of length 4"),
         ((0, -4), "out of bounds for axis 1 of length 3"),
-        ((0, 0, 0), "no place for 3 indices"),
-        ((..., 0, ...), "two ellipses"),
+        ((0, 0, 0), "3 indices for an array of 2 axes"),
+        ((..., 0, ...), "more than one ellipsis"),
         (True, "by integers, slices and ..., not by True"),
         ([0, 1], "not by"),
         (None, "not by None"),

@@ -34,7 +34,7 @@ def model(tmp_path: Path) -> Path:
 
 @st.composite
 def shapes_with_index(draw: st.DrawFn) -> tuple[tuple[int, ...], str]:
-    shape = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
+    shape = tuple(draw(st.lists(st.integers(0, 9), min_size=1, max_size=4)))
     keys = []
     for length in shape[: draw(st.integers(0, len(shape)))]:
         bound = st.none() | st.integers(-length - 1, length + 1)
@@ -141,3 +141,11 @@ def test_quantized_weights_print_as_values_or_as_stored(tmp_path):
 
 def test_texts_print_as_texts():
     assert ckpttools.cat(Tree({("a", 0): Text("hello")}), "a/0").values == "hello"
+
+
+@pytest.mark.parametrize("options", [{"stats": True}, {"output": "x.npy"}, {"index": 0}])
+def test_texts_have_no_statistics_indices_or_files(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="a/0 is not an array"):
+        ckpttools.cat(Tree({("a", 0): Text("hello")}), "a/0", **options)
+    assert not list(tmp_path.iterdir())

@@ -45,7 +45,6 @@ READING = {"max_header_bytes", "max_index_bytes", "with_optimizer", "prefer_rank
 # Flags without an argument of the function: those of a format, views of a report, and modes of a command.
 ONLY_FLAGS = {
     "assemble": {"is_listing"},
-    "cat": {"jobs"},
     "convert to-orbax": {"as_step", "item", "level", "ocdbt", "zarr3", "compression", "chunks"}
     | {"target_data_file_size", "reference"},
     "convert to-safetensors": {"max_shard_size", "separator"},

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import shlex
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -20,11 +17,9 @@ from ckpttools.core.message_terms import (
     action,
     call,
     error_in_plan,
-    localize,
     location,
     option,
     option_names,
-    portable,
     quoted_option,
     rename_option,
     render,
@@ -134,23 +129,6 @@ def test_names_in_terms_are_escaped(name: str):
     for shown in (render(term), flags(term)):
         assert shown.isprintable()
     assert render(term) in printable_text(render(f"see {term}"))
-
-
-@given(NAMES)
-def test_text_from_a_file_has_terms_only_where_it_had_some(name: str):
-    text = portable(f"{name} {option('tied', name)}")
-    assert TERM_START not in text
-    back = localize(json.loads(json.dumps(text)))
-    assert option_names(back) == ["tied"]
-    assert render(printable(back)) == render(printable(f"{name} {option('tied', name)}")) or set(name) & set(
-        PRIVATE
-    )
-
-
-def test_text_from_a_file_is_read_by_another_process():
-    code = "from ckpttools.core.message_terms import *; print(portable(action('remap', 'a')).encode().hex())"
-    text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert flags(localize(bytes.fromhex(text).decode())) == "`ckpt remap a`"
 
 
 def test_terms_survive_listing_and_folding():

@@ -62,8 +62,8 @@ PATHS = {
     "convert to-zarr3 /no/such/directory x": "check the spelling of the path",
     "cat M norm.weight": "did you mean model.norm.weight?",
     "cat M lm_head.weigth": "did you mean lm_head.weight?",
-    "cat M 'lm_head.weight[900]'": "900 is out of bounds for an axis of 256",
-    "cat M 'lm_head.weight[1,2,3]'": "3 indices for 2 dimensions",
+    "cat M 'lm_head.weight[900]'": "index 900 is out of bounds for axis 0 of length 256",
+    "cat M 'lm_head.weight[1,2,3]'": "3 indices for an array of 2 axes",
 }
 
 
