@@ -10,13 +10,14 @@ import click
 COMPLETION_VARIABLE = "_CKPT_COMPLETE"
 """The environment variable with which shells request completions; click derives it from `ckpt`."""
 
-_KEY = "ckpttools.command_line"
+COMMAND_LINE_KEY = "ckpttools.command_line"
+"""Key of the typed command line in `Context.meta`."""
 _NEUTRAL = frozenset(("--resume", "--progress", "--no-progress"))
 
 
 def remember_command(context: click.Context, words: Sequence[str]) -> None:
     """Record the words after `ckpt` in the context."""
-    context.meta[_KEY] = shlex.join(["ckpt", *words])
+    context.meta[COMMAND_LINE_KEY] = shlex.join(["ckpt", *words])
 
 
 def resumable_command() -> str:
@@ -34,4 +35,4 @@ def command_with(path: str, other: str) -> str:
 def command_line() -> str:
     """Return the typed command, ready to paste into a shell; "" outside of a command."""
     context = click.get_current_context(silent=True)
-    return "" if context is None else str(context.meta.get(_KEY, ""))
+    return "" if context is None else str(context.meta.get(COMMAND_LINE_KEY, ""))

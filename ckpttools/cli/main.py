@@ -186,6 +186,8 @@ class _Root(LazyGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if line := translate_maxtext_script(args):
+            raise click.UsageError(f"That is a command line of MaxText. Here it is: {line}", ctx)
         command = self.get_command(ctx, args[0])
         is_only_path = command is None and is_path(args[0])
         if is_only_path or (
@@ -195,6 +197,8 @@ class _Root(LazyGroup):
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "info":
+            return _SUMMARY.load()
         group, *rest = ALIASES.get(cmd_name, (cmd_name,))
         command = super().get_command(ctx, group)
         for name in rest:
@@ -203,8 +207,6 @@ class _Root(LazyGroup):
 
     def _instead(self, ctx: click.Context, args: Sequence[str], known: Sequence[str]) -> str:
         name = args[0]
-        if line := translate_maxtext_script(name, args[1:]):
-            return f"That is a script of MaxText. Here it is: {line}"
         from ckpttools.formats.interrupted import next_step
         from ckpttools.stores.publishing import find_unfinished
         from ckpttools.stores.registry import parse

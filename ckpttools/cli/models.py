@@ -5,13 +5,15 @@ from __future__ import annotations
 import click
 
 from ckpttools.api.options.convert import HF_TO_MAXTEXT, MAXTEXT_TO_HF, SHARDS
+from ckpttools.cli.convert_many import ConvertCommand
 from ckpttools.cli.options import flags, given_flags, output_options, resource_options
-from ckpttools.cli.write import WriteCommand
 from ckpttools.cli.writing import WriteFunction, model_source_and_destination, storage_options, writes
 
 
 @click.command(
-    "hf-to-maxtext", short_help="Convert Hugging Face safetensors to a MaxText checkpoint.", cls=WriteCommand
+    "hf-to-maxtext",
+    short_help="Convert Hugging Face safetensors to a MaxText checkpoint.",
+    cls=ConvertCommand,
 )
 @model_source_and_destination
 @flags(*HF_TO_MAXTEXT)
@@ -39,7 +41,9 @@ def hf_to_maxtext() -> WriteFunction:
 
 
 @click.command(
-    "maxtext-to-hf", short_help="Convert a MaxText checkpoint to Hugging Face safetensors.", cls=WriteCommand
+    "maxtext-to-hf",
+    short_help="Convert a MaxText checkpoint to Hugging Face safetensors.",
+    cls=ConvertCommand,
 )
 @model_source_and_destination
 @flags(*MAXTEXT_TO_HF)

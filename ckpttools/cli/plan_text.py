@@ -11,12 +11,12 @@ from ckpttools.cli.units import format_count, format_disk, format_exact, format_
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import first_names, plural
 from ckpttools.run.events import Receipt
-from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import Published
 from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
     from ckpttools.api.mesh_gain import MeshGain
+    from ckpttools.api.next_steps import NextSteps
     from ckpttools.inspection.chunks import LoadCost
 
 
@@ -179,14 +179,10 @@ def _warning_lines(inexact: Sequence[Note], dropped: Sequence[str]) -> Iterator[
 _COLUMN = 9
 
 
-def print_next(destination: Location) -> None:
-    """Print commands that load a model checkpoint, and what may surprise; nothing for other checkpoints."""
-    from ckpttools.api.next_steps import next_steps
-
-    result = next_steps(destination)
-    if result is None:
-        return
-    lines = [f"{'next' if not number else '':<{_COLUMN}}{use}" for number, use in enumerate(result.uses)]
-    for surprise in result.surprises:
+def print_next(steps: NextSteps) -> None:
+    """Print commands that load a model checkpoint, and what may surprise."""
+    lines = [f"{'next' if not number else '':<{_COLUMN}}{use}" for number, use in enumerate(steps.uses)]
+    for surprise in steps.surprises:
         lines += labeled_lines("note", surprise, _COLUMN, prose_width())
-    print_stderr(*lines)
+    if lines:
+        print_stderr(*lines)

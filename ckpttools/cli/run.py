@@ -11,7 +11,7 @@ import click
 from ckpttools.api.options.runs import CODE, PLAN_LIMITS, RUN_PART
 from ckpttools.cli.command_line import command_line
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, unprotected_option
-from ckpttools.cli.output import print_json, print_lines, print_report, print_stderr
+from ckpttools.cli.output import print_json, print_report, print_stderr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import quoted_option
@@ -140,8 +140,9 @@ def _publish_plan(
     """Publish a plan; if `is_shared`, another process at work may publish it later instead."""
     from ckpttools.api.publication_marks import PublishedPlan
     from ckpttools.api.publish_plan import publish_plan
-    from ckpttools.cli.plan_text import closing_line, print_gain, print_next
+    from ckpttools.cli.plan_text import print_gain
     from ckpttools.cli.progress import progress_observer
+    from ckpttools.cli.write import finish
     from ckpttools.stores.publishing import LockedError
 
     waiting = _WaitingLine(progress)
@@ -155,14 +156,16 @@ def _publish_plan(
             raise
         print_stderr(f"not published: {error.raw.message}: {error.raw.got}")
         return
+    if isinstance(receipt, PublishedPlan):
+        print_report(
+            receipt, [f"{receipt.destination}: published before; nothing is left to do"], as_json=as_json
+        )
+        return
+    if not as_json:
+        print_gain(receipt)
+    receipt = finish(receipt, as_json=as_json)
     if as_json:
         print_json(receipt)
-    elif isinstance(receipt, PublishedPlan):
-        print_lines([f"{receipt.destination}: published before; nothing is left to do"])
-    else:
-        print_gain(receipt)
-        print_lines([closing_line(receipt)])
-        print_next(receipt.destination)
 
 
 @dataclass

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from shlex import join, quote
+from itertools import zip_longest
+from shlex import join, quote, split
+from typing import NamedTuple
 
 import click
 
+from ckpttools.cli.command_line import COMMAND_LINE_KEY
 from ckpttools.core.text import printable
 
 # Other names of commands: top-level name -> words of the command.
@@ -26,7 +29,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 # Words of other tools -> what to type here. Text in quotes is a command.
 _COMMAND_SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("show", "head", "print", "values", "slice", "dump"), "'cat' to print values"),
-    **dict.fromkeys(("info", "identify", "what", "summary", "describe"), "'ckpt PATH'"),
+    **dict.fromkeys(("identify", "what", "summary", "describe"), "'ckpt PATH'"),
     **dict.fromkeys(("rm", "delete", "remove", "clean", "gc", "purge"), "'prune' to delete steps of a run"),
     **dict.fromkeys(("mv", "move"), "'copy' to copy a checkpoint, or 'remap' to rename its arrays"),
     **dict.fromkeys(("cp", "sync", "rsync", "upload", "download", "push", "pull", "fetch"), "'copy'"),
@@ -74,6 +77,7 @@ _OPTION_SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("--shard-size", "--max_shard_size"), ("--max-shard-size",)),
     **dict.fromkeys(("--link", "--hardlink"), ("--reference",)),
     **dict.fromkeys(("--no-link", "--deep"), ("--copy",)),
+    **dict.fromkeys(("--hf_model_path", "--hf-model-path"), ("--like",)),
     **dict.fromkeys(("--scan_layers", "--scan-layers"), ("--scan", "--no-scan")),
     **dict.fromkeys(("--tie", "--tie-word-embeddings", "--tied-embeddings"), ("--tied",)),
 }
@@ -91,11 +95,42 @@ _OPTION_ADVICE: Mapping[str, str] = {
     "--json": "Put --json after the command: ckpt COMMAND --json.",
 }
 
-# Scripts of MaxText -> our command, and the settings of theirs that name source and destination.
-_MAXTEXT_SCRIPTS: Mapping[str, tuple[str, str, str]] = {
-    "to_maxtext": ("hf-to-maxtext", "hf_model_path", "base_output_directory"),
-    "to_huggingface": ("maxtext-to-hf", "load_parameters_path", "base_output_directory"),
-    "llama_or_mistral_ckpt": ("hf-to-maxtext", "--base-model-path", "--maxtext-model-path"),
+
+class _Script(NamedTuple):
+    """A script of MaxText, and the command that does its work.
+
+    Attributes:
+        command: words of our command.
+        source, destination: the settings that name its input and output.
+        missing: what stands for an input that no setting names.
+    """
+
+    command: str
+    source: str
+    destination: str
+    missing: str = "HF_DIR"
+
+
+_TO_MAXTEXT = _Script("convert hf-to-maxtext", "hf_model_path", "base_output_directory")
+_TO_HUGGING_FACE = _Script("convert maxtext-to-hf", "load_parameters_path", "base_output_directory", "SRC")
+_MAXTEXT_SCRIPTS: Mapping[str, _Script] = {
+    "to_maxtext": _TO_MAXTEXT,
+    "to_huggingface": _TO_HUGGING_FACE,
+    "llama_or_mistral_ckpt": _Script("convert hf-to-maxtext", "base_model_path", "maxtext_model_path"),
+    "llama_mistral_mixtral_orbax_to_hf": _Script(
+        "convert maxtext-to-hf", "load_parameters_path", "hf_model_path", "SRC"
+    ),
+    "generate_param_only_checkpoint": _Script(
+        "strip-optimizer", "load_full_state_path", "base_output_directory", "RUN/STEP"
+    ),
+}
+_CONVERSIONS = ("convert", "hf-to-maxtext", "maxtext-to-hf")
+# Settings that only a command line of MaxText has; `ckpt resolve` and others take settings, too.
+_SETTINGS = ("model_name", "base_output_directory", "load_parameters_path", "hf_model_path", "scan_layers")
+# Settings of MaxText -> our option, for values that are not the default.
+_SETTING_OPTIONS: Mapping[tuple[str, str], str] = {
+    ("scan_layers", "false"): "--no-scan",
+    ("use_multimodal", "false"): "--text-only",
 }
 
 
@@ -109,39 +144,60 @@ def near_commands(name: str, known: Iterable[str]) -> list[str]:
     return get_close_matches(name, list(known), n=3, cutoff=0.7)
 
 
-def translate_maxtext_script(name: str, words: Sequence[str]) -> str | None:
-    """Return our command line for one of MaxText's conversion scripts; None for any other name.
+def translate_maxtext_script(words: Sequence[str]) -> str | None:
+    """Return our command line for one of MaxText's conversion scripts; None for any other.
 
     Args:
-        name: of the script, such as "to_maxtext" or "to_maxtext.py".
-        words: its arguments: `key=value`, or flags.
+        words: the typed words: the script, also as `python -m maxtext.checkpoint_conversion.to_maxtext` or as
+            a path, or one of our conversions, followed by settings of MaxText.
     """
-    script = name.removesuffix(".py").replace("/", ".").rpartition(".")[2].replace("-", "_")
-    if script not in _MAXTEXT_SCRIPTS:
+    launcher = 2 if words[0].startswith("python") and words[1:2] == ["-m"] else 0
+    launcher = launcher or int(words[0].startswith("python"))
+    if len(words) <= launcher:
         return None
-    command, source, destination = _MAXTEXT_SCRIPTS[script]
-    settings = dict(_settings(words))
-    is_to_maxtext = command == "hf-to-maxtext"
-    source_path = settings.get(source.lstrip("-"), "HF_DIR" if is_to_maxtext else "SRC")
+    script = _MAXTEXT_SCRIPTS.get(_script_name(words[launcher]))
+    settings = dict(_read_settings(words[launcher + 1 :]))
+    if script is None and words[0] in _CONVERSIONS:
+        script = next((_MAXTEXT_SCRIPTS.get(_script_name(word)) for word in words[1:2]), None)
+        if script is None and any(word.partition("=")[0] in _SETTINGS for word in words[1:]):
+            is_export = words[0] == "maxtext-to-hf" or words[1] == "maxtext-to-hf"
+            is_import = words[0] == "hf-to-maxtext" or words[1] == "hf-to-maxtext"
+            is_export |= "load_parameters_path" in settings and not is_import
+            script = _TO_HUGGING_FACE if is_export else _TO_MAXTEXT
+    return None if script is None else _command_of(script, settings)
+
+
+def _script_name(word: str) -> str:
+    return word.removesuffix(".py").replace("/", ".").rpartition(".")[2].replace("-", "_")
+
+
+def _command_of(script: _Script, settings: Mapping[str, str]) -> str:
     options = []
-    if settings.get("scan_layers", "true").lower() == "false" and is_to_maxtext:
-        options.append("--no-scan")
-    if dtype := settings.get("weight_dtype"):
+    if script.command == "convert hf-to-maxtext":
+        options = [
+            option for (name, value), option in _SETTING_OPTIONS.items() if settings.get(name) == value
+        ]
+        if axis := settings.get("param_scan_axis"):
+            options += ["--scan-axis", axis]
+    if dtype := settings.get("save_dtype") or settings.get("weight_dtype"):
         options += ["--dtype", dtype]
-    if not is_to_maxtext:
-        options += ["--like", "HF_DIR"]
-    output = settings.get(destination.lstrip("-"), "DST")
-    return join(["ckpt", "convert", command, source_path, output, *options])
+    if script.command == "convert maxtext-to-hf":
+        hub = settings.get("hf_model_path") if script is _TO_HUGGING_FACE else None
+        options += ["--like", hub or settings.get("tokenizer_path") or "HF_DIR"]
+    if script.command == "strip-optimizer":
+        options += ["--flavour", "linen"]
+    locations = settings.get(script.source, script.missing), settings.get(script.destination, "DST")
+    return join(["ckpt", *script.command.split(), *locations, *options])
 
 
-def _settings(words: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """Yield the settings of `key=value`, `--key=value` and `--key value`."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+def _read_settings(words: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Yield the settings of `key=value`, `--key=value` and `--key value`, spelled as MaxText does."""
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         key, equals, value = word.lstrip("-").partition("=")
-        if equals:
-            yield key, value
-        elif word.startswith("--"):
-            yield key, following
+        if equals or word.startswith("--"):
+            value = value if equals else following
+            is_switch = value.lower() in ("true", "false")
+            yield key.replace("-", "_"), value.lower() if is_switch else value
 
 
 def explain_unknown_option(error: click.NoSuchOption) -> str:
@@ -153,6 +209,9 @@ def explain_unknown_option(error: click.NoSuchOption) -> str:
             item for param in ctx.command.get_params(ctx) for item in (*param.opts, *param.secondary_opts)
         ]
     meant = [item for item in _OPTION_SYNONYMS.get(name, ()) if item in known]
+    if name.replace("-", "_") == "__scan_layers" and "--no-scan" in meant and ctx is not None:
+        settings = dict(_read_settings(split(str(ctx.meta.get(COMMAND_LINE_KEY, "")))))
+        meant = ["--no-scan" if settings.get("scan_layers") == "false" else "--scan"]
     if meant:
         return f"No such option: {printable(name)}. Did you mean {' or '.join(meant)}?"
     if name in _OPTION_ADVICE:

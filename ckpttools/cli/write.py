@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from contextlib import contextmanager, suppress
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckpttools.array.blockwise import QuantizationError, total_error
-from ckpttools.cli.command_line import resumable_command
+from ckpttools.cli.command_line import command_line, resumable_command
 from ckpttools.cli.lazy import mark_written
 from ckpttools.cli.output import print_json, print_lines, print_stderr, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import CheckpointError, MissingPathError, UsageError
+from ckpttools.core.notes import Notes
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
+    from ckpttools.api.plan_report import PlanReport
     from ckpttools.api.prepared import Prepared
+    from ckpttools.run.events import Receipt
+
+
+REPORTS = "ckpttools.reports"
+"""Key in `Context.meta` of a list that collects the reports of several runs, which are then not printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +58,27 @@ class WriteCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> None:
         output = ctx.obj = OutputOptions.taken(ctx)
-        ctx.params["command"] = resumable_command()
+        report: object = None
         if output.distributed and not output.dry_run:
             _make_absolute(ctx.params)
-            run_distributed(partial(super().invoke, ctx), output)
-            return
-        prepared = super().invoke(ctx)
-        if prepared is None:
-            return
-        if output.dry_run:
-            _print_plan(prepared, _source(ctx), output.as_json)
+            report = run_distributed(partial(self.plan, ctx), output)
         else:
-            _run(prepared, output)
+            ctx.params["command"] = resumable_command()
+            with swaps_explained(ctx.params):
+                prepared = super().invoke(ctx)
+            if prepared is not None:
+                report = (
+                    _print_plan(prepared, _source(ctx), output) if output.dry_run else _run(prepared, output)
+                )
+        if output.as_json and report is not None:
+            collected = ctx.meta.get(REPORTS)
+            print_json(report) if collected is None else collected.append(report)
+
+    def plan(self, ctx: click.Context) -> Any:
+        """Plan the work, with `OutputOptions` in `ctx.obj`; None if the command did something else."""
+        ctx.params["command"] = resumable_command()
+        with swaps_explained(ctx.params):
+            return super().invoke(ctx)
 
     def prepare(self, ctx: click.Context) -> Prepared:
         """Plan with absolute paths, for other processes.
@@ -93,15 +111,53 @@ def _source(ctx: click.Context) -> Location:
     return location
 
 
-def _print_plan(prepared: Prepared, source: Location, as_json: bool) -> None:
+@contextmanager
+def swaps_explained(params: Mapping[str, Any]) -> Iterator[None]:
+    """Replace the error about a source that does not exist if the destination is a checkpoint."""
+    try:
+        yield
+    except MissingPathError:
+        source, destination = params.get("source"), params.get("destination")
+        if isinstance(source, Location) and isinstance(destination, Location):
+            refuse_swapped(source, destination)
+        raise
+
+
+_DIRECTIONS = ("hf-to-maxtext", "maxtext-to-hf")
+
+
+def refuse_swapped(source: Location, destination: Location) -> None:
+    """Raise MissingPathError if a source does not exist, but the destination is a checkpoint.
+
+    The error has the typed command with both swapped, and of two directions the one that fits.
+    """
+    from ckpttools.formats.detect import LocationKind, detect
+
+    if source.lexists() or not destination.exists() or source.spelling_hint().startswith("did you mean"):
+        return
+    if detect(destination).kind in (LocationKind.EMPTY, LocationKind.OTHER):
+        return
+    other = {str(source): str(destination), str(destination): str(source)}
+    words = [other.get(word.rstrip("/"), word) for word in shlex.split(command_line())]
+    if direction := next((word for word in words if word in _DIRECTIONS), None):
+        from ckpttools.api.infer_conversion import infer_conversion
+
+        with suppress(CheckpointError):
+            inferred = infer_conversion(destination).function.replace("_", "-")
+            words[words.index(direction)] = inferred
+    raise MissingPathError(
+        f"{source} does not exist, but {destination} is a checkpoint",
+        hint=f"to read that one: {shlex.join(words)}",
+    )
+
+
+def _print_plan(prepared: Prepared, source: Location, output: OutputOptions) -> PlanReport:
     from ckpttools.api.plan_report import describe
     from ckpttools.cli.plan_text import print_plan
     from ckpttools.stores.publishing import find_unfinished
 
     report = describe(prepared, source)
-    if as_json:
-        print_json(report)
-    else:
+    if not output.as_json:
         print_plan(report)
     # An obstacle to the conversion fails the dry run too, after the plan is printed.
     prepared.check()
@@ -109,26 +165,37 @@ def _print_plan(prepared: Prepared, source: Location, as_json: bool) -> None:
     if begun is not None:
         what = "begins anew" if prepared.options.overwrite else "is refused"
         print_stderr(f"{begun.location} exists: the command that began it resumes it; any other {what}")
+    return report
 
 
-def _run(prepared: Prepared, output: OutputOptions) -> None:
+def _run(prepared: Prepared, output: OutputOptions) -> Receipt:
     from ckpttools.api.plan_report import made_above
-    from ckpttools.cli.plan_text import closing_line, gain_lines, print_next, print_notes
+    from ckpttools.cli.plan_text import gain_lines, print_notes
     from ckpttools.cli.progress import progress_observer
 
     # Print only the error: the plan of a refused conversion is irrelevant.
     prepared.check()
-    print_notes(prepared.plan.notes, (*prepared.plan.raw_remarks, *made_above(prepared.destination)))
+    above = tuple(made_above(prepared.destination))
+    print_notes(prepared.plan.notes, (*prepared.plan.raw_remarks, *above))
     if prepared.gain:
         print_stderr(*gain_lines(prepared.gain))
     with progress_observer(output.progress) as observe:
         receipt = prepared.run(observe=observe)
     mark_written()
-    if output.as_json:
-        print_json(receipt)
-    else:
+    return finish(replace(receipt, notes=receipt.notes + Notes(remarks=above)), as_json=output.as_json)
+
+
+def finish(receipt: Receipt, *, as_json: bool) -> Receipt:
+    """Print the closing lines of a run, unless `as_json`. Returns the receipt with all that they tell."""
+    from ckpttools.api.next_steps import NextSteps, next_steps
+    from ckpttools.cli.plan_text import closing_line, print_next
+
+    if not as_json:
         print_lines([*error_lines(receipt.errors), closing_line(receipt)])
-        print_next(receipt.destination)
+    steps = next_steps(receipt.destination) or NextSteps(())
+    if not as_json:
+        print_next(steps)
+    return replace(receipt, notes=receipt.notes + Notes(remarks=steps.surprises), next=steps.uses)
 
 
 _MAX_WORST = 5
@@ -160,8 +227,8 @@ def _error_cells(error: QuantizationError) -> tuple[str, str]:
     return f"{error.relative:.4f}", f"{error.largest:.3g}"
 
 
-def run_distributed(plan: Callable[[], Prepared], output: OutputOptions) -> None:
-    """Run this process's share of the work and report it.
+def run_distributed(plan: Callable[[], Prepared], output: OutputOptions) -> Receipt | None:
+    """Run this process's share of the work and print it. Returns the receipt if this process published it.
 
     Args:
         plan: plans the conversion.
@@ -169,7 +236,7 @@ def run_distributed(plan: Callable[[], Prepared], output: OutputOptions) -> None
     """
     from ckpttools.api.distributed import Callbacks, convert_together
     from ckpttools.cli.plan_status_text import part_line, waiting_line
-    from ckpttools.cli.plan_text import closing_line, print_gain, print_next
+    from ckpttools.cli.plan_text import print_gain
     from ckpttools.cli.progress import progress_observer
     from ckpttools.plan.parts import parse_part
     from ckpttools.sharding.distributed_job import abandon_job, join_job, leave_job
@@ -184,13 +251,11 @@ def run_distributed(plan: Callable[[], Prepared], output: OutputOptions) -> None
             )
             receipt = convert_together(job, plan, told)
         if receipt is not None:
-            if output.as_json:
-                print_json(receipt)
-            else:
+            if not output.as_json:
                 print_gain(receipt)
-                print_lines([closing_line(receipt)])
-                print_next(receipt.destination)
+            receipt = finish(receipt, as_json=output.as_json)
         leave_job(job)
+        return receipt
     except BaseException:
         abandon_job(job)
         raise

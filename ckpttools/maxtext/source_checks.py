@@ -186,3 +186,21 @@ def _wrong_direction_error(
         hint=f"{instead} converts it to a {other} checkpoint; "
         f"{_rewriting(tree, rewrite)} writes it with its present names",
     )
+
+
+def conversion_of(tree: Tree) -> Literal["hf_to_maxtext", "maxtext_to_hf"] | None:
+    """Return the function that converts a model; None if its names and files do not decide that.
+
+    Raises:
+        FormatError: it is an adapter, contains unmerged adapters, or is a component of a pipeline.
+    """
+    _refuse_factors(tree)
+    _refuse_part(tree)
+    is_maxtext = _has_embedding(tree, dotted(EMBEDDING)) or view_of(tree).is_maxtext
+    config = tree.metadata.config
+    is_hub = _has_embedding(tree, _HUGGING_FACE) or (
+        not is_maxtext and config is not None and _has_known_family(config)
+    )
+    if is_maxtext == is_hub:
+        return None
+    return "maxtext_to_hf" if is_maxtext else "hf_to_maxtext"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckpttools.array.blockwise import QuantizationError
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region
 from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
@@ -91,6 +92,8 @@ class Receipt:
         errors: quantization error of each quantized array, the largest first.
         traffic: network requests without planning, by address such as "gs://".
         published: the published repository on the hub; None elsewhere.
+        notes: the plan's notes: changed values, dropped arrays and remarks.
+        next: commands and settings that load the checkpoint; empty unless the command line looked.
     """
 
     destination: Location
@@ -110,6 +113,8 @@ class Receipt:
     errors: Mapping[str, QuantizationError] = field(default_factory=dict)
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     published: Published | None = None
+    notes: Notes = field(default_factory=Notes)
+    next: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         parts = [f"{self.arrays:,} array{'s' * (self.arrays != 1)}"]

@@ -123,6 +123,7 @@ def execute(
         errors=quantization_errors(done.counts),
         traffic=traffic(),
         published=published,
+        notes=replace(plan.notes, remarks=plan.raw_remarks),
     )
     observe(receipt)
     return receipt

@@ -495,7 +495,6 @@ def test_hint_names_the_nested_model(model, tmp_path):
     assert "model's config.json but not its weights" in told and f"--local-dir {tmp_path}/empty" in told
     assert "Did you mean 'adapter extract'?" in ckpt("extract", model).output
     assert "Commands: extract, merge, to-maxtext, to-peft." in ckpt("adapter", "convert", model).output
-    assert "Commands: hf-to-maxtext, maxtext-to-hf, to-orbax" in ckpt("convert", model, "x").output
     told = run("select", model, tmp_path / "out", "--keep", "self_attn", code=2)
     assert "did you mean '*self_attn*'" in told
 

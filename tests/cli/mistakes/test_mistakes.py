@@ -13,7 +13,7 @@ MODEL = Path(__file__).parents[3] / "fixtures" / "golden" / "qwen3" / "hf"
 
 COMMANDS = {
     "show M": "Did you mean 'cat' to print values?",
-    "info M": "Did you mean 'ckpt PATH'?",
+    "identify M": "Did you mean 'ckpt PATH'?",
     "rm M": "Did you mean 'prune' to delete steps of a run?",
     "mv M x": "'remap' to rename its arrays",
     "merge M x": "Did you mean 'adapter merge', or 'average' for whole models?",
@@ -26,11 +26,43 @@ COMMANDS = {
     "dif M M": "Did you mean 'diff'?",
     "zzzz": "Commands: adapter, assemble,",
     "convert hf-to-maxtex M x": "hf-to-maxtext",
+    "convert": "[COMMAND] SRC DST",
+    "convert M": "Missing argument 'DST'",
+    "convert --jobs 2": "Missing arguments SRC and DST",
+    "convert nothere x": "No path has this name either. Commands: hf-to-maxtext,",
+    "convert new M": "to read that one: ckpt convert M new",
+    "convert hf-to-maxtext new M": "to read that one: ckpt convert hf-to-maxtext M new",
+    "convert maxtext-to-hf new M": "to read that one: ckpt convert hf-to-maxtext M new",
+    "convert to-zarr3 new M --jobs 2": "to read that one: ckpt convert to-zarr3 M new --jobs 2",
+    "cast new M --dtype half": "to read that one: ckpt cast M new --dtype half",
+    "convert hf-to-maxtext M M x": "unexpected extra argument (x)",
+    "convert M M/ --into x": "several sources would become x/hf",
+    "convert M --into x --distributed": "convert one SRC at a time",
+    "--json": "Put --json after the command",
+}
+
+SCRIPTS = {
     "to_maxtext model_name=qwen3-0.6b base_output_directory=/out scan_layers=false": (
         "ckpt convert hf-to-maxtext HF_DIR /out --no-scan"
     ),
     "maxtext.checkpoint_conversion.to_maxtext hf_model_path=/hf base_output_directory=/out": (
         "ckpt convert hf-to-maxtext /hf /out"
+    ),
+    "python3 -m maxtext.checkpoint_conversion.to_maxtext base.yml model_name=x weight_dtype=bfloat16": (
+        "ckpt convert hf-to-maxtext HF_DIR DST --dtype bfloat16"
+    ),
+    "src/maxtext/checkpoint_conversion/to_maxtext.py model_name=x base_output_directory=/out": (
+        "ckpt convert hf-to-maxtext HF_DIR /out"
+    ),
+    "python to_maxtext.py --hf_model_path /hf --base_output_directory=/out param_scan_axis=0": (
+        "ckpt convert hf-to-maxtext /hf /out --scan-axis 0"
+    ),
+    "convert model_name=x base_output_directory=/out use_multimodal=False": (
+        "ckpt convert hf-to-maxtext HF_DIR /out --text-only"
+    ),
+    "convert hf-to-maxtext model_name=x base_output_directory=/out": "ckpt convert hf-to-maxtext HF_DIR /out",
+    "maxtext-to-hf load_parameters_path=/run/0/items base_output_directory=/hf": (
+        "ckpt convert maxtext-to-hf /run/0/items /hf --like HF_DIR"
     ),
     "to_huggingface.py load_parameters_path=/run/0/items base_output_directory=/hf": (
         "ckpt convert maxtext-to-hf /run/0/items /hf --like HF_DIR"
@@ -38,13 +70,20 @@ COMMANDS = {
     "llama_or_mistral_ckpt.py --base-model-path /hf --maxtext-model-path /out --model-size llama2-7b": (
         "ckpt convert hf-to-maxtext /hf /out"
     ),
-    "--json": "Put --json after the command",
+    "llama_mistral_mixtral_orbax_to_hf load_parameters_path=/run/0/items hf_model_path=/hf": (
+        "ckpt convert maxtext-to-hf /run/0/items /hf"
+    ),
+    "generate_param_only_checkpoint load_full_state_path=/run/9/items base_output_directory=/out": (
+        "ckpt strip-optimizer /run/9/items /out --flavour linen"
+    ),
 }
 
 OPTIONS = {
+    "convert hf-to-maxtext M x --scan_layers False": "Did you mean --no-scan?",
+    "convert M x --scan_layers=true": "Did you mean --scan?",
     "convert hf-to-maxtext M x --force": "Did you mean --overwrite?",
     "convert hf-to-maxtext M x --drpo y": "Did you mean --drop?",
-    "convert hf-to-maxtext M x --scan_layers=false": "Did you mean --scan or --no-scan?",
+    "convert hf-to-maxtext M x --scan_layers=false": "Did you mean --no-scan?",
     "convert hf-to-maxtext M x --num-workers 4": "Did you mean --jobs?",
     "convert hf-to-maxtext M --output x": "The destination is an argument, after the source.",
     "convert hf-to-maxtext M x --device cpu": "No device is needed",
@@ -67,12 +106,18 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("line", [*COMMANDS, *OPTIONS, *PATHS])
+def at_model(word: str) -> str:
+    """Replace M by the path of a model."""
+    return str(MODEL) + word[1:] if word in ("M", "M/") else word
+
+
+@pytest.mark.parametrize("line", [*COMMANDS, *SCRIPTS, *OPTIONS, *PATHS])
 def test_message_names_the_command_to_type(line, monkeypatch):
     monkeypatch.chdir(MODEL.parents[3])
-    done = ckpt(*(str(MODEL) if word == "M" else word for word in shlex.split(line)))
+    done = ckpt(*(at_model(word) for word in shlex.split(line)))
     assert done.exit_code == 2, done.output
-    assert {**COMMANDS, **OPTIONS, **PATHS}[line] in done.stderr
+    expected = {**COMMANDS, **SCRIPTS, **OPTIONS, **PATHS}[line]
+    assert " ".join(map(at_model, expected.split(" "))) in done.stderr
     assert "Traceback" not in done.stderr and done.stdout == ""
 
 

@@ -1,0 +1,107 @@
+"""`ckpt convert SRC DST` infers the direction, and `--into DIR` converts several sources."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from support.command_line import ckpt, ended
+from support.locations import FIXTURES, GOLDEN, TRAINED
+
+from ckpttools.formats.registry import open_tree
+
+MODEL = GOLDEN / "qwen3" / "hf"
+DIRECTIONS = "hf-to-maxtext", "maxtext-to-hf"
+MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
+
+
+def digests(path: object) -> object:
+    return json.loads(ended("hash", path, "--json").stdout)["parameters"]
+
+
+def test_model_becomes_a_maxtext_checkpoint_and_a_model_again(tmp_path):
+    there = ended("convert", MODEL, tmp_path / "maxtext", "--no-scan")
+    assert (
+        "a Hugging Face model (safetensors): converting to MaxText (ckpt convert hf-to-maxtext)"
+        in there.stderr
+    )
+    back = ended("convert", tmp_path / "maxtext", tmp_path / "hf")
+    assert "a MaxText checkpoint (unstacked-inference): converting to Hugging Face" in back.stderr
+    assert digests(tmp_path / "hf") == digests(MODEL)
+
+
+def test_options_may_precede_the_source(tmp_path):
+    ended("convert", "--dtype", "float32", "--like", GOLDEN / "llama3.1/hf", MAXTEXT, tmp_path / "hf")
+    assert {array.dtype.name for array in open_tree(tmp_path / "hf").arrays.values()} == {"float32"}
+
+
+def test_step_decides_which_checkpoint_is_examined(tmp_path):
+    run = tmp_path / "run"
+    ended("convert", "hf-to-maxtext", MODEL, run)
+    shutil.copytree(run / "0", run / "9")
+    (run / "9/items/_METADATA").unlink()
+    done = ended("convert", run, tmp_path / "hf", "--step", 0)
+    assert "converting to Hugging Face" in done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["maxtext-to-hf"]])
+def test_command_name_may_follow_an_option(words, tmp_path):
+    ended("convert", "--no-progress", *words, TRAINED, tmp_path / "hf", "--like", GOLDEN / "llama3.1/hf")
+
+
+def test_sources_of_neither_kind_are_refused_with_both_commands(tmp_path):
+    save_file({"a.weight": np.zeros((4, 4), "f4")}, tmp_path / "plain.safetensors")
+    done = ended("convert", tmp_path / "plain.safetensors", tmp_path / "x", code=2)
+    both = [f"`ckpt convert {name} {tmp_path}/plain.safetensors DST`" for name in DIRECTIONS]
+    assert " or ".join(both) in done.stderr
+
+
+def test_adapters_are_refused_with_their_own_commands(tmp_path):
+    done = ended("convert", FIXTURES / "peft/plain", tmp_path / "x", code=3)
+    assert "ckpt adapter merge BASE" in done.stderr
+
+
+def test_directory_of_several_is_not_converted(tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(MODEL, tmp_path / "models" / name)
+    done = ckpt("convert", tmp_path / "models", tmp_path / "x")
+    assert done.exit_code == 3
+    assert f"name one of them: ckpt convert {tmp_path}/models/a {tmp_path}/x" in done.stderr
+
+
+class TestInto:
+    def test_each_source_gets_a_directory_of_its_name(self, tmp_path):
+        second = tmp_path / "second"
+        shutil.copytree(MODEL, second)
+        done = ended("convert", MODEL, second, "--into", tmp_path / "out", "--json")
+        reports = json.loads(done.stdout)["reports"]
+        assert [item["destination"] for item in reports] == [f"{tmp_path}/out/hf", f"{tmp_path}/out/second"]
+        assert digests(tmp_path / "out/hf") == digests(tmp_path / "out/second")
+
+    def test_existing_output_is_skipped(self, tmp_path):
+        words = "convert", "to-zarr3", MODEL, MAXTEXT, "--into", tmp_path / "out"
+        ended(*words[:3], *words[4:])
+        done = ended(*words)
+        assert "out/hf exists: skipped; --overwrite replaces it" in done.stderr
+        assert "1 of 2 sources converted" in done.stderr
+
+    def test_one_unusable_source_prevents_all_writing(self, tmp_path):
+        done = ended("convert", "hf-to-maxtext", MODEL, MAXTEXT, "--into", tmp_path / "out", code=3)
+        assert "this is already a MaxText checkpoint" in done.stderr
+        assert not (tmp_path / "out").exists()
+
+    def test_dry_run_prints_each_plan(self, tmp_path):
+        shutil.copytree(GOLDEN / "gemma2" / "hf", tmp_path / "gemma")
+        done = ended("convert", MODEL, tmp_path / "gemma", "--into", tmp_path / "out", "--dry-run")
+        assert done.stdout.count("Dry run: nothing was written.") == 2
+
+
+def test_receipt_in_json_has_the_notes_and_next_steps_of_the_text(tmp_path):
+    text = ended("convert", "hf-to-maxtext", MODEL, tmp_path / "a", COLUMNS="200").stderr
+    receipt = json.loads(ended("convert", "hf-to-maxtext", MODEL, tmp_path / "b", "--json").stdout)
+    assert receipt["next"][0].startswith("load_parameters_path=")
+    for line in (*receipt["notes"]["remarks"], *receipt["next"]):
+        assert line.replace(f"{tmp_path}/b", f"{tmp_path}/a") in text
