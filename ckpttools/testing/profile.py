@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, settings
 def use_profile() -> None:
     """Use no deadline, since machines differ, accept large inputs, and try 100 examples for each test.
 
-    Under continuous integration (`CI` in the environment) the examples are the same 50 in every run.
+    Under continuous integration (`CI` in the environment) the examples are the same 30 in every run.
     """
     is_ci = bool(os.environ.get("CI"))
     settings.register_profile(
         "ckpttools",
         deadline=None,
-        max_examples=50 if is_ci else 100,
+        max_examples=30 if is_ci else 100,
         derandomize=is_ci,
         print_blob=True,
         suppress_health_check=[

@@ -76,7 +76,7 @@ def check_round_trip(tree, format, location):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(tree=trees())
 @example(tree=Tree({("a" * 2000, "b" * 2000, "c" * 2000): array(1, 2)}))
 @example(tree=Tree({("a",) * 250: array(1, 2)}))

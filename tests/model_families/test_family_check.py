@@ -180,7 +180,7 @@ def names_of(model, each, group):
 class TestMutations:
     """The check finds one change in a correct family."""
 
-    @settings(max_examples=60)
+    @settings(max_examples=20)
     @given(model=st.sampled_from(MODELS), data=st.data())
     def test_dropped_row_is_found(self, model, data):
         group, number, each = data.draw(a_row_of(family(model)))
@@ -203,7 +203,7 @@ class TestMutations:
         check = check_alone(broken)
         assert "key" in {each.kind for each in check.findings}
 
-    @settings(max_examples=60)
+    @settings(max_examples=20)
     @given(model=st.sampled_from(MODELS), data=st.data())
     def test_swapped_axes_are_found(self, model, data):
         of = family(model)
@@ -217,7 +217,7 @@ class TestMutations:
         shapes = {hugging_face(model).arrays[(name,)].shape for name in names}
         assert check.sound == all(shape == shape[::-1] for shape in shapes)
 
-    @settings(max_examples=60)
+    @settings(max_examples=20)
     @given(name=st.sampled_from(BUILT_IN), data=st.data())
     def test_axis_renamed_on_one_side_is_found(self, name, data):
         """The text of the file is changed, because such a row cannot be created."""
@@ -231,7 +231,7 @@ class TestMutations:
             family_from_toml(text[:start] + renamed + text[end:], "file")
         assert f"{axis}_x" in caught.value.got
 
-    @settings(max_examples=60)
+    @settings(max_examples=20)
     @given(model=st.sampled_from(MODELS), data=st.data())
     def test_axis_renamed_on_both_sides_is_found(self, model, data):
         """It becomes a separate axis, and its declared length matches no array."""
@@ -259,7 +259,7 @@ class TestMutations:
         assert result(check) == {("flag", flag), ("flag", f"x_{flag}")}
         assert all("did you mean" in finding.text for finding in check.findings)
 
-    @settings(max_examples=40)
+    @settings(max_examples=15)
     @given(model=st.sampled_from(MODELS), data=st.data())
     def test_renamed_array_is_found(self, model, data):
         arrays = dict(hugging_face(model).arrays)

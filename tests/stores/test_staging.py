@@ -562,7 +562,7 @@ class TestJournal:
         again.close()
         assert again.plan is None or self.entries(6)[5] in entries(Journal(tmp_path).records)
 
-    @settings(max_examples=60)
+    @settings(max_examples=25)
     @given(st.data())
     def test_torn_first_journal_line_is_recognized(self, tmp_path_factory, data):
         """It ends anywhere, and any block of it may be zeros: the journal is empty then, or what it was."""
