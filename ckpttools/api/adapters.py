@@ -316,6 +316,7 @@ def _peft_alone(where: LocationLike) -> Adapter:
     location = parse(where)
     if is_peft(location):
         return open_peft(location)
+    open_tree(location)  # an error of this is more precise, such as that there are several checkpoints
     raise FormatError(
         "this is not a PEFT adapter",
         location=location,

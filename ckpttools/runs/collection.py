@@ -22,7 +22,8 @@ class MemberListing:
         steps: number of steps of a run; None for other kinds.
         nbytes: bytes of its files, each counted once.
         modified: when a file was last changed, in seconds since 1970; None if the store does not tell.
-        state: "complete", "unfinished" or "interrupted"; "unreadable" if it cannot be examined.
+        state: "complete", "unfinished", "damaged" or "interrupted"; "unreadable" if it cannot be examined. A
+            run has the state of its latest step, unless an earlier one is complete.
         reason: why it is not complete; None if it is, or if the state says all.
     """
 
