@@ -76,9 +76,39 @@ if TYPE_CHECKING:
     from ckpttools.api.verify import verify as verify
     from ckpttools.api.verify import verify_files as verify_files
     from ckpttools.array.lazy import LazyArray as LazyArray
+    from ckpttools.array.tree import Empty as Empty
+    from ckpttools.array.tree import Metadata as Metadata
+    from ckpttools.array.tree import Text as Text
     from ckpttools.array.tree import Tree as Tree
     from ckpttools.copying.prepared import PreparedCopy as PreparedCopy
+    from ckpttools.core.dtypes import DTYPES as DTYPES
+    from ckpttools.core.dtypes import DType as DType
     from ckpttools.core.errors import CheckpointError as CheckpointError
+    from ckpttools.core.errors import CheckpointWarning as CheckpointWarning
+    from ckpttools.core.errors import ChosenItemWarning as ChosenItemWarning
+    from ckpttools.core.errors import ConfigError as ConfigError
+    from ckpttools.core.errors import CoverageError as CoverageError
+    from ckpttools.core.errors import DamagedScalesError as DamagedScalesError
+    from ckpttools.core.errors import DestinationExistsError as DestinationExistsError
+    from ckpttools.core.errors import FormatError as FormatError
+    from ckpttools.core.errors import LaterStepWarning as LaterStepWarning
+    from ckpttools.core.errors import LostValuesWarning as LostValuesWarning
+    from ckpttools.core.errors import MappingError as MappingError
+    from ckpttools.core.errors import MemoryBudgetError as MemoryBudgetError
+    from ckpttools.core.errors import MissingPathError as MissingPathError
+    from ckpttools.core.errors import NoSpaceError as NoSpaceError
+    from ckpttools.core.errors import NoSuchPathError as NoSuchPathError
+    from ckpttools.core.errors import OtherProcessError as OtherProcessError
+    from ckpttools.core.errors import PaddedVocabularyWarning as PaddedVocabularyWarning
+    from ckpttools.core.errors import SeveralCheckpointsError as SeveralCheckpointsError
+    from ckpttools.core.errors import ShapeError as ShapeError
+    from ckpttools.core.errors import SourceChangedError as SourceChangedError
+    from ckpttools.core.errors import StepWarning as StepWarning
+    from ckpttools.core.errors import StorageError as StorageError
+    from ckpttools.core.errors import UncutArraysWarning as UncutArraysWarning
+    from ckpttools.core.errors import UnknownNameError as UnknownNameError
+    from ckpttools.core.errors import UnlistedStepWarning as UnlistedStepWarning
+    from ckpttools.core.errors import UsageError as UsageError
     from ckpttools.core.region import Region as Region
     from ckpttools.core.version import __version__ as __version__
     from ckpttools.maxtext.conversion_options import ToHuggingFace as ToHuggingFace
@@ -137,9 +167,17 @@ _MODULES = {
     "api.inspect": "inspect",
     "api.verify": "verify verify_files",
     "array.lazy": "LazyArray",
-    "array.tree": "Tree",
+    "array.tree": "Empty Metadata Text Tree",
     "copying.prepared": "PreparedCopy",
-    "core.errors": "CheckpointError",
+    "core.dtypes": "DType DTYPES",
+    "core.errors": (
+        "CheckpointError CheckpointWarning ChosenItemWarning ConfigError CoverageError "
+        "DamagedScalesError DestinationExistsError FormatError LaterStepWarning LostValuesWarning "
+        "MappingError MemoryBudgetError MissingPathError NoSpaceError NoSuchPathError "
+        "OtherProcessError PaddedVocabularyWarning SeveralCheckpointsError ShapeError "
+        "SourceChangedError StepWarning StorageError UncutArraysWarning UnknownNameError "
+        "UnlistedStepWarning UsageError"
+    ),
     "core.region": "Region",
     "core.version": "__version__",
     "maxtext.conversion_options": "ToHuggingFace ToMaxText",

@@ -24,10 +24,10 @@ _SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields):")
 
 
 def reference_page() -> str:
-    """All public names: calls first, then classes, and what the calls return."""
+    """Return the page of all public functions and classes, and of the classes that functions return."""
     # Rooms that have the name of a call stand before it as attributes.
     public = {name: ckpttools.__getattr__(name) for name in ckpttools.__all__}
-    calls = {name: item for name, item in public.items() if not inspect.isclass(item)}
+    calls = {name: item for name, item in public.items() if inspect.isroutine(item)}
     classes = {name: item for name, item in public.items() if inspect.isclass(item)}
     classes |= dict(sorted((call.__name__, call) for call in map(_report, calls.values()) if call))
     parts = [HEAD, _contents(calls, classes)]

@@ -15,12 +15,12 @@ from support.command_line import ckpt, succeed
 from support.locations import FIXTURES
 
 import ckpttools
+from ckpttools import CheckpointError, ConfigError
 from ckpttools.adapters import bases
 from ckpttools.adapters.config import PeftConfig
 from ckpttools.adapters.merge import merge_into_base
 from ckpttools.adapters.peft import modules_of, open_peft
 from ckpttools.array.tree import dotted
-from ckpttools.core.errors import CheckpointError, ConfigError
 from ckpttools.stores.registry import parse
 
 PEFT = FIXTURES / "peft"

@@ -13,6 +13,7 @@ import pytest
 from support.locations import FIXTURES, GOLDEN, GOLDEN_0_2_5
 from support.trees import lazy, model
 
+from ckpttools import DTYPES, CheckpointError, Metadata, ToMaxText, Tree
 from ckpttools.adapters.bases import open_base
 from ckpttools.adapters.factor_rows import model_factor_rows, no_factors_reason, weight_names
 from ckpttools.adapters.factors import Adapter, FactorPair
@@ -21,10 +22,6 @@ from ckpttools.adapters.from_jax import adapter_of_maxtext
 from ckpttools.adapters.merge import merge_into_base
 from ckpttools.adapters.to_maxtext import ToMaxTextAdapter, to_maxtext_adapter
 from ckpttools.adapters.to_peft import to_peft
-from ckpttools.array.tree import Metadata, Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError
-from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.model_families.registry import families, family_of
 

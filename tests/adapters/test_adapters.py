@@ -16,13 +16,12 @@ from support.locations import FIXTURES
 from support.trees import model, tree_with
 
 import ckpttools
+from ckpttools import CheckpointError, FormatError, ToMaxText, UsageError
 from ckpttools.adapters import bases
 from ckpttools.adapters.from_jax import adapter_of_maxtext, recorded_settings
 from ckpttools.adapters.merge import merge_into_base
 from ckpttools.adapters.peft import open_peft
 from ckpttools.array.tree import dotted
-from ckpttools.core.errors import CheckpointError, FormatError, UsageError
-from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.plan.node_lines import NodeLines, Nodes
 from ckpttools.stores.registry import parse

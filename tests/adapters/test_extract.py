@@ -14,11 +14,10 @@ from support.locations import FIXTURES
 from support.trees import lazy
 
 import ckpttools
+from ckpttools import DTYPES, CheckpointError, MemoryBudgetError, SourceChangedError, UsageError
 from ckpttools.adapters.bases import open_base
 from ckpttools.adapters.extract import ExtractOptions, extract_low_rank
 from ckpttools.adapters.truncated_svd import ranked_spectrum, spectrum
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, MemoryBudgetError, SourceChangedError, UsageError
 
 PEFT = FIXTURES / "peft"
 BASE = PEFT / "bases" / "llama-float32"
@@ -121,9 +120,9 @@ def test_impossible_extractions_are_refused(tmp_path):
 
 
 def test_oversized_factors_are_refused(monkeypatch, tmp_path):
+    from ckpttools import DTYPES
     from ckpttools.adapters.bases import open_base
     from ckpttools.adapters.extract import ExtractOptions, extract_low_rank
-    from ckpttools.core.dtypes import DTYPES
 
     ckpttools.merge_adapter(BASE, tmp_path / "tuned", adapter=PEFT / "plain")
     tuned, base = (open_base(ckpttools.open(location)) for location in (tmp_path / "tuned", BASE))

@@ -10,11 +10,10 @@ from support.hf_models import write_llama
 from support.trees import tree_of
 
 import ckpttools
-from ckpttools import ToMaxText, plan_to_maxtext
+from ckpttools import CheckpointError, ToMaxText, UsageError, plan_to_maxtext
 from ckpttools.array.storage import Sharding
 from ckpttools.cli.diff import _to_plain
 from ckpttools.cli.output import print_json
-from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.formats import known_formats, registry
 from ckpttools.formats.base import OtherSteps
 

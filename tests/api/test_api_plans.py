@@ -14,8 +14,8 @@ from support.locations import GOLDEN, HF
 from support.object_stores import files_in
 
 import ckpttools
+from ckpttools import CheckpointError, FormatError, SourceChangedError, UsageError
 from ckpttools.api import publish_plan as publishing
-from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, UsageError
 from ckpttools.plan.plan_encoding import read_plan
 from ckpttools.run.entries import UnfinishedError
 from ckpttools.stores import parse

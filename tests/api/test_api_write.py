@@ -19,9 +19,8 @@ from support.locations import HF, ROOT
 from support.stored_trees import contents
 
 import ckpttools
+from ckpttools import DTYPES, CheckpointError, DestinationExistsError, MemoryBudgetError, UsageError
 from ckpttools.cli.message_terms import flag
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, DestinationExistsError, MemoryBudgetError, UsageError
 from ckpttools.run.events import Started, TaskDone
 from ckpttools.stores import parse
 

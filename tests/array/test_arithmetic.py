@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.core.errors import MappingError
+from ckpttools import MappingError
 from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 
 LENGTHS = {"layers": 26, "block": 4, "heads": 7}

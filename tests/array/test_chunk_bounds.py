@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, write_item, zarr2, zarr3
 
+import ckpttools
+from ckpttools import DTYPES, FormatError
 from ckpttools.codecs.blosc import Blosc
 from ckpttools.codecs.bzip2 import Bz2
 from ckpttools.codecs.coding import Coding
@@ -22,9 +24,6 @@ from ckpttools.codecs.crc32c import Crc32c
 from ckpttools.codecs.gzip import Gzip, Zlib
 from ckpttools.codecs.streams import ByteRange, ExactReader
 from ckpttools.codecs.zstd import Zstd
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError
-from ckpttools.formats.registry import open_tree
 from ckpttools.stores.memory import Bytes
 
 BOMB = bytes(12 << 20)
@@ -91,9 +90,9 @@ def test_codec_chains_decode_and_refuse_truncated_data(values, codecs, data):
 )
 def test_checkpoint_chunk_decoding_to_more_is_refused(tmp_path, created, bomb):
     item = write_item(tmp_path / "item", {("w",): (created, VALUES)}, use_ocdbt=False)
-    assert np.array_equal(open_tree(item).arrays["w",].read().view("float32"), VALUES)
+    assert np.array_equal(ckpttools.open(item).arrays["w",].read().view("float32"), VALUES)
     (chunk,) = (entry for entry in (item / "w").rglob("*") if entry.is_file() and entry.name in ("0", "0.0"))
     chunk.write_bytes(bomb)
     with pytest.raises(FormatError, match="decodes to more") as caught:
-        open_tree(item).arrays["w",].read()
+        ckpttools.open(item).arrays["w",].read()
     assert "w, chunk" in caught.value.location

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 from support.command_line import examine
 from support.orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
 
+import ckpttools
+from ckpttools import DTYPES, CheckpointError, FormatError
 from ckpttools.codecs.coding import Coding
 from ckpttools.codecs.registry import codec_steps
 from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.codecs.streams import ByteRange, ExactReader
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.formats.registry import open_tree
 from ckpttools.stores.memory import Bytes
 
 F32 = np.dtype("float32")
@@ -119,10 +118,10 @@ def test_trailing_bytes_are_refused_like_tensorstore(tmp_path, created):
         with pytest.raises(ValueError, match="Error reading"):
             read_by_tensorstore(location / "w")
         with pytest.raises(FormatError) as error:
-            open_tree(location).arrays["w",].read()
+            ckpttools.open(location).arrays["w",].read()
         assert "chunk 0.0" in (error.value.location or "")
     chunk.write_bytes(good)
-    assert read_by_tensorstore(location / "w") == open_tree(location).arrays["w",].read().tobytes()
+    assert read_by_tensorstore(location / "w") == ckpttools.open(location).arrays["w",].read().tobytes()
 
 
 def read_by_tensorstore(location: Path) -> bytes:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support import quantized_weights as built
 from support.quantized_weights import Made
 
+from ckpttools import DTYPES, DamagedScalesError, FormatError, Region, Tree
 from ckpttools.array.nodes import (
     Dequantized,
     Stored,
@@ -23,10 +24,7 @@ from ckpttools.array.nodes import (
     take,
 )
 from ckpttools.array.scratch import Scratch
-from ckpttools.array.tree import Tree, by_name
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import DamagedScalesError, FormatError
-from ckpttools.core.region import Region
+from ckpttools.array.tree import by_name
 from ckpttools.quantized.decoding import Like
 from ckpttools.quantized.scale_checks import list_all_damaged, scale_check_of, value_faults
 from ckpttools.quantized.view import quantized_view

@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.trees import lazy
 
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import MappingError
-from ckpttools.core.region import Region
+from ckpttools import DTYPES, MappingError, Region
 from ckpttools.mapping.factor import times
 from ckpttools.mapping.row import row
 from ckpttools.mapping.row_conversion import with_parts

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 
+from ckpttools import DTYPES
 from ckpttools.array.lazy import parse_index
 from ckpttools.array.nodes import Stored
-from ckpttools.core.dtypes import DTYPES
 from ckpttools.stores.memory import Bytes
 
 INT32 = DTYPES["int32"]

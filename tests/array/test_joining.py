@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpttools import DTYPES, CoverageError, MappingError
 from ckpttools.array.nodes import Stored
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CoverageError, MappingError
 from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.row import row, rows
 from ckpttools.mapping.row_conversion import with_parts

@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.trees import lazy
 
+from ckpttools import DTYPES, Region, ShapeError
 from ckpttools.array.lowrank import add_arrays, dora_update, low_rank
 from ckpttools.array.nodes import Constant, elementwise, relayout, stack, swap_last_axes
 from ckpttools.array.scratch import Scratch
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import ShapeError
-from ckpttools.core.region import Region
 from ckpttools.mapping.values import Multiply
 from ckpttools.testing.strategies import regions
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpttools import DTYPES, FormatError, Region, ShapeError
 from ckpttools.array import copy as copying
 from ckpttools.array import read_blocks
 from ckpttools.array import stored as storing
@@ -23,9 +24,7 @@ from ckpttools.array.nodes import (
     take,
 )
 from ckpttools.array.scratch import Scratch
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError, ShapeError
-from ckpttools.core.region import Region, count_runs, grid_cell, grid_indices
+from ckpttools.core.region import count_runs, grid_cell, grid_indices
 from ckpttools.mapping.values import Cast
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.strategies import (

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttools import Region
 from ckpttools.core.region import (
-    Region,
     contiguous_runs,
     count_runs,
     grid_cell,

@@ -12,10 +12,8 @@ from support.golden_data import leaves_by_package
 from support.locations import GOLDEN
 
 import ckpttools
-from ckpttools.array.tree import Tree
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToMaxText
-from ckpttools.maxtext.stacking import StackAsModel, UnstackLayers
+from ckpttools import ToMaxText, Tree, UnstackLayers
+from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.to_maxtext import to_maxtext
 
 _TEXT_LAYER = re.compile(r"language_model\.(?:model\.)?layers\.(\d+)\.")
@@ -27,7 +25,7 @@ FAMILIES = pytest.mark.parametrize("family", ["gemma3", "gemma4-moe"])
 
 def with_layers(model: Path, count: int) -> Tree:
     """The first layers of a model, as a model of its own."""
-    tree = open_tree(model)
+    tree = ckpttools.open(model)
     config = json.loads(json.dumps(tree.metadata.config))
     config["text_config"]["num_hidden_layers"] = count
     if "layer_types" in config["text_config"]:

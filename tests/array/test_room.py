@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ckpttools import DTYPES, Tree
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Tree
 from ckpttools.codecs.zstd import Zstd
-from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.zarr.write import ZarrWriter
 

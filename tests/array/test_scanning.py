@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttools import DTYPES, FormatError, MemoryBudgetError, Region, ShapeError
 from ckpttools.array.nodes import Chunked, Stored, stack
 from ckpttools.array.scratch import Scratch
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError, MemoryBudgetError, ShapeError
-from ckpttools.core.region import Region, Shape, contiguous_runs
+from ckpttools.core.region import Shape, contiguous_runs
 from ckpttools.plan.pieces import PIECE_BYTES, Cut, Item, Tiles, consecutive, fit_pieces, grain
 from ckpttools.run.scanning import scan
 from ckpttools.stores.memory import Bytes

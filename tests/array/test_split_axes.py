@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.quantized_weights import fp8_rows
 
+from ckpttools import DTYPES, Region
 from ckpttools.array.nodes import Relayout, pad_array, relayout, stack, window
 from ckpttools.array.scratch import Scratch
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.region import Region
 from ckpttools.plan.pieces import fit_pieces
 from ckpttools.quantized.view import quantized_view
 from ckpttools.run import scanning

@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.trees import lazy
 
-from ckpttools.array.tree import Metadata, Tree
+from ckpttools import MemoryBudgetError, Metadata, Region, Tree
 from ckpttools.codecs.zstd import Zstd
-from ckpttools.core.errors import MemoryBudgetError
-from ckpttools.core.region import Region
 from ckpttools.formats.base import Layout
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement

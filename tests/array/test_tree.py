@@ -2,10 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttools import DTYPES, Empty, FormatError, Metadata, Text, Tree
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Empty, Metadata, Text, Tree, dotted, keystr
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError
+from ckpttools.array.tree import dotted, keystr
 
 F32 = DTYPES["float32"]
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttools import DTYPES, DType
 from ckpttools.array.scratch import Scratch
 from ckpttools.compare import ulp
 from ckpttools.compare.deviation import EXACT, Deviation, Tolerances
 from ckpttools.compare.distances import as_doubles, coarser, steps_between, steps_into
 from ckpttools.compare.measure import SCRATCH_BYTES, _of_part, block_elements, deviation
 from ckpttools.compare.ulp import IN_FLOAT32, deviation_in_float32
-from ckpttools.core.dtypes import DTYPES, DType
 
 DTYPE = st.sampled_from([DTYPES[name] for name in IN_FLOAT32])
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import MappingError
+from ckpttools import DTYPES, MappingError
 from ckpttools.mapping import values
 from ckpttools.mapping.values import Add, Cast, Multiply, Scale, Shift
 from ckpttools.testing.strategies import noise, shapes

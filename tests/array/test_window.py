@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttools import DTYPES, ShapeError
 from ckpttools.array.fingerprint import Describer
 from ckpttools.array.nodes import Elementwise, Padded, Window, elementwise, pad_array, repeat_elements, window
 from ckpttools.array.scratch import Scratch
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import ShapeError
 from ckpttools.mapping.values import Cast
 from ckpttools.testing.strategies import lazy_arrays, noise, regions, stored
 

@@ -14,8 +14,7 @@ from support.command_line import ckpt
 from support.trees import lazy
 
 import ckpttools
-from ckpttools.array.tree import Text, Tree
-from ckpttools.core.errors import MemoryBudgetError, NoSuchPathError, UsageError
+from ckpttools import MemoryBudgetError, NoSuchPathError, Text, Tree, UsageError
 
 EMBEDDING = np.random.default_rng(0).normal(size=(300, 40)).astype("f4")
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.1])

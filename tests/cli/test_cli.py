@@ -528,7 +528,7 @@ class TestLines:
     def test_progress_prints_at_most_one_line_in_five_seconds(
         self, llama: Path, capsys: pytest.CaptureFixture[str]
     ):
-        from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+        from ckpttools import plan_to_maxtext
 
         plan = plan_to_maxtext(llama).plan
         clock = iter([0.0, 1.0, 6.0, 7.0, 12.0, 13.0])
@@ -544,7 +544,7 @@ class TestLines:
         assert second.startswith("100 %  362 of 362 kB  30.1 kB/s  0:00:00 left  ")
 
     def test_progress_rate_counts_only_this_run(self, llama: Path, capsys: pytest.CaptureFixture[str]):
-        from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+        from ckpttools import plan_to_maxtext
 
         plan = plan_to_maxtext(llama).plan
         clock = iter([0.0, 10.0])

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from support.command_line import ckpt, ended
 from support.locations import FIXTURES, GOLDEN, TRAINED
 
-from ckpttools.formats.registry import open_tree
+import ckpttools
 
 MODEL = GOLDEN / "qwen3" / "hf"
 DIRECTIONS = "hf-to-maxtext", "maxtext-to-hf"
@@ -35,7 +35,7 @@ def test_model_becomes_a_maxtext_checkpoint_and_a_model_again(tmp_path):
 
 def test_options_may_precede_the_source(tmp_path):
     ended("convert", "--dtype", "float32", "--like", GOLDEN / "llama3.1/hf", MAXTEXT, tmp_path / "hf")
-    assert {array.dtype.name for array in open_tree(tmp_path / "hf").arrays.values()} == {"float32"}
+    assert {array.dtype.name for array in ckpttools.open(tmp_path / "hf").arrays.values()} == {"float32"}
 
 
 def test_step_decides_which_checkpoint_is_examined(tmp_path):

@@ -22,7 +22,7 @@ from support.locations import FIXTURES, ROOT
 from support.torch_files import save, whole
 
 import ckpttools
-from ckpttools.core.errors import CoverageError, UsageError
+from ckpttools import CoverageError, UsageError
 
 FAMILY_PAGE = ROOT / "docs" / "add-a-family.md"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -413,7 +413,7 @@ def test_documented_codec_plugin_works(tmp_path, lzma_codec, shards):
 def test_documented_codec_refuses_damaged_chunks(tmp_path, lzma_codec):
     import zarr
 
-    from ckpttools.core.errors import FormatError, UsageError
+    from ckpttools import FormatError, UsageError
 
     truth = np.arange(63, dtype="float32").reshape(9, 7)
     zarr.create_group(tmp_path / "a").create_array("w", data=truth)

@@ -19,10 +19,10 @@ from support.locations import GOLDEN, ORBAX, TRAINED
 from support.orbax_items import change_index
 from support.torch_files import save, whole
 
+import ckpttools
 from ckpttools.cli.main import main
 from ckpttools.cli.output import labeled_lines, wrap
 from ckpttools.formats.orbax.runs import why_not
-from ckpttools.formats.registry import open_tree
 from ckpttools.inspection.tree import inspect_tree
 from ckpttools.maxtext.model_files import sidecar_names
 from ckpttools.stores import parse
@@ -50,7 +50,7 @@ def weights(location: Path, *names: str) -> None:
 
 def index(model: Path) -> dict[str, object]:
     """The index of all weights of a model in several files."""
-    files = {file.name: open_tree(file) for file in model.glob("*.safetensors")}
+    files = {file.name: ckpttools.open(file) for file in model.glob("*.safetensors")}
     return {"weight_map": {path[0]: name for name, tree in files.items() for path in tree}}
 
 
@@ -80,12 +80,12 @@ class TestThereAndBack:
         assert self.side_files(model).items() <= self.side_files(tmp_path / "flat" / "hf").items()
 
     def test_inspect_lists_sidecars(self, model, tmp_path):
-        assert sidecar_names(open_tree(model)) == sorted((*SIDE_FILES, "config.json"))
+        assert sidecar_names(ckpttools.open(model)) == sorted((*SIDE_FILES, "config.json"))
         run("convert", "hf-to-maxtext", model, tmp_path / "maxtext")
         result = json.loads(succeed("inspect", "tree", tmp_path / "maxtext", "--json").stdout)["sidecars"]
         assert {f"hf/{name}" for name in (*SIDE_FILES, "config.json", "ckpttools.json")} == set(result)
         assert "hf/tokenizer.json" in succeed("inspect", "tree", tmp_path / "maxtext").stdout
-        assert inspect_tree(open_tree(model)).sidecars == ()
+        assert inspect_tree(ckpttools.open(model)).sidecars == ()
 
 
 class TestALostFile:
@@ -177,7 +177,7 @@ class TestDoctor:
             subprocess.run(shlex.split(rename), check=True)
             succeed(*shlex.split(merge)[1:])
             assert succeed("doctor", location).exit_code == 0
-        open_tree(location).arrays["params", "params", "w"].read()
+        ckpttools.open(location).arrays["params", "params", "w"].read()
 
     def test_unknown_fix_changes_nothing(self, tmp_path):
         location = self.unmerged(tmp_path)
@@ -396,8 +396,8 @@ class TestWhatItIs:
         told = ckpt("inspect", "tree", top / "host1", COLUMNS="1000").output
         (command,) = re.findall(r"`ckpt (assemble [^`…]+ DST)`", told)
         succeed(*shlex.split(command.replace("DST", str(tmp_path / "NEW"))))
-        whole = open_tree(ORBAX / "lazy_2proc").arrays
-        built = open_tree(tmp_path / "NEW").arrays
+        whole = ckpttools.open(ORBAX / "lazy_2proc").arrays
+        built = ckpttools.open(tmp_path / "NEW").arrays
         assert {path: array.read().tobytes() for path, array in built.items()} == {
             path: array.read().tobytes() for path, array in whole.items()
         }
@@ -558,5 +558,5 @@ def test_doctor_advice_on_casts_is_true(tmp_path):
     (result,) = [finding for finding in findings if finding["check"] == "quantization"]
     assert "1 weight, each" in result["what"] and "casts do not change them" in result["why"]
     run("cast", source, tmp_path / "cast", "--dtype", "bfloat16")
-    dtypes = {path[-1]: array.dtype.name for path, array in open_tree(tmp_path / "cast").arrays.items()}
+    dtypes = {path[-1]: array.dtype.name for path, array in ckpttools.open(tmp_path / "cast").arrays.items()}
     assert dtypes[f"{module}.scales"] == "float16" and dtypes["model.norm.weight"] == "bfloat16"

@@ -17,10 +17,10 @@ from support.locations import FIXTURES, GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 from support.trees import tree_of
 
 import ckpttools
+from ckpttools import ConfigError, Tree
 from ckpttools.api import next_steps as steps
 from ckpttools.api import summary as summaries
-from ckpttools.array.tree import Tree, dotted
-from ckpttools.core.errors import ConfigError
+from ckpttools.array.tree import dotted
 from ckpttools.formats.interrupted import going_on
 from ckpttools.maxtext.model_config import absent_layers
 from ckpttools.stores import parse

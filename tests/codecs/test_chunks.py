@@ -21,13 +21,13 @@ from support.locations import HF, ORBAX
 from support.orbax_items import BIG, CRC, GZIP, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
 from support.stored_trees import write
 
+import ckpttools
+from ckpttools import DTYPES, Metadata, Region, Tree, UsageError
 from ckpttools.array.storage import Storage, StoredArray, StoredFile
-from ckpttools.array.tree import Metadata, Tree, keystr
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import UsageError
-from ckpttools.core.region import Region, ceil_div, count_runs, grid_cell, grid_indices
+from ckpttools.array.tree import keystr
+from ckpttools.core.region import ceil_div, count_runs, grid_cell, grid_indices
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree, storage_of
+from ckpttools.formats.registry import storage_of
 from ckpttools.inspection.advice import advice
 from ckpttools.inspection.chunks import inspect_chunks, predict
 from ckpttools.inspection.meshes import parse_spec
@@ -181,7 +181,7 @@ class TestReads:
 
         values = values_of(F32, (512, 256))
         item = write_item(tmp_path / "item", {("w",): (zarr3(codecs, [64, 256]), values)}, use_ocdbt=False)
-        tree = open_tree(item)
+        tree = ckpttools.open(item)
         mesh = parse_mesh("4x2")
         report = inspect_chunks(tree, storage_of(tree), mesh=mesh, spec=parse_spec(spec, mesh))
         reads = report.arrays[0].reads
@@ -224,7 +224,7 @@ def bytes_read(ts):
 class TestSurvey:
     @pytest.mark.parametrize("name", READABLE)
     def test_every_byte_is_accounted_for(self, name):
-        tree = open_tree(ORBAX / name)
+        tree = ckpttools.open(ORBAX / name)
         storage = storage_of(tree)
         for file in storage.files:
             assert file.nbytes == (Path(storage.root) / file.name).stat().st_size
@@ -236,14 +236,14 @@ class TestSurvey:
         assert not any(item.missing for item in storage.arrays)
 
     def test_survey_counts_chunk_files(self):
-        storage = storage_of(open_tree(ORBAX / "llama3.1_scanned_zarr3_noocdbt"))
+        storage = storage_of(ckpttools.open(ORBAX / "llama3.1_scanned_zarr3_noocdbt"))
         on_disk = sum(file.nbytes for file in storage.files if file.kind == "data")
         assert sum(item.nbytes for item in storage.arrays) == on_disk
         assert sum(file.live for file in storage.files) == on_disk
         assert storage.indexes == ()
 
     def test_survey_describes_safetensors(self):
-        storage = storage_of(open_tree(HF))
+        storage = storage_of(ckpttools.open(HF))
         file = next(item for item in storage.files if item.kind == "data")
         assert file.live + file.index == file.nbytes
         assert file.arrays == len(storage.arrays) == 39
@@ -252,7 +252,7 @@ class TestSurvey:
     def test_holes_and_unused_shards_are_counted(self, tmp_path):
         shutil.copy(HF / "model.safetensors", tmp_path)
         shutil.copy(HF / "model.safetensors", tmp_path / "old.safetensors")
-        storage = storage_of(open_tree(tmp_path))
+        storage = storage_of(ckpttools.open(tmp_path))
         kinds = {file.name: (file.kind, file.dead) for file in storage.files}
         size = (HF / "model.safetensors").stat().st_size
         assert kinds == {"model.safetensors": ("data", 0), "old.safetensors": ("unused", size)}
@@ -260,12 +260,12 @@ class TestSurvey:
     def test_survey_reports_dead_bytes_and_shared_files(self, tmp_path):
         values = values_of(F32, (600, 2))
         item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [300, 2]), values)})
-        before = storage_of(open_tree(item))
+        before = storage_of(ckpttools.open(item))
         largest = max((file for file in before.files if file.kind == "data"), key=lambda file: file.live)
         with (item / largest.name).open("ab") as file:
             file.write(bytes(1000))
         os.link(item / largest.name, tmp_path / "second name")
-        after = {file.name: file for file in storage_of(open_tree(item)).files}[largest.name]
+        after = {file.name: file for file in storage_of(ckpttools.open(item)).files}[largest.name]
         assert (after.dead, after.live) == (largest.dead + 1000, largest.live)
         assert (largest.links, after.links) == (1, 2)
 
@@ -275,13 +275,13 @@ class TestSurvey:
         array = stored(values_of(F32, (600, 2)).view(np.uint32), DTYPES["float32"])
         write(Tree({("w",): array}), OrbaxWriter(), tmp_path)
         item = tmp_path / "0" / "items"
-        before = max(storage_of(open_tree(item)).files, key=attrgetter("live"))
+        before = max(storage_of(ckpttools.open(item)).files, key=attrgetter("live"))
         assert not before.index
         if cut is None:
             (item / before.name).unlink()
         else:
             os.truncate(item / before.name, cut)
-        tree = open_tree(item)
+        tree = ckpttools.open(item)
         result = inspect_chunks(tree, storage_of(tree))
         after = next(file for file in result.files if file.name == before.name)
         assert after.kind == ("missing" if cut is None else "data")
@@ -291,9 +291,9 @@ class TestSurvey:
 
     def test_survey_reports_unmerged_processes(self, tmp_path):
         item = shutil.copytree(ORBAX / "lazy_2proc" / "7" / "items", tmp_path / "items")
-        merged = storage_of(open_tree(item))
+        merged = storage_of(ckpttools.open(item))
         (item / "manifest.ocdbt").unlink()
-        storage = storage_of(open_tree(item))
+        storage = storage_of(ckpttools.open(item))
         assert storage.indexes == ("ocdbt.process_0/manifest.ocdbt", "ocdbt.process_1/manifest.ocdbt")
         assert storage.arrays == merged.arrays
 
@@ -305,7 +305,7 @@ class TestSurvey:
         item = write_item(
             tmp_path / "item", {("w",): (created, values)}, use_ocdbt=use_ocdbt, all_chunks=False
         )
-        tree = open_tree(item)
+        tree = ckpttools.open(item)
         result = inspect_chunks(tree, storage_of(tree))
         assert (result.num_chunks, result.missing_chunks, result.stored_nbytes) == (6, 3, 2400)
         assert [entry.subject for entry in advice(result)] == ["missing chunks"]
@@ -336,7 +336,7 @@ class TestSurvey:
     )
     def test_survey_names_codecs(self, tmp_path, created, words, piece):
         item = write_item(tmp_path / "item", {("w",): (created, values_of(F32, (8, 8)))})
-        stored = storage_of(open_tree(item)).arrays[0]
+        stored = storage_of(ckpttools.open(item)).arrays[0]
         assert (stored.codecs, stored.piece, stored.chunk) == (words, piece, (4, 4))
         assert stored.compressed == any(word.startswith(("zstd", "gzip", "blosc")) for word in words)
         assert stored.transposed == any(word.startswith(("transpose", "order")) for word in words)
@@ -346,7 +346,7 @@ class TestSurvey:
 
         group = zarr.open_group(str(tmp_path / "z"), mode="w")
         group.create_array("a/b", shape=(8, 4), chunks=(4, 4), dtype="f4")[:] = 1
-        storage = storage_of(open_tree(tmp_path / "z"))
+        storage = storage_of(ckpttools.open(tmp_path / "z"))
         assert [(item.path, item.chunks, item.missing) for item in storage.arrays] == [("a/b", 2, 0)]
 
 
@@ -415,7 +415,7 @@ class TestAdvice:
         assert self.subjects(array((8, 8), (8, 8)), mesh="2", spec=spec) == []
 
     def test_layer_spec_cuts_only_stacked_layers(self):
-        tree = open_tree(ORBAX / "maxtext_run")
+        tree = ckpttools.open(ORBAX / "maxtext_run")
         mesh = MeshShape({"0": 2})
         report = inspect_chunks(tree, storage_of(tree), "params/*", mesh, parse_spec("layer", mesh))
         cut = {item.path.rpartition("decoder/")[2]: item.reads.cut for item in report.arrays}

@@ -27,13 +27,11 @@ from support.orbax_items import (
     zarr3,
 )
 
+import ckpttools
+from ckpttools import DTYPES, FormatError, Region
 from ckpttools.array import read_blocks
 from ckpttools.array.nodes import Chunked, Decoded, Relayout, Stored, relayout
 from ckpttools.array.scratch import Scratch
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError
-from ckpttools.core.region import Region
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr import inner_chunks
 
 F32 = np.dtype("float32")
@@ -99,7 +97,7 @@ class TestCodecs:
     def test_every_codec_is_decoded(self, tmp_path, codec, use_ocdbt):
         truth = values_of(F32, (7, 10))
         item = write_item(tmp_path / "item", {("w",): (CODECS[codec], truth)}, use_ocdbt=use_ocdbt)
-        (array,) = open_tree(item).arrays.values()
+        (array,) = ckpttools.open(item).arrays.values()
         assert described(array.read()) == described(truth)
         check_regions(array, truth, 20)
 
@@ -110,13 +108,13 @@ class TestCodecs:
         monkeypatch.setattr(read_blocks, "READ_BLOCK_BYTES", 16)
         truth = values_of(F32, (7, 10))
         item = write_item(tmp_path / "item", {("w",): (CODECS[codec], truth)})
-        (array,) = open_tree(item).arrays.values()
+        (array,) = ckpttools.open(item).arrays.values()
         check_regions(array, truth, 40)
 
     @BY_NAME
     def test_only_coded_chunks_are_decoded(self, tmp_path, codec):
         item = write_item(tmp_path / "item", {("w",): (CODECS[codec], values_of(F32, (7, 10)))})
-        (array,) = open_tree(item).arrays.values()
+        (array,) = ckpttools.open(item).arrays.values()
         assert isinstance(array, Chunked)
         part = array.part((0, 0))
         if isinstance(part, Relayout):
@@ -131,7 +129,7 @@ class TestCodecs:
         truth = values_of(DTYPES[name].numpy, (5, 3))
         created = zarr3(v3, [2, 3]) if driver == "zarr3" else zarr2(v2, [2, 3])
         item = write_item(tmp_path / "item", {("w",): (created, truth)})
-        (array,) = open_tree(item).arrays.values()
+        (array,) = ckpttools.open(item).arrays.values()
         assert array.dtype.name == name
         assert described(array.read()) == described(truth)
 
@@ -149,13 +147,13 @@ class TestCodecs:
     )
     def test_scalar_arrays_are_decoded(self, tmp_path, created, use_ocdbt):
         item = write_item(tmp_path / "item", {("n",): (created, np.array(7.5))}, use_ocdbt=use_ocdbt)
-        assert open_tree(item).arrays["n",].read() == 7.5
+        assert ckpttools.open(item).arrays["n",].read() == 7.5
 
     @OCDBT
     def test_names_with_dots_and_slashes_are_read(self, tmp_path, use_ocdbt):
         arrays = {path: (zarr3([LITTLE], [2]), values_of(F32, (3,), k)) for k, path in enumerate(NAMES)}
         item = write_item(tmp_path / "item", arrays, use_ocdbt=use_ocdbt)
-        tree = open_tree(item)
+        tree = ckpttools.open(item)
         assert list(tree) == NAMES
         for path, (_, truth) in arrays.items():
             assert described(tree[path].read()) == described(truth)
@@ -166,14 +164,14 @@ class TestCodecs:
         truth = values_of(F32, (5,))
         item = write_item(tmp_path / "item", {("w",): (created, truth)}, use_ocdbt=use_ocdbt)
         change_json(item / "_METADATA", use_ocdbt=None, use_zarr3=None)
-        assert described(open_tree(item).arrays["w",].read()) == described(truth)
+        assert described(ckpttools.open(item).arrays["w",].read()) == described(truth)
 
     def test_custom_data_file_prefixes_are_read(self, tmp_path):
         prefixes = {f"{kind}_data_prefix": f"ocdbt_{kind}/" for kind in ("value", "btree_node")}
         truth = values_of(F32, (900,))
         item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [500]), truth)}, config=prefixes)
         assert list(item.glob("ocdbt_value/*"))
-        assert described(open_tree(item).arrays["w",].read()) == described(truth)
+        assert described(ckpttools.open(item).arrays["w",].read()) == described(truth)
 
 
 NAMES = [("a.b", "c"), ("a/b c", "d"), ("a", "b/c"), ("layers", 0, "k"), ("layers", 1, "k"), ("ü",)]
@@ -198,7 +196,7 @@ class TestLeftOut:
     @BY_CODEC
     def test_missing_chunks_are_filled(self, tmp_path, created, use_ocdbt):
         item = self.written(tmp_path, created, use_ocdbt=use_ocdbt)
-        (array,) = open_tree(item).arrays.values()
+        (array,) = ckpttools.open(item).arrays.values()
         assert described(array.read()) == described(self.TRUTH)
         check_regions(array, self.TRUTH, 10)
         assert len(list(array.sources())) < 12
@@ -211,7 +209,7 @@ class TestLeftOut:
             tmp_path, created, use_ocdbt=use_ocdbt, store_array_data_equal_to_fill_value=declared
         )
         with pytest.raises(FormatError, match="a chunk is missing") as caught:
-            open_tree(item).arrays["w",].read()
+            ckpttools.open(item).arrays["w",].read()
         assert "w, chunk" in caught.value.location
         # Where it says that nothing was left out, saying otherwise would make zeros of what was lost.
         assert ("store_array_data_equal_to_fill_value" in caught.value.hint) is (declared is None)
@@ -221,10 +219,10 @@ class TestLeftOut:
         truth[0, :2] = 0
         created = zarr3([sharded([1, 2], [LITTLE, ZSTD])], [3, 4])
         item = write_item(tmp_path / "item", {("w",): (created, truth)}, all_chunks=False)
-        assert described(open_tree(item).arrays["w",].read()) == described(truth)
+        assert described(ckpttools.open(item).arrays["w",].read()) == described(truth)
         change_json(item / "_METADATA", store_array_data_equal_to_fill_value=True)
         with pytest.raises(FormatError, match="a piece of a shard is missing") as caught:
-            open_tree(item).arrays["w",].read()
+            ckpttools.open(item).arrays["w",].read()
         assert "w, chunk c/0/0" in caught.value.location
 
     @pytest.mark.parametrize(
@@ -249,7 +247,7 @@ class TestLeftOut:
         by_us, by_tensorstore = tmp_path / "ours", tmp_path / "theirs"
         for location in (by_us, by_tensorstore):
             shutil.copytree(store, location)
-        array = open_tree(by_us).arrays["w",]
+        array = ckpttools.open(by_us).arrays["w",]
         entries = array.part.arrays.entries
         for key in [key for key in entries.all if "/c/" in key]:
             del entries.all[key]
@@ -290,7 +288,9 @@ class TestDecodingOnce:
     def array(self, tmp_path, chunk, shape=(64, 64)):
         self.truth = values_of(F32, shape)
         created = zarr3([LITTLE, ZSTD], list(chunk))
-        (array,) = open_tree(write_item(tmp_path / "item", {("w",): (created, self.truth)})).arrays.values()
+        (array,) = ckpttools.open(
+            write_item(tmp_path / "item", {("w",): (created, self.truth)})
+        ).arrays.values()
         return array
 
     @pytest.mark.parametrize("chunk", [(64, 64), (16, 64), (64, 8)])

@@ -18,14 +18,12 @@ from support.golden_data import described
 from support.stored_trees import EVERYTHING, ZARR3, array, contents, write
 from zarr.codecs import numcodecs
 
-from ckpttools.array.tree import Empty, Metadata, Text, Tree
+import ckpttools
+from ckpttools import CheckpointError, Empty, FormatError, Metadata, Region, Text, Tree
 from ckpttools.codecs.zstd import Zstd
-from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.core.region import Region
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax import format as orbax
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr import chunking
 from ckpttools.formats.zarr import read as zarr3_read
 from ckpttools.formats.zarr.array import checked_grid
@@ -71,7 +69,7 @@ def locations(tmp_path_factory):
 @pytest.mark.parametrize("codec", CODECS)
 class TestWritten:
     def test_every_leaf_round_trips(self, locations, codec):
-        back = open_tree(locations / codec)
+        back = ckpttools.open(locations / codec)
         assert_same(back, EVERYTHING)
         assert list(back) == list(EVERYTHING)
         assert back.metadata.key_impls == EVERYTHING.metadata.key_impls
@@ -138,7 +136,7 @@ def test_empty_arrays_round_trip(tmp_path, codec):
         }
     )
     write(tree, ZarrWriter(codec), tmp_path / "z")
-    assert_same(open_tree(tmp_path / "z"), tree)
+    assert_same(ckpttools.open(tmp_path / "z"), tree)
     assert zarr.open_group(tmp_path / "z", mode="r")["a/none"].shape == (0, 3)
     assert by_tensorstore(tmp_path / "z" / "b").shape == (4, 0)
 
@@ -146,20 +144,20 @@ def test_empty_arrays_round_trip(tmp_path, codec):
 def test_tree_with_only_empty_arrays_round_trips(tmp_path):
     tree = Tree({("a",): array("float32", 0)})
     write(tree, ZarrWriter(), tmp_path / "z")
-    assert_same(open_tree(tmp_path / "z"), tree)
+    assert_same(ckpttools.open(tmp_path / "z"), tree)
 
 
 def test_tree_without_arrays_round_trips(tmp_path):
     tree = Tree({("text",): Text("x"), ("a", 0): Empty("List")}, Metadata(step=5))
     write(tree, ZarrWriter(), tmp_path / "z")
-    assert_same(open_tree(tmp_path / "z"), tree)
+    assert_same(ckpttools.open(tmp_path / "z"), tree)
 
 
 @EVERY_CODEC
 def test_single_array_tree_round_trips(tmp_path, codec):
     tree = Tree({(): array("float32", 37, 5)}, Metadata(step=5))
     write(tree, ZarrWriter(codec), tmp_path / "z")
-    assert_same(open_tree(tmp_path / "z"), tree)
+    assert_same(ckpttools.open(tmp_path / "z"), tree)
     assert described(zarr.open_array(tmp_path / "z", mode="r")[...]) == described(tree.arrays[()].read())
 
 
@@ -171,7 +169,7 @@ def test_any_tree_round_trips_through_zarr_and_orbax(data, tmp_path):
     for name, writer in (("z", ZarrWriter()), ("o", OrbaxWriter(step=None)), ("back", ZarrWriter(Zstd(1)))):
         shutil.rmtree(tmp_path / name, ignore_errors=True)
         write(tree, writer, tmp_path / name)
-        back = open_tree(tmp_path / name)
+        back = ckpttools.open(tmp_path / name)
         assert_same(back, tree)
         tree = back
 
@@ -182,7 +180,7 @@ class TestMadeByZarrPython:
     TRUTH = np.arange(7 * 5, dtype=np.float32).reshape(7, 5)
 
     def check(self, location: Path, truth: np.ndarray = TRUTH) -> None:
-        tree = open_tree(location)
+        tree = ckpttools.open(location)
         assert list(tree) == [("group", "array")]
         opened = tree.arrays["group", "array"]
         assert described(opened.read()) == described(truth)
@@ -239,30 +237,30 @@ class TestMadeByZarrPython:
         truth = np.full((7, 5), fill, name)
         truth[:3] = 1
         assert len(list((tmp_path / "z" / "a" / "c").rglob("?"))) < 12
-        assert np.array_equal(open_tree(tmp_path / "z").arrays["a",].read(), truth, equal_nan=True)
+        assert np.array_equal(ckpttools.open(tmp_path / "z").arrays["a",].read(), truth, equal_nan=True)
 
     def test_attributes_are_custom_metadata(self, tmp_path):
         zarr.create_group(tmp_path / "z", attributes={"a": [1, {"b": None}]}).create_array(
             "w", data=self.TRUTH
         )
-        assert open_tree(tmp_path / "z").metadata.custom == {"a": [1, {"b": None}]}
+        assert ckpttools.open(tmp_path / "z").metadata.custom == {"a": [1, {"b": None}]}
 
     def test_arrays_are_sorted_by_name(self, tmp_path):
         group = zarr.create_group(tmp_path / "z")
         for name in ("b/x", "b/a/y", "a", "c"):
             group.create_array(name, data=self.TRUTH)
         (tmp_path / "z" / "no node").mkdir()
-        assert list(open_tree(tmp_path / "z")) == [("a",), ("b", "a", "y"), ("b", "x"), ("c",)]
+        assert list(ckpttools.open(tmp_path / "z")) == [("a",), ("b", "a", "y"), ("b", "x"), ("c",)]
 
     def test_unknown_dtype_is_refused(self, tmp_path):
         zarr.create_group(tmp_path / "z").create_array("when", shape=3, dtype="datetime64[s]")
         with pytest.raises(FormatError, match="unknown zarr data type") as caught:
-            open_tree(tmp_path / "z")
+            ckpttools.open(tmp_path / "z")
         assert "when" in caught.value.location
 
     def test_zarr_python_arrays_convert_to_orbax(self, tmp_path):
         self.make(tmp_path / "z")
-        write(open_tree(tmp_path / "z"), OrbaxWriter(step=None), tmp_path / "o")
+        write(ckpttools.open(tmp_path / "z"), OrbaxWriter(step=None), tmp_path / "o")
         self.check(tmp_path / "o")
 
 
@@ -282,27 +280,27 @@ class TestReaderRefuses:
         item = tmp_path / "run" / "0" / "items"
         assert (item / "zarr.json").is_file()
         assert "Orbax" in zarr3_read.FORMAT.why_not(parse(item))
-        assert open_tree(item).metadata.format == "orbax"
+        assert ckpttools.open(item).metadata.format == "orbax"
 
     @EVERY_CODEC
     def test_missing_chunk_is_refused(self, tmp_path, codec):
         location = self.location(tmp_path, codec)
         (location / "a/w/c/0/0").unlink()
         with pytest.raises(CheckpointError, match="missing"):
-            open_tree(location).arrays["a", "w"].read()
+            ckpttools.open(location).arrays["a", "w"].read()
 
     def test_missing_array_is_refused(self, tmp_path):
         location = self.location(tmp_path)
         shutil.rmtree(location / "a" / "w")
         with pytest.raises(FormatError, match="contradicts the arrays"):
-            open_tree(location)
+            ckpttools.open(location)
 
     @pytest.mark.parametrize("text", ["{}", "[]", "no JSON", '{"zarr_format":2,"node_type":"group"}'])
     def test_root_without_node_is_refused(self, tmp_path, text):
         location = self.location(tmp_path)
         (location / "zarr.json").write_text(text)
         with pytest.raises(FormatError) as caught:
-            open_tree(location)
+            ckpttools.open(location)
         assert "zarr.json" in caught.value.location
 
     def test_invalid_attributes_are_refused(self, tmp_path):
@@ -310,7 +308,7 @@ class TestReaderRefuses:
         document = json.loads((location / "zarr.json").read_bytes())
         (location / "zarr.json").write_text(json.dumps({**document, "attributes": 3}))
         with pytest.raises(FormatError, match="attributes"):
-            open_tree(location)
+            ckpttools.open(location)
 
     def test_damaged_description_is_refused(self, tmp_path):
         location = self.location(tmp_path)
@@ -380,4 +378,4 @@ def test_group_without_metadata_is_refused(tmp_path):
     for location in ("c", "c/m/w"):
         (tmp_path / location / "zarr.json").write_text(json.dumps(node))
     with pytest.raises(FormatError, match=r"a group of arrays has no zarr\.json"):
-        open_tree(tmp_path / "c")
+        ckpttools.open(tmp_path / "c")

@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from support.locations import GOLDEN
 
 import ckpttools
-from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, keystr
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToMaxText
+from ckpttools import DTYPES, Empty, LazyArray, Text, ToMaxText, Tree
+from ckpttools.array.tree import Leaf, Path, keystr
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import cast
@@ -29,7 +26,7 @@ HUB_PREFIX = "model."
 @cache
 def model(family: str, kind: str) -> Tree:
     """Two layers of a small model: as Hugging Face has it, or as MaxText does, scanned or not."""
-    tree = open_tree(GOLDEN / family / "hf")
+    tree = ckpttools.open(GOLDEN / family / "hf")
     config = {**(tree.metadata.config or {}), "num_hidden_layers": 2}
     config.pop("layer_types", None)
     kept = {path: leaf for path, leaf in tree.items() if not layer_of(path) >= 2}

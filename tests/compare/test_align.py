@@ -13,20 +13,25 @@ from support.golden_data import FAMILIES, golden_checkpoint
 from support.locations import GOLDEN, TRAINED
 from support.trees import hugging_face, lazy, parameters_of, values_of
 
-from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, dotted, keystr
+import ckpttools
+from ckpttools import (
+    DTYPES,
+    CheckpointError,
+    LazyArray,
+    ModelOptions,
+    StripOptimizer,
+    ToHuggingFace,
+    ToMaxText,
+    Tree,
+    UnknownNameError,
+)
+from ckpttools.array.tree import dotted, keystr
 from ckpttools.compare.align import AlignOptions, align, as_maxtext
 from ckpttools.compare.verify import compare
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, UnknownNameError
 from ckpttools.core.message_terms import render
 from ckpttools.digest.pairing import Pairing
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.flavours import LINEN, NNX
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.model_options import ModelOptions
-from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.view import view_of
@@ -58,7 +63,7 @@ class TestHuggingFaceAgainstMaxText:
 
     @SCANS
     def test_maxtext_output_aligns_with_hugging_face(self, scan: bool):
-        both = align(hugging_face("llama3.1"), open_tree(golden_checkpoint(scan)))
+        both = align(hugging_face("llama3.1"), ckpttools.open(golden_checkpoint(scan)))
         assert_equal(both)
         assert len(list(both.pairs)) == 39
         assert "A: names are mapped to MaxText's by the rows of family llama" in map(str, both.naming)
@@ -143,7 +148,7 @@ class TestHuggingFaceAgainstMaxText:
 class TestHuggingFaceAgainstHuggingFace:
     def test_equal_names_are_paired(self):
         hf = hugging_face("llama3.1")
-        both = align(hf, open_tree(GOLDEN / "llama3.1" / "hf_sharded"))
+        both = align(hf, ckpttools.open(GOLDEN / "llama3.1" / "hf_sharded"))
         assert_equal(both)
         assert both.remarks == ()
         assert "model.norm.weight" in both.a
@@ -202,7 +207,7 @@ class TestMaxTextAgainstMaxText:
         } <= set(map(str, both.naming))
 
     def test_training_state_aligns_with_parameters(self):
-        training = open_tree(TRAINED)
+        training = ckpttools.open(TRAINED)
         stripped = training.pipe(StripOptimizer())
         both = align(training, stripped)
         assert_equal(both)
@@ -216,7 +221,7 @@ class TestMaxTextAgainstMaxText:
         assert any("opt_state" in name for name in whole.a)
 
     def test_random_states_of_one_side_are_left_out(self):
-        training = open_tree(TRAINED)
+        training = ckpttools.open(TRAINED)
         gone = next(path for path in training.arrays if "rngs" in path)
         both = align(training, Tree({p: leaf for p, leaf in training.items() if p != gone}))
         assert_equal(both)
@@ -224,7 +229,7 @@ class TestMaxTextAgainstMaxText:
         assert "as the other side has no such state" in str(told.remark)
 
     def test_linen_and_nnx_training_states_align(self):
-        training = open_tree(TRAINED)
+        training = ckpttools.open(TRAINED)
         other = with_parameters(training, view_of(training).parameters, LINEN)
         assert_equal(align(training, other))
 

@@ -19,19 +19,16 @@ from support.large_pairs import differing_models, said_within
 from support.locations import GOLDEN, HF
 from support.stored_trees import write
 
-from ckpttools.array.lazy import LazyArray
+import ckpttools
+from ckpttools import DTYPES, LazyArray, MemoryBudgetError, Tree
 from ckpttools.array.nodes import Stored, take
-from ckpttools.array.tree import Tree
 from ckpttools.codecs.zstd import Zstd
 from ckpttools.compare.deviation import Deviation, Tolerances
 from ckpttools.compare.diff import ArrayDiff, diff
 from ckpttools.compare.distances import as_doubles
 from ckpttools.compare.measure import deviation
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, lazy_arrays, noise, shapes, stored
@@ -327,7 +324,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class TestCommand:
     def test_checkpoints_are_equal_in_every_format_and_layout(self, tmp_path: Path):
-        tree = open_tree(golden_checkpoint(scan=True))
+        tree = ckpttools.open(golden_checkpoint(scan=True))
         writers = {
             "zarr2": OrbaxWriter(zarr3=False, ocdbt=False),
             "zarr3": OrbaxWriter(ocdbt=False, compression=Zstd(1)),

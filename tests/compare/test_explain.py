@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from support.stored_trees import write
 from support.trees import Values, hugging_face, lazy, parameters_of, values_of
 
-from ckpttools.array.lazy import LazyArray
+import ckpttools
+from ckpttools import DTYPES, LazyArray, ModelOptions, ToMaxText, Tree
 from ckpttools.array.nodes import Stored
-from ckpttools.array.tree import Tree, keystr
+from ckpttools.array.tree import keystr
 from ckpttools.codecs.zstd import Zstd
 from ckpttools.compare.align import align
 from ckpttools.compare.deviation import EXACT, Tolerances
@@ -25,13 +26,9 @@ from ckpttools.compare.explain import explain
 from ckpttools.compare.renames import moves
 from ckpttools.compare.reshape import reshape, transposes
 from ckpttools.compare.samples import in_memory
-from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.message_terms import render
 from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToMaxText
-from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.testing.strategies import noise, shapes, stored
 
@@ -376,7 +373,8 @@ def test_encoded_arrays_are_sampled_in_memory_if_they_fit(tmp_path: Path):
     for name, values in (("a", truth), ("b", truth.T)):
         write(Tree({("w",): lazy(values)}), OrbaxWriter(compression=Zstd(1)), tmp_path / name)
     a, b = (
-        {keystr(path): array for path, array in open_tree(tmp_path / name).arrays.items()} for name in "ab"
+        {keystr(path): array for path, array in ckpttools.open(tmp_path / name).arrays.items()}
+        for name in "ab"
     )
     (result,) = explained(a, b)
     assert result.cause is not None and result.cause.name == "transposed"

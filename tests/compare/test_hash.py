@@ -20,12 +20,22 @@ from support.golden_data import golden_checkpoint
 from support.locations import DOCS, GOLDEN, ORBAX
 from support.stored_trees import write
 
+import ckpttools
+from ckpttools import (
+    DTYPES,
+    FormatError,
+    MemoryBudgetError,
+    Metadata,
+    Region,
+    StackLayers,
+    ToMaxText,
+    Tree,
+    UnknownNameError,
+    UnstackLayers,
+)
 from ckpttools.array.nodes import Chunked, Decoded, take
-from ckpttools.array.tree import Metadata, Tree
 from ckpttools.codecs.registry import parse_compression
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError, MemoryBudgetError, UnknownNameError
-from ckpttools.core.region import Region, grid_cell, grid_indices
+from ckpttools.core.region import grid_cell, grid_indices
 from ckpttools.digest import block_hasher, digest, digester
 from ckpttools.digest.block_hasher import BlockHasher, Room
 from ckpttools.digest.canonical import Selection, per_layer
@@ -34,11 +44,8 @@ from ckpttools.digest.digester import Digester
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.stacks import assembled, cheapest_reads, wholes
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.maxtext.conversion_options import ToMaxText
-from ckpttools.maxtext.stacking import StackLayers, UnstackLayers
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.plan import pieces
 from ckpttools.stores.memory import Bytes
@@ -344,7 +351,7 @@ WRITERS = {
 def test_digests_are_equal_in_every_format(name, tmp_path):
     tree = StackLayers()(layered()).tree
     write(tree, WRITERS[name], tmp_path / "made")
-    built = open_tree(tmp_path / "made")
+    built = ckpttools.open(tmp_path / "made")
     assert hash_tree(built, **PLENTY) == hash_tree(tree, **PLENTY)
 
 
@@ -356,7 +363,7 @@ def variants():
 
 
 def test_digests_are_equal_in_every_maxtext_layout():
-    trees = [open_tree(path) for path in variants()]
+    trees = [ckpttools.open(path) for path in variants()]
     assert len(trees) >= 6
     manifests = [hash_tree(tree, **PLENTY) for tree in trees]
     assert all(manifest == manifests[0] for manifest in manifests)
@@ -370,7 +377,7 @@ def test_digests_are_equal_in_every_maxtext_layout():
 
 def test_single_file_and_shards_have_equal_digests():
     one, shards = (
-        hash_tree(open_tree(GOLDEN / "llama3.1" / name), **PLENTY) for name in ("hf", "hf_sharded")
+        hash_tree(ckpttools.open(GOLDEN / "llama3.1" / name), **PLENTY) for name in ("hf", "hf_sharded")
     )
     assert one == shards
     assert len(one.arrays) == 39
@@ -382,8 +389,8 @@ def test_hugging_face_digest_equals_maxtext_under_its_names(name):
         return per_layer(to_maxtext(tree, ToMaxText(scan=False)).state)
 
     selection = Selection(parameters=True, naming=spelled_as_maxtext)
-    theirs = hash_tree(open_tree(GOLDEN / "llama3.1" / name), selection, **PLENTY)
-    ours = hash_tree(open_tree(golden_checkpoint(scan=True)), **PLENTY)
+    theirs = hash_tree(ckpttools.open(GOLDEN / "llama3.1" / name), selection, **PLENTY)
+    ours = hash_tree(ckpttools.open(golden_checkpoint(scan=True)), **PLENTY)
     assert theirs.digest == theirs.parameters == ours.parameters
 
 
@@ -419,7 +426,7 @@ def test_hash_options_appear_in_json():
         ("decoder/layers/mlp/wi_0/kernel", [64, 4, 128]),
         ("decoder/layers/mlp/wi_1/kernel", [64, 4, 128]),
     ]
-    values = open_tree(path)["params", "params", "decoder", "layers", "mlp", "wi_0", "kernel"].read()
+    values = ckpttools.open(path)["params", "params", "decoder", "layers", "mlp", "wi_0", "kernel"].read()
     assert report["arrays"][0]["digest"] == array_digest(values, "bfloat16", "sha256")
     everything, parameters = (
         json.loads(run("hash", path, "--json", *flag)) for flag in ([], ["--parameters"])

@@ -14,10 +14,7 @@ from support.hf_models import write_llama
 from support.locations import FIXTURES, GOLDEN, HF, TRAINED
 
 import ckpttools
-from ckpttools.api.save import save
-from ckpttools.array.tree import Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.formats.registry import open_tree
+from ckpttools import DTYPES, Tree, save
 from ckpttools.testing.strategies import stored
 
 CAST = "values were not compared where dtypes differ: --cast compares with SRC cast to the dtypes of DST"
@@ -39,7 +36,7 @@ def hints(command: str, *arguments: object, code: int = 1) -> list[str]:
 
 def changed(source: Path, destination: Path, name: str) -> Path:
     """A checkpoint with one other number in the only array that has such a name."""
-    tree = open_tree(source)
+    tree = ckpttools.open(source)
     (path,) = (path for path in tree.arrays if name in path and path[0] == "params")
     values = tree.arrays[path].read()
     values.reshape(-1)[0] += 1
@@ -61,7 +58,7 @@ def test_hint_suggests_cast_for_another_dtype(tmp_path):
     ]
     assert hints("diff", same, wide, "--ignore-dtype", code=0) == []
     # Of a rounded float32 only a cast tells, and which of the two is the rounded one.
-    tree = open_tree(wide)
+    tree = ckpttools.open(wide)
     fine = dict(tree.items())
     for path, array in tree.arrays.items():
         if path[0] == "params":
@@ -112,7 +109,7 @@ def test_hint_names_both_needed_options(tmp_path):
 
 def test_equal_parameters_report_only_different_state(tmp_path):
     """Of two training checkpoints with equal parameters only the state is told."""
-    tree = open_tree(TRAINED)
+    tree = ckpttools.open(TRAINED)
     path = next(path for path in tree.arrays if path[0] == "opt_state" and "mu" in path)
     values = tree.arrays[path].read() + np.float32(1)
     later = tmp_path / "later"
@@ -124,7 +121,7 @@ def test_equal_parameters_report_only_different_state(tmp_path):
 
 
 def test_equality_within_tolerance_is_not_exact(tmp_path):
-    tree = open_tree(TRAINED)
+    tree = ckpttools.open(TRAINED)
     state = next(path for path in tree.arrays if path[0] == "opt_state" and "mu" in path)
     norm = next(path for path in tree.arrays if path[0] == "params" and "decoder_norm" in path)
     changed = {

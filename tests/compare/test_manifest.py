@@ -22,20 +22,16 @@ from support.golden_data import golden_checkpoint
 from support.locations import GOLDEN
 from support.stored_trees import write
 
-from ckpttools.api.prepared import Resources
+import ckpttools
+from ckpttools import DTYPES, DestinationExistsError, Metadata, Resources, StackLayers, Tree, UsageError
 from ckpttools.api.save import plan_tree
-from ckpttools.array.tree import Metadata, Tree
 from ckpttools.codecs.registry import parse_compression
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.digest import ALGORITHMS
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.manifest import read_manifest
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.maxtext.stacking import StackLayers
 from ckpttools.plan import plan as planning
 from ckpttools.run.executor import execute
 from ckpttools.stores.local.files import write_atomically
@@ -372,7 +368,7 @@ def test_damaged_manifest_is_refused(written, damage):
 
 class TestOneThatIsKilled:
     def built(self):
-        return hash_tree(open_tree(GOLDEN / "llama3.1" / "hf"), **PLENTY)
+        return hash_tree(ckpttools.open(GOLDEN / "llama3.1" / "hf"), **PLENTY)
 
     def unfinished(self, path):
         name = f".ckpttools-unfinished-{zlib.crc32(path.name.encode()):08x}-0123456789abcdef"

@@ -22,18 +22,14 @@ from support.locations import GOLDEN
 from support.stored_trees import write
 
 import ckpttools
+from ckpttools import DTYPES, Metadata, StackLayers, ToMaxText, Tree
 from ckpttools.array.nodes import stack, take
-from ckpttools.array.tree import Metadata, Tree
 from ckpttools.compare.verify import compare
-from ckpttools.core.dtypes import DTYPES
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.differences import Difference
 from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.maxtext.conversion_options import ToMaxText
-from ckpttools.maxtext.stacking import StackLayers
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.testing.models import LlamaSizes, write_llama, write_model
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, noise, shapes, stored
@@ -116,8 +112,8 @@ def test_stacks_and_layers_are_compared_on_either_side(mine_stacked, expected_st
 @pytest.mark.parametrize("mine", ["scanned", "hf"])
 def test_conversion_verifies_against_its_source(mine):
     """One side stacked and compressed, the other rearranged from Hugging Face."""
-    scanned = Selection(parameters=True).arrays(open_tree(golden_checkpoint(scan=True)))
-    source = to_maxtext(open_tree(GOLDEN / "llama3.1" / "hf"), ToMaxText(scan=False)).state
+    scanned = Selection(parameters=True).arrays(ckpttools.open(golden_checkpoint(scan=True)))
+    source = to_maxtext(ckpttools.open(GOLDEN / "llama3.1" / "hf"), ToMaxText(scan=False)).state
     built = Selection(parameters=True).arrays(source)
     sides = (scanned, built) if mine == "scanned" else (built, scanned)
     read = []
@@ -174,7 +170,7 @@ def test_conversions_verify_against_their_source(model, tmp_path):
 def damaged_copy(model, location, layer, row, column):
     """A copy with one bit flipped in the kernel of one layer; returns the file that has it."""
     shutil.copytree(model, location)
-    stacked = open_tree(location)[WI]
+    stacked = ckpttools.open(location)[WI]
     needle = stacked.read()[row, layer, column : column + 8].tobytes()
     (file,) = [item for item in location.rglob("*") if item.is_file() and needle in item.read_bytes()]
     data = bytearray(file.read_bytes())
@@ -404,7 +400,7 @@ def test_manifest_in_maxtext_names_lists_extra_arrays_of_maxtext(tmp_path, maxte
     dtype = DTYPES["uint32" if path == ("rng",) else "float32"]
     command_line.run("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "mt", "--no-scan")
     run(tmp_path / "mt", "--manifest", maxtext_manifest)
-    tree = open_tree(tmp_path / "mt")
+    tree = ckpttools.open(tmp_path / "mt")
     extra = {path: stored(np.ones(8 if path[0] != "rng" else 2, dtype.numpy), dtype)}
     write(Tree({**tree, **extra}, tree.metadata), OrbaxWriter(), tmp_path / "more")
     text = run(tmp_path / "more", "--manifest", maxtext_manifest, code=1)

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from support.command_line import run
 
-from ckpttools.array.tree import Metadata, Tree, keystr
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError
+import ckpttools
+from ckpttools import DTYPES, FormatError, Metadata, Tree
+from ckpttools.array.tree import keystr
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.conformance import write
@@ -37,7 +36,7 @@ def odd(tmp_path):
 
 def orbax_of(odd, location):
     """The same in Orbax, as another program wrote it."""
-    tree = open_tree(odd)
+    tree = ckpttools.open(odd)
     whole = {**tree.leaves, ("mask",): stored(np.ones((8, 8), np.uint8), BOOL)}
     write(Tree(whole, Metadata(step=0)), OrbaxWriter(step=0), location)
     (file,) = (location / "0" / "items" / "d").glob("data*")
@@ -74,7 +73,7 @@ def test_commands_name_the_array_with_invalid_booleans(odd, tmp_path):
 def test_invalid_boolean_error_names_the_file(odd, tmp_path):
     orbax = orbax_of(odd, tmp_path / "orbax")
     for location, file in ((odd, "odd/model.safetensors"), (orbax, "/d/")):
-        mask = open_tree(location).arrays["mask",]
+        mask = ckpttools.open(location).arrays["mask",]
         for read in (mask.read, lambda m=mask: m[1, 2:6], lambda m=mask: np.asarray(m)):
             with pytest.raises(FormatError, match="a byte that is not a boolean") as error:
                 read()
@@ -86,7 +85,7 @@ def test_valid_booleans_are_accepted(tmp_path):
     tree = Tree({("mask",): stored(noise((8, 8), BOOL), BOOL)}, Metadata(step=0))
     for writer in (OrbaxWriter(), ZarrWriter(), SafetensorsWriter()):
         write(tree, writer, tmp_path / writer.name)
-        got = open_tree(tmp_path / writer.name)
+        got = ckpttools.open(tmp_path / writer.name)
         assert got.arrays["mask",].read().tobytes() == tree.arrays["mask",].read().tobytes()
 
 

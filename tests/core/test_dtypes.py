@@ -2,8 +2,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ckpttools.core.dtypes import DTYPES, from_safetensors, from_zarr3, parse_dtype
-from ckpttools.core.errors import UnknownNameError
+from ckpttools import DTYPES, UnknownNameError
+from ckpttools.core.dtypes import from_safetensors, from_zarr3, parse_dtype
 
 EVERY = pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 

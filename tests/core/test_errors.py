@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from support.command_line import ckpt
 from support.locations import DOCS
 
+from ckpttools import CheckpointError, FormatError
 from ckpttools.cli import error_boundary as border
 from ckpttools.core import errors
-from ckpttools.core.errors import EXIT_CODES, CheckpointError, FormatError, listing, near_names
+from ckpttools.core.errors import EXIT_CODES, listing, near_names
 
 PAGE = (DOCS / "errors.md").read_text()
 CODES = {

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttools import DTYPES, ConfigError
 from ckpttools.array.nodes import Constant
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import ConfigError
 from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open
 from ckpttools.mapping.row import row
 from ckpttools.mapping.sizes import Size

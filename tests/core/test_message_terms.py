@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttools import LaterStepWarning, UsageError
 from ckpttools.cli.message_terms import FlagTerms
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import LaterStepWarning, UsageError, counted_listing
+from ckpttools.core.errors import counted_listing
 from ckpttools.core.message_terms import (
     PLAN,
     action,

@@ -14,14 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 import ckpttools
+from ckpttools import DTYPES, CheckpointError, DType, MappingError, Tree, UsageError
 from ckpttools.api.arguments import Patterns, Size
-from ckpttools.array.tree import Tree
 from ckpttools.cli.options import given_flags
 from ckpttools.cli.writing import make_command
 from ckpttools.core.argument_checks import argument_types, validate_arguments
 from ckpttools.core.budget import parse_size
-from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.core.errors import CheckpointError, MappingError, UsageError
 from ckpttools.core.options import Option, parse_options
 from ckpttools.core.plugins import entry_points_of, load_group
 from ckpttools.formats.base import Writable

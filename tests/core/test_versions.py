@@ -23,22 +23,29 @@ from support.locations import GOLDEN_0_2_5
 from support.trees import lazy
 
 import ckpttools
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.api.prepared import Resources
+from ckpttools import (
+    DTYPES,
+    FormatError,
+    ForVersion,
+    Resources,
+    StackLayers,
+    StripOptimizer,
+    ToHuggingFace,
+    ToMaxText,
+    Tree,
+    UnknownNameError,
+    UnstackLayers,
+    UsageError,
+    plan_to_huggingface,
+    plan_to_maxtext,
+)
 from ckpttools.array.nodes import window
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, keystr
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
+from ckpttools.array.tree import keystr
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.stacking import StackAsModel, StackLayers, UnstackLayers
-from ckpttools.maxtext.strip import StripOptimizer
+from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_version import ForVersion
 from ckpttools.maxtext.variables import matching_versions
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.maxtext.view import view_of
@@ -87,7 +94,7 @@ class TestNewest:
     @EVERY_MODEL
     def test_converted_leaves_match_golden_checkpoints(self, converted, model, scan):
         item, expected = converted(model, scan) / "0" / "items", golden(model, scan)
-        assert leaves_by_package(open_tree(item)) == expected
+        assert leaves_by_package(ckpttools.open(item)) == expected
         arrays = {path: leaf for path, leaf in expected.items() if isinstance(leaf, dict)}
         assert all_described(arrays_by_tensorstore(item)) == arrays
 
@@ -104,21 +111,21 @@ class TestEveryVersion:
     @EVERY_VERSION
     @EVERY_MODEL
     def test_version_is_identified(self, converted, model, version):
-        view = view_of(open_tree(converted(model, True, version)))
+        view = view_of(ckpttools.open(converted(model, True, version)))
         assert matching_versions(view, ["qwen3-next"] if model == "qwen3-next" else ["deepseek"]) == (
             version,
         )
 
     @EVERY_MODEL
     def test_unstacked_layout_is_equal_in_all_versions(self, converted, model):
-        trees = [open_tree(converted(model, False, version)) for version in VERSIONS]
+        trees = [ckpttools.open(converted(model, False, version)) for version in VERSIONS]
         assert all(same(trees[0], tree) for tree in trees)
         assert matching_versions(view_of(trees[0]), [model]) == tuple(VERSIONS)
 
     @EVERY_VERSION
     @EVERY_MODEL
     def test_stack_matches_the_converted_layout(self, converted, model, version):
-        single, stacked = (open_tree(converted(model, scan, version)) for scan in (False, True))
+        single, stacked = (ckpttools.open(converted(model, scan, version)) for scan in (False, True))
         built = StackAsModel(maxtext=version)(single).tree
         assert same(built, stacked)
         assert built.metadata.custom == stacked.metadata.custom
@@ -128,17 +135,17 @@ class TestEveryVersion:
     @EVERY_MODEL
     def test_stack_writes_the_layout_of_another_version(self, converted, model, version, target):
         """What was taken apart goes back as it was, or as a version wants it that is named."""
-        tree = open_tree(converted(model, True, version))
+        tree = ckpttools.open(converted(model, True, version))
         single = UnstackLayers()(tree).tree
         assert same(StackAsModel()(single).tree, tree)
-        other = open_tree(converted(model, True, target))
+        other = ckpttools.open(converted(model, True, target))
         assert same(StackAsModel(maxtext=target)(single).tree, other)
 
     @pytest.mark.parametrize("target", VERSIONS)
     @EVERY_VERSION
     @EVERY_MODEL
     def test_remap_moves_to_another_version(self, converted, model, version, target):
-        tree, expected = (open_tree(converted(model, True, item)) for item in (version, target))
+        tree, expected = (ckpttools.open(converted(model, True, item)) for item in (version, target))
         if version == target:
             with pytest.raises(UsageError, match=f"already has the layout of MaxText {target}"):
                 ForVersion(target)(tree)
@@ -149,13 +156,13 @@ class TestEveryVersion:
 
     def test_unknown_family_is_not_moved_between_versions(self, converted):
         """Qwen3.5 has the same names, and all versions stack it as the older one stacks Qwen3-Next."""
-        tree = open_tree(converted("qwen3-next", True, GOLDEN_VERSION))
+        tree = ckpttools.open(converted("qwen3-next", True, GOLDEN_VERSION))
         bare = tree.with_metadata(config=None)
         with pytest.raises(FormatError, match=r"as in qwen3\.5-moe") as caught:
             ForVersion()(bare)
         assert "family=" in caught.value.hint
         assert "cycle" not in caught.value.hint
-        expected = open_tree(converted("qwen3-next"))
+        expected = ckpttools.open(converted("qwen3-next"))
         assert same(ForVersion(family="qwen3-next")(bare).tree, expected)
 
     def test_unknown_version_is_refused(self):
@@ -165,7 +172,7 @@ class TestEveryVersion:
 
 class TestRouterBias:
     def test_newest_version_has_layers_first(self, converted):
-        new, old = (open_tree(converted("deepseek3", True, item)) for item in (NEWEST, GOLDEN_VERSION))
+        new, old = (ckpttools.open(converted("deepseek3", True, item)) for item in (NEWEST, GOLDEN_VERSION))
         path = tuple(BIAS.split("/"))
         assert (new.arrays[path].shape, old.arrays[path].shape) == ((2, 4), (4, 2))
         assert np.array_equal(new.arrays[path].read(), old.arrays[path].read().T)
@@ -174,7 +181,7 @@ class TestRouterBias:
     @pytest.mark.parametrize("axis", [0, 1])
     def test_ambiguous_axes_are_read_from_metadata(self, version, axis):
         """As many layers as experts: the note in the metadata says which axis is which."""
-        source = with_experts(open_tree(GOLDEN_0_2_5 / "deepseek3" / "hf"), 2)
+        source = with_experts(ckpttools.open(GOLDEN_0_2_5 / "deepseek3" / "hf"), 2)
         options = ToMaxText(maxtext=version, scan_axis=axis)
         state = to_maxtext(source, options).state
         assert state.arrays[tuple(BIAS.split("/"))].shape == (2, 2)
@@ -185,17 +192,17 @@ class TestRouterBias:
 
     def test_bias_collection_becomes_parameters(self, converted):
         """MaxText's own converter puts it where only one of its ways of loading looks."""
-        tree = open_tree(converted("deepseek3"))
+        tree = ckpttools.open(converted("deepseek3"))
         bias = tuple(BIAS.split("/"))
         there = ("params", "MoEBiasVar", *bias[2:])
         collection = Tree({there if path == bias else path: leaf for path, leaf in tree.items()})
         assert same(ForVersion()(collection).tree, tree)
-        old = open_tree(converted("deepseek3", True, GOLDEN_VERSION))
+        old = ckpttools.open(converted("deepseek3", True, GOLDEN_VERSION))
         assert same(ForVersion(GOLDEN_VERSION)(collection).tree, old)
 
     def test_strip_optimizer_moves_router_bias_to_parameters(self, converted):
         """In training it lies in `nnx_aux`, or in a collection of its own, with its layers on axis 0."""
-        tree = open_tree(converted("deepseek3"))
+        tree = ckpttools.open(converted("deepseek3"))
         bias = tuple(BIAS.split("/"))
         moments = {("opt_state", "0", "mu", *bias[1:3], "decoder_norm", "scale"): tree[(*bias[:3], *NORM)]}
         for there in (("params", "MoEBiasVar", *bias[2:]), ("nnx_aux", "model", *bias[2:])):
@@ -210,8 +217,8 @@ class TestRouterBias:
     @pytest.mark.parametrize("wrapped", [(), ("value",)])
     def test_training_state_moves_between_versions_and_back(self, converted, scan, wrapped):
         """MaxText 0.2.5 keeps it in `nnx_aux`, without moments; e591f30 among the parameters."""
-        training = trained(open_tree(converted("deepseek3")), wrapped)
-        old = open_tree(converted("deepseek3", True, GOLDEN_VERSION))
+        training = trained(ckpttools.open(converted("deepseek3")), wrapped)
+        old = ckpttools.open(converted("deepseek3", True, GOLDEN_VERSION))
         if not scan:
             training, old = (UnstackLayers()(item).tree for item in (training, old))
         built = ForVersion(GOLDEN_VERSION)(training)
@@ -228,11 +235,11 @@ class TestRouterBias:
             ForVersion()(training)
 
     def test_remap_moves_training_state_between_versions(self, converted, tmp_path):
-        ckpttools.save(trained(open_tree(converted("deepseek3"))), tmp_path / "training")
+        ckpttools.save(trained(ckpttools.open(converted("deepseek3"))), tmp_path / "training")
         run("remap", tmp_path / "training", tmp_path / "old", "--maxtext", GOLDEN_VERSION)
         done = run("remap", tmp_path / "old", tmp_path / "new", "--maxtext", NEWEST)
         assert "cycle" not in done
-        assert same(open_tree(tmp_path / "new"), open_tree(tmp_path / "training"))
+        assert same(ckpttools.open(tmp_path / "new"), ckpttools.open(tmp_path / "training"))
 
     def test_unknown_family_layers_are_restacked(self):
         """DeepSeek V4 has single layers first, then pairs, and two kinds of variables."""
@@ -248,7 +255,7 @@ class TestRouterBias:
 
     def test_training_state_of_router_bias_is_kept(self, converted):
         """MaxText e591f30 trains it as any parameter."""
-        tree = open_tree(converted("deepseek3", True, GOLDEN_VERSION))
+        tree = ckpttools.open(converted("deepseek3", True, GOLDEN_VERSION))
         moments = {
             ("opt_state", "0", "mu", *path[1:]): item for path, item in tree.arrays.items() if path[1:]
         }
@@ -292,6 +299,6 @@ def _is_beyond(path: TreePath, count: int) -> bool:
 
 
 def test_linear_attention_does_not_show_its_cycle(converted):
-    tree = open_tree(converted("qwen3-next", False))
+    tree = ckpttools.open(converted("qwen3-next", False))
     with pytest.raises(FormatError, match="the names of their cycle"):
         StackLayers(cycle=4)(tree)

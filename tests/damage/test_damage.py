@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
 
-from ckpttools.formats.registry import open_tree
+import ckpttools
 from damage.models import BASES, Model, base, damaged
 from damage.verdicts import digest, verdict
 
@@ -44,7 +44,7 @@ def converted(source: Path, scratch: Path) -> tuple[int, str, Path]:
 
 def loaded(directory: Path) -> str:
     """Return the digest of the weights of a model that ckpt wrote."""
-    arrays = open_tree(directory).arrays
+    arrays = ckpttools.open(directory).arrays
     return digest({".".join(path): array.read() for path, array in arrays.items()})
 
 

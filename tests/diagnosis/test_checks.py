@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from support.trees import lazy
 
-from ckpttools.array.tree import Empty, Text, Tree
-from ckpttools.core.errors import FormatError
+from ckpttools import Empty, FormatError, Text, Tree
 from ckpttools.formats.checks import check_plain
 
 ARRAY = lazy(np.ones(2, np.float32))

@@ -32,14 +32,13 @@ from support.orbax_items import (
 )
 
 import ckpttools
+from ckpttools import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.array.tree import keystr
-from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.diagnosis import checks as checks_room
 from ckpttools.diagnosis.base import LEVELS, pasted
 from ckpttools.diagnosis.examine import checks, fixes, mend
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.entries import entries_of
-from ckpttools.formats.registry import open_tree
 from ckpttools.stores import parse
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
@@ -708,7 +707,7 @@ class TestMerge:
         restored = ocp.PyTreeCheckpointer().restore(item)
         expected = ocp.PyTreeCheckpointer().restore(ORBAX / "lazy_2proc" / "7" / "items")
         np.testing.assert_array_equal(restored["params"]["params"]["w"], expected["params"]["params"]["w"])
-        assert {keystr(path) for path in open_tree(item)} == {"step", "params/params/w"}
+        assert {keystr(path) for path in ckpttools.open(item)} == {"step", "params/params/w"}
 
     def test_merge_is_done_once(self, tmp_path):
         item = self.unmerged(tmp_path)
@@ -810,7 +809,7 @@ class TestCommandsToPaste:
     def test_error_hints_quote_paths(self, tmp_path):
         *_, run = self.scenes(tmp_path)
         with pytest.raises(FormatError) as caught:
-            open_tree(run)
+            ckpttools.open(run)
         assert shlex.quote(str(run)) in hint_of(caught.value)
 
     def test_path_like_an_option_gets_a_prefix(self):
@@ -880,15 +879,15 @@ class TestCommand:
         copy(ORBAX / "standard", tmp_path, "dst.partial/content")
         (tmp_path / "dst.partial/journal.ckpttools").touch()
         with pytest.raises(StorageError, match="dst does not exist") as caught:
-            open_tree(tmp_path / "dst")
+            ckpttools.open(tmp_path / "dst")
         assert caught.value.hint.startswith(f"{tmp_path / 'dst.partial'} is an interrupted conversion")
         with pytest.raises(FormatError, match="interrupted conversion"):
-            open_tree(tmp_path / "dst.partial")
+            ckpttools.open(tmp_path / "dst.partial")
         (tmp_path / "dst.partial/replaced").mkdir()
         (result,) = examine(tmp_path / "dst.partial").findings
         assert "rm" not in result.do and "move it back" in result.do
         with pytest.raises(StorageError) as caught:
-            open_tree(tmp_path / "else")
+            ckpttools.open(tmp_path / "else")
         assert caught.value.hint == "check the spelling of the path"
 
 
@@ -947,7 +946,7 @@ def test_named_pipe_does_not_block(tmp_path, name):
         if finding.level == "error"
     )
     with pytest.raises(CheckpointError):
-        open_tree(folder).metadata.config["model_type"]
+        ckpttools.open(folder).metadata.config["model_type"]
 
 
 @pytest.mark.parametrize("name", ["_strings.json", "_sharding", "array_metadatas/process_0"])
@@ -1099,7 +1098,7 @@ class TestGarbage:
                 damage(top, *entry)
             diagnosis = outcome(top)
             if diagnosis is not None and diagnosis.healthy and source.name not in ("replicator",):
-                open_tree(top)
+                ckpttools.open(top)
             result = ckpt("doctor", top)
             assert result.exit_code in (0, 1, 3)
             assert result.exception is None or isinstance(result.exception, SystemExit)

@@ -29,7 +29,6 @@ from support.orbax_items import LITTLE, change_index, change_json, values_of, wr
 
 import ckpttools
 from ckpttools.diagnosis.base import Finding
-from ckpttools.formats.registry import open_tree
 from ckpttools.runs.removal import Removal
 from ckpttools.stores.local.directory import StagingDirectory
 
@@ -71,7 +70,7 @@ def run_command(command: str, directory: Path, **replaced: Path | str) -> None:
 
 def values(path: Path) -> dict[str, Any]:
     """The bytes of all arrays of a checkpoint, by name."""
-    return {".".join(name): array.read().tobytes() for name, array in open_tree(path).arrays.items()}
+    return {".".join(name): array.read().tobytes() for name, array in ckpttools.open(path).arrays.items()}
 
 
 def assert_sound(path: Path, check: str, expected: dict[str, Any]) -> None:

@@ -13,11 +13,11 @@ from support.command_line import ckpt, doctor, hint_of, with_flags
 from support.locations import GOLDEN
 
 import ckpttools
-from ckpttools.api.summary import summary as api_summary
+from ckpttools import CheckpointError, ConfigError, FormatError
+from ckpttools import summary as api_summary
 from ckpttools.checks import generation
 from ckpttools.checks.base import LEVELS, ModelDirectory
 from ckpttools.checks.registry import checks, findings
-from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
 from ckpttools.maxtext.config_differences import config_differences
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 17477929\n"

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from support.command_line import ckpt, run
 
 import ckpttools
-from ckpttools.core.errors import CheckpointError
+from ckpttools import CheckpointError
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 FIELD = "transformers_weights"

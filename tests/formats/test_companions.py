@@ -15,18 +15,21 @@ from support.golden_data import all_described
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.api.prepared import Prepared
-from ckpttools.api.save import plan_save
+from ckpttools import (
+    ConfigError,
+    FormatError,
+    Prepared,
+    ToHuggingFace,
+    ToMaxText,
+    Tree,
+    plan_save,
+    plan_to_huggingface,
+    plan_to_maxtext,
+)
 from ckpttools.api.tree_plan import plan_tree
-from ckpttools.array.tree import Tree
-from ckpttools.core.errors import ConfigError, FormatError
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.sidecar import read_file
 from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.run.events import Event, Started
 from ckpttools.run.fingerprint import fingerprint
 from ckpttools.stores import parse
@@ -112,16 +115,16 @@ class TestNames:
         return tree.pipe(renames({"model.norm.weight": target}))
 
     def test_array_below_the_sidecar_directory_is_kept(self, model, tmp_path):
-        tree = self.renamed(open_tree(model), "hf/carried/x")
+        tree = self.renamed(ckpttools.open(model), "hf/carried/x")
         plan_save(tree, "orbax").run(tmp_path / "out")
-        built = open_tree(tmp_path / "out")
+        built = ckpttools.open(tmp_path / "out")
         expected = load_file(model / "model.safetensors")["model.norm.weight"]
         assert built.arrays["hf", "carried", "x"].read().tobytes() == expected.tobytes()
         assert built.arrays.keys() == tree.arrays.keys()
 
     def test_array_with_the_path_of_a_sidecar_is_refused(self, tmp_path):
         plan_to_maxtext(GOLDEN / "gemma3" / "hf", ToMaxText(carry=True)).run(tmp_path / "maxtext")
-        tree = open_tree(tmp_path / "maxtext")
+        tree = ckpttools.open(tmp_path / "maxtext")
         carried = load_file(tmp_path / "maxtext" / "0" / "items" / "hf" / "carried.safetensors")
         path, array = next(iter(tree.arrays.items()))
         for name, refused in ((next(iter(carried)), True), ("x", False)):
@@ -134,7 +137,7 @@ class TestNames:
                 assert error.value.location == f"hf/carried/{name}"
                 continue
             plan_save(taken).run(tmp_path / "out")
-            assert open_tree(tmp_path / "out").arrays.keys() == taken.arrays.keys()
+            assert ckpttools.open(tmp_path / "out").arrays.keys() == taken.arrays.keys()
             kept = load_file(tmp_path / "out" / "0" / "items" / "hf" / "carried.safetensors")
             assert kept.keys() == carried.keys()
 

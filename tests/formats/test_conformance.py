@@ -12,11 +12,11 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, assume, given, note, settings
 
+import ckpttools
+from ckpttools import DTYPES
 from ckpttools.codecs.zstd import Zstd
-from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.orbax import format as orbax
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.conformance import FormatTests, write
@@ -63,6 +63,6 @@ def test_every_format_converts_to_every_format(tree):
         current = tree
         for number, item in enumerate(path):
             write(current, WRITERS[item], Path(name) / str(number))
-            current = open_tree(Path(name) / str(number))
+            current = ckpttools.open(Path(name) / str(number))
             note(f"{path[number - 1] if number else 'made up'} to {item}")
             assert_same(current, tree)

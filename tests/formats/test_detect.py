@@ -21,10 +21,9 @@ from support.hf_models import write_llama
 from support.locations import FIXTURES, HF, ORBAX
 
 import ckpttools
+from ckpttools import CheckpointError, FormatError, SeveralCheckpointsError
 from ckpttools.copying.selection import selected
-from ckpttools.core.errors import CheckpointError, FormatError, SeveralCheckpointsError
 from ckpttools.formats.detect import LocationKind, LocationState, detect
-from ckpttools.formats.registry import open_tree
 from ckpttools.runs.listing import find_run
 from ckpttools.stores.local.staging_names import JOURNAL
 from ckpttools.stores.local.store import LocalStore
@@ -113,7 +112,7 @@ def test_all_commands_agree_on_a_directory_of_several(chosen):
         for listing in listings:
             assert {member.name: member.kind for member in listing.members} == expected
             assert all(member.nbytes for member in listing.members)
-        for command in (open_tree, find_run, selected):
+        for command in (ckpttools.open, find_run, selected):
             with pytest.raises(SeveralCheckpointsError) as error:
                 command(parse(top))
             assert all(str(top / name) in str(error.value) for name in expected if "partial" not in name)
@@ -125,7 +124,7 @@ def _check_member(path: Path, kind: LocationKind) -> None:
     """Check that commands treat a single checkpoint or run as what `detect` says."""
     if kind is LocationKind.INTERRUPTED:
         assert detect(path).state is LocationState.INTERRUPTED
-        for command in (open_tree, selected, ckpttools.summary):
+        for command in (ckpttools.open, selected, ckpttools.summary):
             with pytest.raises(FormatError, match="not a checkpoint yet"):
                 command(parse(path))
         return
@@ -139,7 +138,7 @@ def _check_member(path: Path, kind: LocationKind) -> None:
         with pytest.raises(CheckpointError):
             ckpttools.ls(path)
     if detect(path).format is not None:
-        assert open_tree(path).metadata.format == detect(path).format.name
+        assert ckpttools.open(path).metadata.format == detect(path).format.name
 
 
 @pytest.mark.parametrize("words", ("convert to-safetensors", "strip-optimizer", "select --keep *", "copy"))
@@ -261,8 +260,8 @@ def test_detection_needs_few_calls(tmp_path):
         assert detect(tmp_path / "run").step_count == steps
     assert calls.total() <= steps + 20
     with _counted() as calls:
-        open_tree(tmp_path / "run")
+        ckpttools.open(tmp_path / "run")
     assert calls.total() <= 2 * steps + 60
     with _counted() as calls:
-        open_tree(HF)
+        ckpttools.open(HF)
     assert calls.total() <= 60

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from support.command_line import ckpt, run
 
 import ckpttools
-from ckpttools.array.tree import Empty, Text
-from ckpttools.core.errors import CheckpointError, FormatError, UsageError
+from ckpttools import CheckpointError, Empty, FormatError, Text, UsageError
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
 

@@ -12,10 +12,8 @@ from safetensors.numpy import save_file
 from support.command_line import ckpt
 
 import ckpttools
+from ckpttools import DTYPES, CheckpointError, Empty, Metadata, Text, Tree
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Empty, Metadata, Text, Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError
 
 FORMATS = {
     "orbax": {"format": "orbax"},

@@ -12,10 +12,7 @@ from support.golden_data import SOURCES
 from support.locations import GOLDEN, HF, TRAINED
 
 import ckpttools
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.prepared import Resources
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToMaxText
+from ckpttools import Resources, ToMaxText, plan_to_maxtext
 from ckpttools.stores import Location, parse
 from ckpttools.stores.memory import STORE
 
@@ -127,7 +124,7 @@ def test_conversion_stopped_in_memory_resumes(memory):
     assert "to resume it" in ckpt("inspect", "tree", memory / "out").output
     receipt = plan_to_maxtext(held).run(memory / "out")
     assert receipt.tasks_resumed == receipt.tasks and not (memory / "out.partial").exists()
-    assert len(open_tree(memory / "out").arrays) > 0
+    assert len(ckpttools.open(memory / "out").arrays) > 0
 
 
 def test_changed_source_in_memory_is_detected(memory):

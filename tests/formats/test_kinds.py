@@ -12,10 +12,9 @@ from support.locations import ORBAX, TRAINED
 from support.train_data import ALL, FLAVOURS, golden_leaves, layered
 from support.trees import lazy
 
+import ckpttools
+from ckpttools import DTYPES, Empty, Tree
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Empty, Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.flavours import LINEN, NNX, PLAIN, linen_state
 from ckpttools.maxtext.layers import LayerGroup, decoder_parameters, layer_stacks, split_number
 from ckpttools.maxtext.view import Optimizer, view_of
@@ -119,7 +118,7 @@ class TestKinds:
 
 class TestGolden:
     def test_training(self):
-        view = view_of(open_tree(TRAINED))
+        view = view_of(ckpttools.open(TRAINED))
         assert (view.kind, view.flavour, view.scan_axis) == ("stacked-training", LINEN, 1)
         assert view.layers == (LayerGroup("decoder/layers", 4, "stacked"),)
         assert view.optimizer == Optimizer("adamw", ("opt_state/0/mu", "opt_state/0/nu"))
@@ -127,13 +126,13 @@ class TestGolden:
 
     @pytest.mark.parametrize("scan", [True, False])
     def test_converted(self, scan):
-        view = view_of(open_tree(golden_checkpoint(scan)))
+        view = view_of(ckpttools.open(golden_checkpoint(scan)))
         assert view.kind == f"{'stacked' if scan else 'unstacked'}-inference"
         assert (view.optimizer, view.contradictions, view.layers[0].length) == (None, (), 4)
 
     @pytest.mark.parametrize("name", ["maxtext_nnx", "maxtext_run"])
     def test_samples(self, name):
-        tree = open_tree(ORBAX / name)
+        tree = ckpttools.open(ORBAX / name)
         assert view_of(tree).kind == "stacked-training"
         assert view_of(tree).optimizer.name == "adamw"
 
@@ -156,7 +155,7 @@ class TestGolden:
         ],
     )
     def test_all_families_are_stacked(self, family, expected):
-        view = view_of(open_tree(ALL / family / "maxtext_scanned"))
+        view = view_of(ckpttools.open(ALL / family / "maxtext_scanned"))
         assert (list(view.layers), view.scan_axis, view.contradictions) == (expected, 1, ())
 
 
@@ -263,7 +262,7 @@ class TestFlavours:
         assert view_of(Tree({(*kernel, "value"): array(2)})).parameters.keys() == {kernel}
 
     def test_golden(self):
-        plain = view_of(open_tree(TRAINED)).parameters
+        plain = view_of(ckpttools.open(TRAINED)).parameters
         nnx = {tuple(path.split("/"))[:-1] for path in golden_leaves("paramonly_scanned_0")}
         assert set(plain) == nnx
 

@@ -13,9 +13,9 @@ from support.command_line import ckpt
 from support.locations import GOLDEN, ORBAX
 from support.orbax_items import LITTLE, write_item, zarr3
 
+import ckpttools
+from ckpttools import FormatError
 from ckpttools.array.gaps import missing_chunks
-from ckpttools.core.errors import FormatError
-from ckpttools.formats.registry import open_tree
 from ckpttools.inspection.report.contents import contents
 from ckpttools.inspection.tree import inspect_tree
 
@@ -66,7 +66,7 @@ def test_one_host_of_several(tmp_path, says_left_out):
         "params/params/decoder/w_fsdp",
     }
     assert str(other) in wide("doctor", host).output
-    page = contents(inspect_tree(open_tree(host)), None, {})
+    page = contents(inspect_tree(ckpttools.open(host)), None, {})
     assert any("6 of 12 chunks" in text for text in page["facts"]["warnings"])
     assert "6 missing" in wide("inspect", "chunks", host).output
     before = sorted(tmp_path.iterdir())
@@ -88,12 +88,12 @@ def test_hint_completes_the_checkpoint(tmp_path):
         for process in (HOSTS / host / "3/state").glob("ocdbt.process_*"):
             shutil.copytree(process, whole / process.name)
     shutil.copy(HOSTS / "local_host2/3/state/_METADATA", whole)
-    tree = open_tree(whole)
+    tree = ckpttools.open(whole)
     assert missing_chunks(tree.arrays.values()) is None
     assert wide("convert", "to-safetensors", whole, tmp_path / "out").exit_code == 0
     shutil.rmtree(whole / "ocdbt.process_3")
     with pytest.raises(FormatError) as caught:
-        open_tree(whole).arrays["params", "params", "decoder", "w_col"].read()
+        ckpttools.open(whole).arrays["params", "params", "decoder", "w_col"].read()
     assert "this is what ocdbt.process_2 wrote" in caught.value.hint
 
 
@@ -103,12 +103,12 @@ def test_lost_chunk_is_reported(tmp_path, use_ocdbt):
     values[300:] = 0  # left out by tensorstore, as if it were lost
     arrays = {("w",): (zarr3([LITTLE], [300, 2]), values)}
     item = write_item(tmp_path / "item", arrays, use_ocdbt=use_ocdbt, all_chunks=False)
-    assert missing_chunks(open_tree(item).arrays.values()) is None
+    assert missing_chunks(ckpttools.open(item).arrays.values()) is None
     document = json.loads((item / "_METADATA").read_bytes())
     for declared, suggests in ((True, False), (None, True)):
         document["store_array_data_equal_to_fill_value"] = declared
         (item / "_METADATA").write_text(json.dumps(document))
-        result = missing_chunks(open_tree(item).arrays.values())
+        result = missing_chunks(ckpttools.open(item).arrays.values())
         assert result is not None
         assert result.summary == "1 of 2 chunks of 1 array is missing, such as w/c/1/0"
         assert "fetch the checkpoint again" in result.hint
@@ -120,7 +120,7 @@ def test_other_file_names_do_not_count_as_chunks(tmp_path):
     (item / "w/c/1").unlink()
     for name in ("01", "00", "1" * 200, "x"):
         (item / "w/c" / name).write_bytes(bytes(4))
-    result = missing_chunks(open_tree(item).arrays.values())
+    result = missing_chunks(ckpttools.open(item).arrays.values())
     assert result is not None
     assert result.summary.startswith("1 of 2 chunks")
 
@@ -172,14 +172,14 @@ def test_data_file_shorter_than_its_index_is_reported(tmp_path, nbytes, code):
     assert f" of {len(warning['arrays'])} array" in warning["text"]
     assert ("deleted or not copied" if nbytes is None else "truncated") in warning["text"]
     assert warning["arrays"]
-    for path, array in open_tree(source).arrays.items():
+    for path, array in ckpttools.open(source).arrays.items():
         if "/".join(path) in warning["arrays"]:
             with pytest.raises(FormatError):
                 array.read()
         else:
             array.read()
     assert file.name in wide("inspect", "tree", source).output
-    page = contents(inspect_tree(open_tree(source)), None, {})
+    page = contents(inspect_tree(ckpttools.open(source)), None, {})
     assert any(file.name in text for text in page["facts"]["warnings"])
     before = sorted(tmp_path.iterdir())
     for words in (

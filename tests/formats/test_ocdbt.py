@@ -9,7 +9,7 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttools.core.errors import FormatError, UsageError
+from ckpttools import FormatError, UsageError
 from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
 from ckpttools.formats.orbax.ocdbt import Extent
 from ckpttools.formats.orbax.ocdbt_encode import encode

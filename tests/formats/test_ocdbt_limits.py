@@ -8,7 +8,7 @@ import pytest
 import zstandard
 from support.command_line import ckpt
 
-from ckpttools.core.errors import FormatError
+from ckpttools import FormatError
 from ckpttools.formats.orbax import ocdbt, ocdbt_encode
 from ckpttools.formats.orbax.ocdbt_encode import encode
 from ckpttools.formats.orbax.ocdbt_read import read

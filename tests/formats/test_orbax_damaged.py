@@ -28,9 +28,8 @@ from support.orbax_items import (
     zarr3,
 )
 
-from ckpttools.core.errors import FormatError
-from ckpttools.core.region import Region
-from ckpttools.formats.registry import open_tree
+import ckpttools
+from ckpttools import FormatError, Region
 from ckpttools.formats.zarr import inner_chunks
 from ckpttools.stores.local.file import LocalFile
 
@@ -46,7 +45,7 @@ class TestDamaged:
 
     def error(self, item, kind=FormatError):
         with pytest.raises(kind) as caught:
-            open_tree(item).arrays["w",].read()
+            ckpttools.open(item).arrays["w",].read()
         return caught.value
 
     def test_entry_past_the_end_of_its_data_file_is_reported(self, tmp_path):
@@ -85,7 +84,7 @@ class TestDamaged:
         item = shutil.copytree(ORBAX / "standard", tmp_path / "item")
         change_json(item / file, custom_metadata=3)
         with pytest.raises(FormatError, match="not a JSON object") as caught:
-            open_tree(item)
+            ckpttools.open(item)
         assert caught.value.location == str(item / file)
         (result,) = (finding for finding in examine(item).findings if finding.level == "error")
         assert "not a JSON object" in result.what
@@ -95,7 +94,7 @@ class TestDamaged:
         change_index(item, lambda entries: None)
         (item / "d" / "index").unlink()
         with pytest.raises(FormatError, match="a file of the index is missing") as caught:
-            open_tree(item)
+            ckpttools.open(item)
         assert str(item / "d" / "index") in caught.value.message
         assert f'ckpttools.doctor("{item}")' in caught.value.hint
         (result,) = (finding for finding in examine(item).findings if finding.level == "error")
@@ -104,7 +103,7 @@ class TestDamaged:
 
     def test_file_deleted_after_opening_is_reported(self, tmp_path):
         item = self.item(tmp_path, use_ocdbt=False)
-        array = open_tree(item).arrays["w",]
+        array = ckpttools.open(item).arrays["w",]
         path = item / "w" / "c" / "1" / "0"
         source = LocalFile.at(path)
         path.unlink()
@@ -148,7 +147,7 @@ class TestDamaged:
         item = self.item(tmp_path, zarr3(codecs, [300, 2]), use_ocdbt=False)
         (item / "w" / "c" / "1" / "0").write_bytes(b"something else" * 100)
         with pytest.raises(FormatError, match=message) as caught:
-            open_tree(item).arrays["w",].read(Region((299, 0), (600, 1)))
+            ckpttools.open(item).arrays["w",].read(Region((299, 0), (600, 1)))
         assert caught.value.location.endswith("w, chunk c/1/0")
 
     @pytest.mark.parametrize(("rows", "word"), [(299, "fewer"), (301, "more")])
@@ -175,7 +174,7 @@ class TestDamaged:
         )
         change_document(item, use_ocdbt, **changed)
         with pytest.raises(FormatError, match="contradicts its chunks") as caught:
-            open_tree(item)
+            ckpttools.open(item)
         assert "w/c/" in caught.value.location
         assert str(changed["shape"]) in caught.value.expected
 
@@ -195,7 +194,7 @@ class TestDamaged:
         item = self.item(tmp_path, use_ocdbt=False)
         change_document(item, False, **changed)
         with pytest.raises(FormatError, match=message) as caught:
-            open_tree(item)
+            ckpttools.open(item)
         assert caught.value.location == f"{item}: w/zarr.json"
 
     @pytest.mark.parametrize(
@@ -212,28 +211,28 @@ class TestDamaged:
         item = self.item(tmp_path, zarr2(None, [300, 2]), use_ocdbt=False)
         change_json(item / "w" / ".zarray", **changed)
         with pytest.raises(FormatError, match=message):
-            open_tree(item)
+            ckpttools.open(item)
 
     def test_copy_without_dot_files_is_reported(self, tmp_path):
         item = shutil.copytree(ORBAX / "pytree_ocdbt0_zarr30", tmp_path / "item")
         for file in item.rglob(".*"):
             file.unlink()
         with pytest.raises(FormatError, match=r"has no params\.dense\.bias/\.zarray") as caught:
-            open_tree(item)
+            ckpttools.open(item)
         assert "names start with a dot" in caught.value.hint
 
     def test_deleted_array_is_reported(self, tmp_path):
         item = shutil.copytree(ORBAX / "pytree_ocdbt0_zarr31", tmp_path / "item")
         shutil.rmtree(item / "params.dense.bias")
         with pytest.raises(FormatError, match=r"has no params\.dense\.bias/zarr\.json") as caught:
-            open_tree(item)
+            ckpttools.open(item)
         assert "deleted or not copied" in caught.value.hint
 
     def test_damaged_node_is_reported(self, tmp_path):
         item = self.item(tmp_path)
         assert len(damaged := [file for file in item.glob("d/*") if damage_node(file)]) >= 1
         with pytest.raises(FormatError, match="CRC-32C does not match") as caught:
-            open_tree(item)
+            ckpttools.open(item)
         assert any(str(file) in caught.value.location for file in damaged)
 
     @pytest.mark.parametrize("size", [0, 3, 20])
@@ -241,7 +240,7 @@ class TestDamaged:
         manifest = self.item(tmp_path) / "manifest.ocdbt"
         manifest.write_bytes(manifest.read_bytes()[:size])
         with pytest.raises(FormatError, match="truncated") as caught:
-            open_tree(manifest.parent)
+            ckpttools.open(manifest.parent)
         assert caught.value.location == str(manifest)
 
     def test_two_leaves_with_one_name_are_reported(self, tmp_path):
@@ -252,7 +251,7 @@ class TestDamaged:
         dotted = entry | {"key_metadata": [{"key": "a.b", "key_type": 2}]}
         change_json(item / "_METADATA", tree_metadata={"1": entry, "2": dotted})
         with pytest.raises(FormatError, match="two leaves have the same name on disk") as caught:
-            open_tree(item)
+            ckpttools.open(item)
         assert caught.value.got == "a/b and a.b are both 'a.b'"
 
     def test_file_name_outside_of_the_directory_is_reported(self, tmp_path):
@@ -264,20 +263,20 @@ class TestDamaged:
         entry["key_metadata"][0]["key"] = "../outside/w"
         change_json(item / "_METADATA", tree_metadata={"1": entry})
         with pytest.raises(FormatError, match="the directory has no"):
-            open_tree(item)
+            ckpttools.open(item)
 
     def test_missing_string_is_reported(self, tmp_path):
         item = shutil.copytree(ORBAX / "tree_zoo", tmp_path / "item")
         (item / "_strings.json").write_text("{}")
         with pytest.raises(FormatError, match="a string is missing") as caught:
-            open_tree(item)
+            ckpttools.open(item)
         assert "'str'" in caught.value.expected
 
     def test_invalid_metadata_of_arrays_is_refused(self, tmp_path):
         item = shutil.copytree(ORBAX / "tree_zoo", tmp_path / "item")
         (item / "array_metadatas" / "process_0").write_text('{"array_metadatas": [1]}')
         with pytest.raises(FormatError, match="not the metadata of arrays"):
-            open_tree(item)
+            ckpttools.open(item)
 
 
 def change_document(item: Path, use_ocdbt: bool, **changes: object) -> None:

@@ -15,8 +15,7 @@ import pytest
 from support.command_line import ckpt, run, succeed
 
 import ckpttools
-from ckpttools.array.tree import Text
-from ckpttools.core.errors import ChosenItemWarning, FormatError
+from ckpttools import ChosenItemWarning, FormatError, Text
 
 WITHOUT_ARRAYS = {
     "strings": {"config": '{"class_name": "Functional"}', "name": "model"},

@@ -12,9 +12,7 @@ from support.golden_data import described, golden_leaves, leaves_by_package
 from support.locations import ORBAX
 from support.orbax_items import EXPECTED, LITTLE, check_regions, write_item, zarr3
 
-from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Empty, Text
-from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
+from ckpttools import CheckpointError, Empty, FormatError, LazyArray, StorageError, Text, UsageError
 from ckpttools.diagnosis.examine import mend
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.entries import entries_of

@@ -21,15 +21,11 @@ from support.locations import GOLDEN
 from support.orbax_loads import EVERY_CASE, LOADERS, METADATA, SHARDED, some_cases
 from support.scripts import answers
 
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.prepared import Resources
+import ckpttools
+from ckpttools import DTYPES, Empty, Metadata, Resources, Text, ToMaxText, Tree, plan_to_maxtext
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Empty, Metadata, Text, Tree
-from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr import chunking
-from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
 
@@ -145,7 +141,7 @@ class TestEveryLeaf:
         assert all_described(arrays_by_tensorstore(every_leaf / "0" / "items")) == expected
 
     def test_package(self, every_leaf):
-        tree = open_tree(every_leaf)
+        tree = ckpttools.open(every_leaf)
         assert list(tree) == list(EVERY_LEAF)
         assert tree.metadata.scalars == EVERY_LEAF.metadata.scalars
         assert tree.metadata.custom == EVERY_LEAF.metadata.custom
@@ -181,5 +177,5 @@ class TestManyChunks:
     def test_values(self, runs, name):
         family, scan, _ = CHECKPOINTS[name]
         item = runs[name] / "0" / "items"
-        assert leaves_by_package(open_tree(item)) == golden_leaves(family, scan)
+        assert leaves_by_package(ckpttools.open(item)) == golden_leaves(family, scan)
         assert all_described(arrays_by_tensorstore(item)) == golden_arrays(family, scan)

@@ -19,8 +19,8 @@ from support.golden_data import (
 )
 from support.locations import GOLDEN
 
-from ckpttools.array.tree import Empty, keystr
-from ckpttools.core.errors import CheckpointError, FormatError, LaterStepWarning, UsageError
+from ckpttools import CheckpointError, Empty, FormatError, LaterStepWarning, UsageError
+from ckpttools.array.tree import keystr
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.command_line import ckpt, examine
 from support.orbax_items import LITTLE, change_json, write_item, zarr3
 
-from ckpttools.core.errors import CheckpointError, LaterStepWarning
+from ckpttools import CheckpointError, LaterStepWarning
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.runs import DamagedStepError, steps_around
 from ckpttools.formats.registry import open_tree

@@ -19,16 +19,15 @@ from support.golden_data import described, kvstore
 from support.scripts import answers
 from support.stored_trees import ARRAYS, EVERYTHING, STEP, ZARR3, array, contents, values, write
 
-from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Metadata, Text, Tree, dotted
+import ckpttools
+from ckpttools import DTYPES, FormatError, LazyArray, Metadata, Text, Tree, UsageError
+from ckpttools.array.tree import dotted
 from ckpttools.codecs.registry import parse_compression
 from ckpttools.codecs.zstd import HIGHEST_LEVEL, LARGEST_ENCODED, Zstd
-from ckpttools.core.dtypes import DTYPES, from_zarr2
-from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.dtypes import from_zarr2
 from ckpttools.formats.orbax import format as orbax
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import Appended
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr import chunking, zarr2
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
@@ -175,7 +174,7 @@ class TestReadsBack:
     @pytest.mark.parametrize("kind", ["everything", "arrays"])
     @EVERY
     def test_by_the_package(self, runs, name, kind):
-        back = open_tree(runs / kind / name)
+        back = ckpttools.open(runs / kind / name)
         tree = EVERYTHING if kind == "everything" else ARRAYS
         assert_same(back, tree)
         assert list(back) == list(tree)
@@ -183,7 +182,7 @@ class TestReadsBack:
 
     @EVERY
     def test_array_as_the_whole_tree_round_trips(self, runs, name):
-        assert_same(open_tree(runs / "bare" / name), BARE)
+        assert_same(ckpttools.open(runs / "bare" / name), BARE)
 
     @EVERY
     def test_by_tensorstore(self, runs, name):
@@ -269,7 +268,7 @@ class TestFiles:
     def test_tree_without_arrays_round_trips(self, tmp_path, name):
         tree = Tree({("text",): Text("x")}, Metadata(step=STEP))
         write(tree, writer(name), tmp_path / "run")
-        assert_same(open_tree(tmp_path / "run"), tree)
+        assert_same(ckpttools.open(tmp_path / "run"), tree)
 
 
 class TestTargetSize:
@@ -295,11 +294,11 @@ class TestTargetSize:
         write(ARRAYS, writer("ocdbt-zarr3-raw", target_data_file_bytes=1000), tmp_path / "run")
         sizes = self.sizes(tmp_path / "run")
         assert max(sizes.values()) <= chunking.SMALLEST
-        assert_same(open_tree(tmp_path / "run"), ARRAYS)
+        assert_same(ckpttools.open(tmp_path / "run"), ARRAYS)
 
     @pytest.mark.parametrize("name", ["ocdbt-zarr3-raw", "ocdbt-zarr2-zstd:3"])
     def test_reads_back(self, runs, name):
-        assert_same(open_tree(runs / "target" / name), ARRAYS)
+        assert_same(ckpttools.open(runs / "target" / name), ARRAYS)
 
     @given(st.lists(st.integers(1, 4000), max_size=12), st.integers(1, 5000))
     def test_arrays_do_not_share_bytes(self, lengths, target):
@@ -344,7 +343,7 @@ def test_interrupted_compression_resumes(tmp_path, monkeypatch, name):
     assert not (tmp_path / "out").exists()
     receipt = write(ARRAYS, each, tmp_path / "out")
     assert receipt.tasks_resumed > 0
-    assert_same(open_tree(tmp_path / "out"), ARRAYS)
+    assert_same(ckpttools.open(tmp_path / "out"), ARRAYS)
     for path, leaf in ARRAYS.arrays.items():
         opened = open_by_tensorstore(tmp_path / "out" / str(STEP) / ITEM, name, dotted(path))
         assert described(opened.read().result()) == described(leaf.read())
@@ -473,7 +472,7 @@ class TestRefusals:
         assert key in error.message
         assert error.hint == "write with ocdbt=True, or rename them"
         write(tree, writer("ocdbt-zarr3-raw"), tmp_path / "run")
-        assert_same(open_tree(tmp_path / "run"), tree)
+        assert_same(ckpttools.open(tmp_path / "run"), tree)
 
     @pytest.mark.parametrize("item", ["", "..", "a/b", "_METADATA", "x\ny", "x\x7f"])
     def test_invalid_item_names_are_refused(self, item):

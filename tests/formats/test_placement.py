@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.region import Region, grid_cell, grid_indices
+from ckpttools import DTYPES, Region
+from ckpttools.core.region import grid_cell, grid_indices
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
 from ckpttools.testing.strategies import chunk_shapes, noise, regions, shapes, tilings
 

@@ -32,16 +32,23 @@ from support.orbax_loads import some_cases
 from support.scripts import answers
 from support.stored_trees import write
 
-from ckpttools import ToMaxText, plan_to_maxtext
-from ckpttools.api.prepared import Resources
-from ckpttools.array.lazy import LazyArray
+import ckpttools
+from ckpttools import (
+    DTYPES,
+    FormatError,
+    LazyArray,
+    Metadata,
+    NoSpaceError,
+    Resources,
+    ToMaxText,
+    Tree,
+    UsageError,
+    plan_to_maxtext,
+)
 from ckpttools.array.nodes import Constant, Stack, Stored, Take, elementwise, relayout, stack, take, window
-from ckpttools.array.tree import Metadata, Tree
 from ckpttools.cli.options import ANY_PATH
 from ckpttools.cli.writing import storage_options
 from ckpttools.codecs.zstd import Zstd
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError, NoSpaceError, UsageError
 from ckpttools.core.region import grid_cell, grid_indices
 from ckpttools.formats import references
 from ckpttools.formats.block_chunks import chunks_of
@@ -51,7 +58,7 @@ from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import Referenced
 from ckpttools.formats.references import ReferenceMode, References, reference_mode
-from ckpttools.formats.registry import open_tree, writer_for
+from ckpttools.formats.registry import writer_for
 from ckpttools.formats.zarr import chunking
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.mapping.values import Cast
@@ -121,13 +128,13 @@ def stored_by(kind: str, directory: Path) -> Tree:
     if kind == "safetensors":
         arrays = {".".join(map(str, path)): array.read() for path, array in sources().arrays.items()}
         save_file(arrays, directory / "model.safetensors")
-        return open_tree(directory / "model.safetensors")
+        return ckpttools.open(directory / "model.safetensors")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunking, "chunk_shape", ragged)
         for module in ("orbax.write", "zarr.write"):
             patch.setattr(f"ckpttools.formats.{module}.chunk_shape", ragged)
         write(sources(), WRITERS[kind], directory / "out")
-    return open_tree(directory / "out")
+    return ckpttools.open(directory / "out")
 
 
 def ragged(shape, itemsize, single_axes, largest=None):
@@ -260,7 +267,7 @@ def test_referenced_arrays_read_like_copies(stores, kind, data, tmp_path_factory
         receipt.bytes_out + sum(a.nbytes for p, a in tree.arrays.items() if is_referenced(plan, *p))
         == tree.nbytes
     )
-    assert_same(open_tree(location / "out"), tree)
+    assert_same(ckpttools.open(location / "out"), tree)
     by_tensorstore = arrays_by_tensorstore(location / "out" / "0" / "items")
     for path, array in tree.arrays.items():
         assert by_tensorstore["/".join(path)].tobytes() == array.read().tobytes(), path
@@ -287,7 +294,7 @@ def tiles_every_array_once(plan) -> None:
 
 def hf_tree(location: Path, **arrays: np.ndarray) -> Tree:
     save_file(arrays, location)
-    return open_tree(location)
+    return ckpttools.open(location)
 
 
 @pytest.fixture
@@ -458,7 +465,7 @@ def test_command_line_reports_shared_bytes(model, tmp_path):
     assert any(item.startswith(told) for item in plan["remarks"])
     plain = ["convert", "to-orbax", str(tmp_path / "out"), str(tmp_path / "plain"), "--copy"]
     assert " shared" not in ckpt(*plain).stdout
-    assert_same(open_tree(tmp_path / "plain"), open_tree(tmp_path / "out"))
+    assert_same(ckpttools.open(tmp_path / "plain"), ckpttools.open(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("how", [{"compression": Zstd(1)}, {"target_data_file_bytes": 64}])
@@ -471,7 +478,7 @@ def test_written_arrays_next_to_references_use_requested_codec(weights, tmp_path
     assert [is_referenced(plan, *path) for path in tree] == [True, False, False]
     tiles_every_array_once(plan)
     execute(plan, mixed, tmp_path / "out")
-    assert_same(open_tree(tmp_path / "out"), tree)
+    assert_same(ckpttools.open(tmp_path / "out"), tree)
     result = opened_by_tensorstore(tmp_path / "out" / "0" / "items")
     assert ("zstd" in str(result["written"].spec())) == ("compression" in how)
     assert "transpose" in str(result["shared"].spec())
@@ -510,7 +517,7 @@ BY_ORBAX = (
 
 @pytest.mark.parametrize("sample", BY_ORBAX)
 def test_orbax_chunks_are_referenced(sample, tmp_path):
-    source = open_tree(ORBAX / sample)
+    source = ckpttools.open(ORBAX / sample)
     tree = source.with_metadata(step=0)
     before = digests(ORBAX / sample)
     plan = planned(tree, SAME, tmp_path / "out")
@@ -521,13 +528,13 @@ def test_orbax_chunks_are_referenced(sample, tmp_path):
     moved = bools | tree.metadata.key_impls.keys()
     assert {path for path in tree.arrays if not is_referenced(plan, *path)} == moved
     assert receipt.bytes_out == sum(tree.arrays[path].nbytes for path in moved)
-    assert_same(open_tree(tmp_path / "out"), tree)
+    assert_same(ckpttools.open(tmp_path / "out"), tree)
     assert digests(ORBAX / sample) == before
 
 
 def test_small_values_of_an_index_stay_in_the_index(tmp_path):
     """Orbax stores chunks of less than a kilobyte in the index itself."""
-    source = open_tree(ORBAX / "maxtext_run")
+    source = ckpttools.open(ORBAX / "maxtext_run")
     plan = planned(source, SAME)
     inline = [home.inline for home in plan.layout.referenced if home.inline]
     assert inline
@@ -535,7 +542,7 @@ def test_small_values_of_an_index_stay_in_the_index(tmp_path):
     entries = entries_of(parse(tmp_path / "out" / "0" / "items"), True, MAX_INDEX_BYTES)
     values = [entries.get(key) for key in entries.below("") if not key.endswith("zarr.json")]
     assert {bytes} == set(map(type, values))
-    assert_same(open_tree(tmp_path / "out"), source.with_metadata(step=0))
+    assert_same(ckpttools.open(tmp_path / "out"), source.with_metadata(step=0))
 
 
 def test_shards_of_several_pieces_are_shared_whole(tmp_path):
@@ -555,7 +562,7 @@ def test_shards_of_several_pieces_are_shared_whole(tmp_path):
     }
     ts.open(spec, create=True).result().write(truth).result()
     (tmp_path / "src" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
-    array = open_tree(tmp_path / "src").arrays["w",]
+    array = ckpttools.open(tmp_path / "src").arrays["w",]
     layers = [take(array, 1, k) for k in range(6)]
     tree = Tree(
         {
@@ -570,7 +577,7 @@ def test_shards_of_several_pieces_are_shared_whole(tmp_path):
     # Splitting an axis of a shard would move its pieces.
     assert chunks(relayout(array, [(4, 2), (6,), (4,)], (0, 1, 2, 3), (1, 1, 1, 1))) is None
     execute(plan, writer(ANY), tmp_path / "out")
-    assert_same(open_tree(tmp_path / "out"), tree)
+    assert_same(ckpttools.open(tmp_path / "out"), tree)
     result = arrays_by_tensorstore(tmp_path / "out" / "0" / "items")
     assert np.array_equal(result["same"], truth)
     assert np.array_equal(result["back"], truth.transpose(0, 2, 1))
@@ -631,7 +638,7 @@ def test_symbolic_link_shares_its_target(model, tmp_path):
 def test_references_of_references_keep_the_names_short(model, tmp_path):
     by_reference(model, tmp_path / "a").run(tmp_path / "a")
     for source, target in (("a", "b"), ("b", "c")):
-        write(open_tree(tmp_path / source), writer(SAME), tmp_path / target)
+        write(ckpttools.open(tmp_path / source), writer(SAME), tmp_path / target)
         shutil.rmtree(tmp_path / source)
     names = sorted(file.name for file in (tmp_path / "c" / "0" / "items" / "d").iterdir())
     assert [name for name in names if "linked" in name] == [
@@ -645,7 +652,7 @@ def test_references_of_references_keep_the_names_short(model, tmp_path):
 
 def test_plain_copy_equals_unreferenced_conversion(model, tmp_path):
     by_reference(model, tmp_path / "out").run(tmp_path / "out")
-    write(open_tree(tmp_path / "out"), OrbaxWriter(), tmp_path / "plain")
+    write(ckpttools.open(tmp_path / "out"), OrbaxWriter(), tmp_path / "plain")
     plan_to_maxtext(model).run(tmp_path / "expected")
     item = Path("0", "items", "d", "data")
     assert (tmp_path / "plain" / item).read_bytes() == (tmp_path / "expected" / item).read_bytes()
@@ -656,10 +663,10 @@ def test_square_matrices_under_a_transpose_codec_are_read_within_their_scratch(t
     tree = hf_tree(tmp_path / "m.safetensors", w=noise((side, side), DTYPES["uint16"]).view(np.uint16))
     turned = Tree({("w",): relayout(tree.arrays["w",], [(side,), (side,)], (1, 0), (1, 1))}, Metadata(step=0))
     write(turned, writer(ANY), tmp_path / "out")
-    back = open_tree(tmp_path / "out")
+    back = ckpttools.open(tmp_path / "out")
     assert_same(back, turned)
     write(back, OrbaxWriter(), tmp_path / "plain")
-    assert_same(open_tree(tmp_path / "plain"), turned)
+    assert_same(ckpttools.open(tmp_path / "plain"), turned)
 
 
 @pytest.mark.skipif(
@@ -834,7 +841,7 @@ def test_shared_files_do_not_count_as_reclaimable(model, tmp_path):
 def test_source_is_not_replaced_by_sharing_output(model, tmp_path):
     by_reference(model, tmp_path / "out").run(tmp_path / "out")
     before = digests(tmp_path / "out")
-    tree = open_tree(tmp_path / "out")
+    tree = ckpttools.open(tmp_path / "out")
     kept = Tree({path: leaf for path, leaf in tree.items() if "mlp" in path}, tree.metadata)
     with pytest.raises(UsageError, match="`destination` contains `source`"):
         execute(planned(kept, SAME), writer(SAME), tmp_path / "out", overwrite=True)
@@ -894,14 +901,14 @@ def test_orbax_loads_shared_chunks(model, tmp_path):
     runs = {name: tmp_path / name for name in ("hf", "unstacked", "restacked", "orbax")}
     runs["hf"] = tmp_path / "converted"
     by_reference(model, runs["hf"]).run(runs["hf"])
-    scanned = open_tree(runs["hf"])
+    scanned = ckpttools.open(runs["hf"])
     apart = unstacked(scanned).with_metadata(custom={"scan_layers": False})
     plan = planned(apart, SAME, runs["unstacked"])
     assert plan.bytes_referenced > 0.8 * apart.nbytes
     execute(plan, writer(SAME), runs["unstacked"])
-    again = restacked(open_tree(runs["unstacked"]), scanned).with_metadata(custom={"scan_layers": True})
+    again = restacked(ckpttools.open(runs["unstacked"]), scanned).with_metadata(custom={"scan_layers": True})
     execute(planned(again, SAME), writer(SAME), runs["restacked"])
-    by_orbax = open_tree(GOLDEN / "llama3.1" / "maxtext_scanned").with_metadata(step=0)
+    by_orbax = ckpttools.open(GOLDEN / "llama3.1" / "maxtext_scanned").with_metadata(step=0)
     execute(planned(by_orbax, SAME), writer(SAME), runs["orbax"])
     shutil.rmtree(model)
     expected = {name: golden_leaves("llama3.1", name != "unstacked") for name in runs}

@@ -8,10 +8,7 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from support.trees import model
 
-from ckpttools.array.tree import Metadata, Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import ConfigError, UsageError
-from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
+from ckpttools import DTYPES, ConfigError, Metadata, ToHuggingFace, ToMaxText, Tree, UsageError
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.to_hf import to_huggingface

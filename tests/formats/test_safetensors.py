@@ -22,10 +22,8 @@ from support.locations import ROOT
 from support.safetensors_files import entry, file_of, framed, packed, small, write_index
 
 import ckpttools
-from ckpttools.array.tree import Tree
-from ckpttools.core.dtypes import DTYPES, from_safetensors
-from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError
-from ckpttools.core.region import Region
+from ckpttools import DTYPES, CheckpointError, ConfigError, FormatError, Region, StorageError, Tree
+from ckpttools.core.dtypes import from_safetensors
 from ckpttools.formats.base import Format, ReadOptions
 from ckpttools.formats.safetensors.format import FORMAT, parse_header
 from ckpttools.stores import parse

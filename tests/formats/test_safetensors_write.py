@@ -14,11 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import deserialize, safe_open
 
+from ckpttools import DTYPES, Empty, FormatError, Metadata, Text, Tree
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Empty, Metadata, Text, Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError
 from ckpttools.formats import flat
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.safetensors import format as safetensors

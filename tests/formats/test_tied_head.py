@@ -18,10 +18,9 @@ from support.command_line import ckpt, doctor
 from support.object_stores import files_in
 
 import ckpttools
+from ckpttools import DTYPES, CheckpointError, ConfigError, CoverageError
 from ckpttools.array.nodes import swap_last_axes
 from ckpttools.checks.registry import OWN_CHECKS
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError
 from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.tied_embeddings import Head
 from ckpttools.testing.models import LlamaSizes, write_llama

@@ -14,10 +14,9 @@ from support.locations import HF
 from support.safetensors_files import packed
 from support.stored_trees import EVERYTHING, STEP, array, write
 
-from ckpttools.array.tree import Metadata, Tree
-from ckpttools.core.dtypes import DTYPES
+import ckpttools
+from ckpttools import DTYPES, Metadata, Tree
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.trees import assert_same
 
@@ -45,7 +44,7 @@ class TestOrbaxToOrbax:
     @pytest.mark.parametrize("options", STORAGE.values(), ids=STORAGE)
     def test_everything_survives(self, source, tmp_path, options):
         run("to-orbax", source, tmp_path / "out", *options)
-        back = open_tree(tmp_path / "out")
+        back = ckpttools.open(tmp_path / "out")
         assert_same(back, EVERYTHING)
         assert list(back) == list(EVERYTHING)
         assert back.metadata.key_impls == EVERYTHING.metadata.key_impls
@@ -61,14 +60,14 @@ class TestOrbaxToOrbax:
     @pytest.mark.parametrize("scan", [True, False])
     def test_orbax_checkpoint_converts_to_orbax(self, tmp_path, scan):
         run("to-orbax", golden_checkpoint(scan), tmp_path / "out", "--no-ocdbt", "--compression", "zstd")
-        tree = open_tree(tmp_path / "out")
+        tree = ckpttools.open(tmp_path / "out")
         assert leaves_by_package(tree) == golden_leaves("llama3.1", scan)
-        assert tree.metadata.custom == open_tree(golden_checkpoint(scan)).metadata.custom
+        assert tree.metadata.custom == ckpttools.open(golden_checkpoint(scan)).metadata.custom
 
     def test_step_and_item(self, source, tmp_path):
         run("to-orbax", source, tmp_path / "out", "--step", STEP, "--as-step", 12, "--item", "state")
         assert (tmp_path / "out" / "12" / "state" / "_METADATA").is_file()
-        assert open_tree(tmp_path / "out").metadata.step == 12
+        assert ckpttools.open(tmp_path / "out").metadata.step == 12
 
     def test_step_of_the_source_is_kept(self, source, tmp_path):
         run("to-orbax", source, tmp_path / "out")
@@ -76,7 +75,7 @@ class TestOrbaxToOrbax:
 
     def test_dtype(self, tmp_path):
         run("to-orbax", golden_checkpoint(True), tmp_path / "out", "--dtype", "float32")
-        dtypes = {item.dtype.name for item in open_tree(tmp_path / "out").arrays.values()}
+        dtypes = {item.dtype.name for item in ckpttools.open(tmp_path / "out").arrays.values()}
         assert dtypes == {"float32", "int64"}
 
 
@@ -84,15 +83,15 @@ class TestZarr:
     @pytest.mark.parametrize("options", [[], ["--compression", "zstd:9"]], ids=str)
     def test_remap_round_trip_restores_the_tree(self, source, tmp_path, options):
         run("to-zarr3", source, tmp_path / "z", *options)
-        assert_same(open_tree(tmp_path / "z"), EVERYTHING)
+        assert_same(ckpttools.open(tmp_path / "z"), EVERYTHING)
         run("to-orbax", tmp_path / "z", tmp_path / "back")
-        back = open_tree(tmp_path / "back")
+        back = ckpttools.open(tmp_path / "back")
         assert_same(back, EVERYTHING)
         assert list(back) == list(EVERYTHING)
 
     def test_orbax_checkpoint_converts_to_zarr(self, tmp_path):
         run("to-zarr3", golden_checkpoint(True), tmp_path / "z")
-        tree = open_tree(tmp_path / "z")
+        tree = ckpttools.open(tmp_path / "z")
         assert leaves_by_package(tree) == golden_leaves("llama3.1", True)
         assert len(tree.arrays) == len(golden_arrays("llama3.1", True))
 
@@ -100,13 +99,13 @@ class TestZarr:
 @pytest.mark.parametrize("options", STORAGE.values(), ids=STORAGE)
 def test_hf_to_maxtext_in_every_layout(tmp_path, options):
     run("hf-to-maxtext", HF, tmp_path / "out", *options)
-    assert leaves_by_package(open_tree(tmp_path / "out")) == golden_leaves("llama3.1", True)
+    assert leaves_by_package(ckpttools.open(tmp_path / "out")) == golden_leaves("llama3.1", True)
 
 
 def test_safetensors_to_orbax(tmp_path):
     run("to-orbax", HF, tmp_path / "out")
     assert (tmp_path / "out" / "0" / "items" / "manifest.ocdbt").is_file()
-    ours, theirs = open_tree(tmp_path / "out"), open_tree(HF)
+    ours, theirs = ckpttools.open(tmp_path / "out"), ckpttools.open(HF)
     assert leaves_by_package(ours) == leaves_by_package(theirs)
 
 
@@ -132,7 +131,7 @@ class TestMessages:
         assert "invalid directory names" in output
         assert not (tmp_path / "out").exists()
         run("to-orbax", tmp_path / "in", tmp_path / "out")
-        assert list(open_tree(tmp_path / "out")) == [("a\\b",)]
+        assert list(ckpttools.open(tmp_path / "out")) == [("a\\b",)]
 
     def test_arrays_without_elements(self, tmp_path):
         write(Tree({("w",): array("float32", 0)}, Metadata(step=0)), ZarrWriter(), tmp_path / "z")
@@ -152,7 +151,7 @@ def test_small_floats_are_cast_as_the_message_says(tmp_path):
     output = run("to-orbax", tmp_path / "model.safetensors", tmp_path / "out", code=3)
     assert "zarr v3 does not support float6_e2m3fn" in output
     run("to-orbax", tmp_path / "model.safetensors", tmp_path / "out", "--dtype", "bfloat16")
-    assert open_tree(tmp_path / "out").arrays["w",].dtype is DTYPES["bfloat16"]
+    assert ckpttools.open(tmp_path / "out").arrays["w",].dtype is DTYPES["bfloat16"]
 
 
 class TestItemName:

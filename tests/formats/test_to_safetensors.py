@@ -15,14 +15,10 @@ from support.command_line import ckpt, succeed
 from support.locations import GOLDEN, HF
 
 import ckpttools
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.prepared import Resources
+from ckpttools import DTYPES, Empty, Metadata, Resources, ToMaxText, Tree, plan_to_maxtext
 from ckpttools.api.tree_plan import plan_tree
-from ckpttools.array.tree import Empty, Metadata, Tree
-from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.testing.conformance import write
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import noise, stored

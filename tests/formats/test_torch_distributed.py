@@ -17,11 +17,9 @@ from support.torch_files import whole as whole_tensor
 from support.trees import lazy
 
 import ckpttools
+from ckpttools import DTYPES, FormatError, Region
 from ckpttools.array.nodes import Concat, Constant, Decoded, window
 from ckpttools.array.tree import dotted
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError
-from ckpttools.core.region import Region
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.registry import open_tree

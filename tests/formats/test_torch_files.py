@@ -22,12 +22,10 @@ from support.gcs_server import Fault
 from support.torch_files import View, archived, pickled, save, whole
 
 import ckpttools
-from ckpttools.array.tree import Empty, Text, dotted
-from ckpttools.core.errors import FormatError, StorageError
-from ckpttools.core.region import Region
+from ckpttools import Empty, FormatError, Region, StorageError, Text
+from ckpttools.array.tree import dotted
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.known_formats import formats
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Global, Record
 from ckpttools.formats.torch.tensors import NotReadableError, _unwrapped
@@ -46,8 +44,8 @@ def anything(name):
 
 def test_torch_files_are_read_bit_for_bit():
     """Views, transposes, edges of larger tensors, parameters, shared storages, float8, uint16, nothing."""
-    theirs = open_tree(FIXTURES / "pytorch_model.bin").arrays
-    same = open_tree(FIXTURES / "pytorch_model.safetensors").arrays
+    theirs = ckpttools.open(FIXTURES / "pytorch_model.bin").arrays
+    same = ckpttools.open(FIXTURES / "pytorch_model.safetensors").arrays
     assert theirs.keys() == same.keys()
     for path, array in same.items():
         assert theirs[path].dtype == array.dtype and theirs[path].shape == array.shape, path
@@ -55,7 +53,7 @@ def test_torch_files_are_read_bit_for_bit():
 
 
 def test_values_other_than_arrays_are_kept():
-    tree = open_tree(FIXTURES / "full.pt")
+    tree = ckpttools.open(FIXTURES / "full.pt")
     assert tree["name",] == Text("x") and tree["none",] == Empty("None")
     assert tree["step"].read() == 7 and tree["lr"].read() == 1e-3 and tree["l", 0].read() == 1
     assert {("step",), ("lr",), ("l", 0)} == tree.metadata.scalars
@@ -92,7 +90,7 @@ def test_strided_views_match_torch():
         "band": y[:, ::3],
         "c3": z[::2, 1::2, ::2],
     }
-    tree = open_tree(FIXTURES / "strided.pt")
+    tree = ckpttools.open(FIXTURES / "strided.pt")
     assert {name for (name,) in tree.arrays} == expected.keys()
     for (name,), array in tree.arrays.items():
         assert np.array_equal(array.read().astype("f4"), expected[name].astype("f4")), name
@@ -145,16 +143,16 @@ NAMES = ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
 def test_shards_and_their_index(tmp_path):
     first, second = NAMES
     whole_one = sharded(tmp_path / "m", {first: ["a"], second: ["bb"]}, {"a": first, "bb": second})
-    assert {path: array.read().tolist() for path, array in open_tree(whole_one).arrays.items()} == {
+    assert {path: array.read().tolist() for path, array in ckpttools.open(whole_one).arrays.items()} == {
         ("a",): [1, 1, 1],
         ("bb",): [2, 2, 2],
     }
     (whole_one / second).unlink()
     with pytest.raises(FormatError, match="1 of the weight files is missing"):
-        open_tree(whole_one)
+        ckpttools.open(whole_one)
     (whole_one / "pytorch_model.bin.index.json").unlink()
     with pytest.raises(FormatError, match="00002-of-00002"):
-        open_tree(whole_one)
+        ckpttools.open(whole_one)
 
 
 def test_contradicting_index_is_refused(tmp_path):
@@ -163,10 +161,10 @@ def test_contradicting_index_is_refused(tmp_path):
         tmp_path / "w", {first: ["a"], second: ["b", "c"]}, {"a": first, "b": second, "d": second}
     )
     with pytest.raises(FormatError, match="do not hold the same tensors"):
-        open_tree(wrong)
+        ckpttools.open(wrong)
     twice = sharded(tmp_path / "t", {first: ["a"], second: ["a"]}, {"a": first, "b": second})
     with pytest.raises(FormatError, match="several files have the same tensors") as caught:
-        open_tree(twice)
+        ckpttools.open(twice)
     assert caught.value.message.endswith(f":\n    a: in {first}, {second}")
     assert str(caught.value.location) == str(twice / "pytorch_model.bin.index.json")
 
@@ -203,10 +201,10 @@ def test_shards_that_disagree_with_their_index_are_read_as_by_transformers(tmp_p
         loaded.update(values[file])
     if expected is None:
         with pytest.raises(FormatError) as caught:
-            open_tree(tmp_path)
+            ckpttools.open(tmp_path)
         assert "--fix index" not in str(caught.value)
         return
-    tree = open_tree(tmp_path)
+    tree = ckpttools.open(tmp_path)
     assert {path[0]: array.read().tolist() for path, array in tree.arrays.items()} == {
         name: array.tolist() for name, array in loaded.items()
     }
@@ -222,7 +220,7 @@ def test_later_shard_replaces_tensor_under_another_spelling_of_its_name(tmp_path
     first = "pytorch_model-00000-of-00002.bin"
     index.write_text(json.dumps({"weight_map": {"a.b": SECOND, "c": first, "x": FIRST}}))
     save(tmp_path / FIRST, {"a": {"b": whole(np.zeros(3, "f4"))}, "x": whole(np.zeros(3, "f4"))})
-    values = {dotted(path): array.read().tolist() for path, array in open_tree(tmp_path).arrays.items()}
+    values = {dotted(path): array.read().tolist() for path, array in ckpttools.open(tmp_path).arrays.items()}
     assert values == {"a.b": [1, 1, 1], "c": [0, 0, 0], "x": [0, 0, 0]}
 
 
@@ -254,7 +252,7 @@ def address(array):
 def test_any_region_of_any_view(tmp_path_factory, drawn, data):
     view, array = drawn
     path = save(tmp_path_factory.mktemp("torch") / "x.pt", {"x": view}, data.draw(st.integers(2, 5)))
-    lazy = open_tree(path).arrays["x",]
+    lazy = ckpttools.open(path).arrays["x",]
     assert lazy.read().tobytes() == np.ascontiguousarray(array).tobytes()
     start = [data.draw(st.integers(0, length)) for length in array.shape]
     stop = [data.draw(st.integers(a, length)) for a, length in zip(start, array.shape, strict=True)]
@@ -275,7 +273,7 @@ def test_any_region_of_any_view(tmp_path_factory, drawn, data):
 )
 def test_invalid_views_are_refused(tmp_path, view, why):
     with pytest.raises(FormatError, match=why):
-        open_tree(save(tmp_path / "x.pt", {"x": view}))
+        ckpttools.open(save(tmp_path / "x.pt", {"x": view}))
 
 
 # ---- the pickle machine
@@ -334,7 +332,7 @@ def test_extra_module_state_is_left_out_and_reported(tmp_path, protocol):
     path = archived(
         tmp_path / "x.pt", pickle.dumps({"a._extra_state": io.BytesIO(b"s"), "n": 3}, protocol), {}
     )
-    tree = open_tree(path)
+    tree = ckpttools.open(path)
     assert [*map(dotted, tree)] == ["n"] and "a._extra_state (_io.BytesIO)" in str(
         tree.metadata.notes.remarks
     )
@@ -406,7 +404,7 @@ def shared(depth: int) -> bytes:
 )
 def test_hostile_pickles_are_refused(tmp_path, data, says):
     with pytest.raises(FormatError, match=says):
-        open_tree(archived(tmp_path / "x.pt", data, {}))
+        ckpttools.open(archived(tmp_path / "x.pt", data, {}))
 
 
 ALIKE = b"".join(b"\x8a\x09" + (n * (2**61 - 1)).to_bytes(9, "little") + b"N" for n in range(99))
@@ -428,7 +426,7 @@ ALIKE = b"".join(b"\x8a\x09" + (n * (2**61 - 1)).to_bytes(9, "little") + b"N" fo
 def test_small_pickle_bombs_are_refused(tmp_path, data, says):
     """Memory of 240 bytes a byte, keys whose hashes are alike, a million names, long paths to many places."""
     with pytest.raises(FormatError, match=says):
-        open_tree(archived(tmp_path / "x.pt", b"\x80\x02" + data, {}))
+        ckpttools.open(archived(tmp_path / "x.pt", b"\x80\x02" + data, {}))
 
 
 def changed(source, target, *edits):
@@ -450,20 +448,20 @@ def test_lazily_conjugated_views_are_refused(tmp_path, mark):
     word = mark.encode()
     noted = b"}X" + len(word).to_bytes(4, "little") + word + b"\x88stq\x0bR"
     with pytest.raises(FormatError, match=f"x: its values are stored before.*{mark}"):
-        open_tree(changed(path, tmp_path / "y.pt", (b"tq\x0bR", noted)))
+        ckpttools.open(changed(path, tmp_path / "y.pt", (b"tq\x0bR", noted)))
 
 
 def test_unsupported_tensor_class_is_refused(tmp_path):
     """FSDP's ShardedTensor is a part of one: it is refused, not taken for an object beside the weights."""
     data = b"}X\x01\x00\x00\x00xctorch.distributed._shard.sharded_tensor.api\nShardedTensor\n)\x81s."
     with pytest.raises(FormatError, match=r"x: made by .*ShardedTensor"):
-        open_tree(archived(tmp_path / "x.pt", b"\x80\x02" + data, {}))
+        ckpttools.open(archived(tmp_path / "x.pt", b"\x80\x02" + data, {}))
 
 
 def test_two_keys_with_one_name_are_refused(tmp_path):
     tensor = whole(np.ones(1, "f4"))
     with pytest.raises(FormatError, match=r"two values of the file have the same name:\n    a\.b"):
-        open_tree(save(tmp_path / "x.pt", {"a": {"b": tensor}, "a.b": tensor}))
+        ckpttools.open(save(tmp_path / "x.pt", {"a": {"b": tensor}, "a.b": tensor}))
 
 
 def test_copies_are_counted():
@@ -485,7 +483,7 @@ def test_damaged_file_is_refused_or_reads_the_same(tmp_path_factory, number):
     path = tmp_path_factory.mktemp("cut") / "x.bin"
     path.write_bytes(whole_file[: chosen.randrange(len(whole_file))])
     with pytest.raises(FormatError):
-        open_tree(path)
+        ckpttools.open(path)
 
 
 def test_file_without_checksums_is_read(tmp_path, monkeypatch):
@@ -495,14 +493,14 @@ def test_file_without_checksums_is_read(tmp_path, monkeypatch):
         path = save(tmp_path / "x.pt", {"a": whole(np.ones(3, "f4"))})
     with zipfile.ZipFile(path) as archive:
         assert {item.CRC for item in archive.infolist()} == {0}
-    assert open_tree(path)["a"].read().tolist() == [1, 1, 1]
+    assert ckpttools.open(path)["a"].read().tolist() == [1, 1, 1]
 
 
 def test_flipped_bit_outside_of_tensors_is_detected(tmp_path):
     path = save(tmp_path / "x.pt", {"lr": 0.5, "a": whole(np.ones(3, "f4"))})
     path.write_bytes(path.read_bytes().replace(b"\x3f\xe0", b"\x3f\xe1", 1))
     with pytest.raises(FormatError, match="the bytes of archive") as told:
-        open_tree(path)
+        ckpttools.open(path)
     assert "fetch the file again" in told.value.hint
 
 
@@ -532,7 +530,7 @@ def test_misleading_archives_are_refused(tmp_path):
     }
     for path, why in says.items():
         with pytest.raises(FormatError, match=why):
-            open_tree(path)
+            ckpttools.open(path)
 
 
 # ---- archives made to mislead
@@ -585,7 +583,7 @@ def test_members_with_sizes_of_64_bits(tmp_path):
         for name, content in {"data.pkl": data, "data/0": storages["0"]}.items():
             with archive.open(zipfile.ZipInfo(f"archive/{name}"), "w", force_zip64=True) as member:
                 member.write(content)
-    assert open_tree(tmp_path / "a.pt")["a"].read().tolist() == [0, 1, 2, 3, 4, 5]
+    assert ckpttools.open(tmp_path / "a.pt")["a"].read().tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_values_beyond_the_memory_budget_are_refused(tmp_path, monkeypatch):

@@ -12,9 +12,8 @@ from support.command_line import ckpt, run
 from support.torch_files import save, whole
 
 import ckpttools
+from ckpttools import FormatError, Region
 from ckpttools.array.tree import dotted
-from ckpttools.core.errors import FormatError
-from ckpttools.core.region import Region
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
 

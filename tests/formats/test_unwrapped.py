@@ -14,16 +14,22 @@ from support.torch_files import save, whole
 from support.trees import lazy
 
 import ckpttools
+from ckpttools import (
+    CoverageError,
+    FormatError,
+    Metadata,
+    ModelOptions,
+    Select,
+    Text,
+    ToMaxText,
+    Tree,
+    UsageError,
+)
 from ckpttools.array.patterns import expand_branches, first_match, matching
-from ckpttools.array.tree import Metadata, Text, Tree, dotted
+from ckpttools.array.tree import dotted
 from ckpttools.compare.align import align
-from ckpttools.core.errors import CoverageError, FormatError, UsageError
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.hub_names import ToHubNames, has_llama_names, with_hub_names
-from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.transforms.select import Select
 from ckpttools.transforms.strip_wrappers import drop_states, patterns_of_others, strip_wrappers
 
 TRAINERS = Path(__file__).parents[2] / "fixtures/torch/trainers"
@@ -167,7 +173,7 @@ def test_llama_names_of_another_model_are_kept():
 
 def test_file_of_one_of_several_devices_is_not_a_model():
     """As `consolidated.00.pth` beside others: every matrix is cut, every name is there."""
-    tree = Select(drop=("optimizer", "train_state"))(open_tree(TITAN)).tree
+    tree = Select(drop=("optimizer", "train_state"))(ckpttools.open(TITAN)).tree
     half = {
         path: lazy(array.read()[:, ::2]) if len(array.shape) == 2 else array
         for path, array in tree.arrays.items()
@@ -181,7 +187,7 @@ def test_file_of_one_of_several_devices_is_not_a_model():
 
 
 def test_source_and_hub_names_can_be_dropped():
-    tree = open_tree(TITAN)
+    tree = ckpttools.open(TITAN)
     beside = ("optimizer", "train_state")
     for head in ("output.weight", "out*", "lm_head.weight"):
         built = to_maxtext(tree, ToMaxText(drop=(*beside, head), model=ModelOptions(tied="drop")))
@@ -213,7 +219,7 @@ def test_source_and_hub_names_can_be_dropped():
     "locations", [(TITAN, HUB), (HUB, FSDP), (TITAN, FSDP), (TITAN, TITAN), ("bare", HUB)]
 )
 def test_comparisons_unwrap_trainer_names(locations):
-    trees = [open_tree(TITAN if location == "bare" else location) for location in locations]
+    trees = [ckpttools.open(TITAN if location == "bare" else location) for location in locations]
     if "bare" in locations:
         trees[0] = trees[0].with_metadata(config=None)
     both = align(*trees)
@@ -226,7 +232,7 @@ def test_comparisons_unwrap_trainer_names(locations):
 
 def test_flax_names_are_refused_with_a_hint():
     with pytest.raises(CoverageError, match="Flax names, and Flax matrices have their inputs first"):
-        to_maxtext(open_tree(TRAINERS.parents[1] / "flax/llama"), ToMaxText())
+        to_maxtext(ckpttools.open(TRAINERS.parents[1] / "flax/llama"), ToMaxText())
 
 
 def test_safetensors_in_names_of_the_hub(tmp_path):
@@ -237,13 +243,13 @@ def test_safetensors_in_names_of_the_hub(tmp_path):
     assert told not in " ".join(run(*words, tmp_path / "titan", "--names", "hub").split())
     ckpttools.convert(FSDP, tmp_path / "fsdp", format="safetensors", names="hub")
     assert all(ckpttools.verify(tmp_path / name, HUB).equal for name in ("titan", "fsdp"))
-    alone = Select(drop=drop)(open_tree(TITAN)).tree
+    alone = Select(drop=drop)(ckpttools.open(TITAN)).tree
     refused = {
-        "contains arrays outside the model": open_tree(TITAN),
+        "contains arrays outside the model": ckpttools.open(TITAN),
         "are supported for models with model_type llama": alone.with_metadata(config={"model_type": "qwen3"}),
         "cp HF_DIR/config.json": alone.with_metadata(config=None),
         "names of MaxText": to_maxtext(alone, ToMaxText()).state,
-        "have the prefix policy": open_tree(TRAINERS / "open-instruct"),
+        "have the prefix policy": ckpttools.open(TRAINERS / "open-instruct"),
     }
     for message, tree in refused.items():
         with pytest.raises(FormatError, match=message):
@@ -287,7 +293,7 @@ def test_partly_unreadable_list_does_not_prevent_reading(tmp_path):
     """The gap was there before anything was renamed."""
     saved = {"model": {name: whole(np.ones(2, "f4")) for name in NAMES}, "l": [{1}, whole(np.ones(2, "f4"))]}
     save(tmp_path / "pytorch_model.bin", saved)
-    tree = open_tree(tmp_path)
+    tree = ckpttools.open(tmp_path)
     assert ("l", 1) in tree and ("l", 0) not in tree
     assert {*strip_wrappers(tree, ["l.*"]).tree} == {*PLAIN, ("l", 1)}
     assert "ckpt inspect tree" in succeed(tmp_path).output
@@ -295,7 +301,7 @@ def test_partly_unreadable_list_does_not_prevent_reading(tmp_path):
 
 def test_many_arrays_next_to_a_model_are_one_remark():
     """The hint would be below a hundred names that it is about; what is missing is named all the same."""
-    titan = open_tree(TITAN)
+    titan = ckpttools.open(TITAN)
     moments = {
         ("optimizer", "state", f"layers.{number}.weight{'x' * number}", name): titan["norm.weight",]
         for number in range(60)
@@ -306,7 +312,7 @@ def test_many_arrays_next_to_a_model_are_one_remark():
     lines = "  8 arrays are not expected:\n    optimizer.*: 7 arrays\n    train_state.*: 1 array\n"
     assert lines.replace("8", "128").replace("7", "127") in str(told.value)
     assert told.value.hint.endswith('drop=["optimizer.*", "train_state.*"]')
-    hub = open_tree(HUB)
+    hub = ckpttools.open(HUB)
     lacking = {path: leaf for path, leaf in {**hub, **moments}.items() if path != ("model.norm.weight",)}
     with pytest.raises(CoverageError) as told:
         to_maxtext(Tree(lacking, hub.metadata), ToMaxText())

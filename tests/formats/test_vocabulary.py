@@ -13,11 +13,8 @@ from support.command_line import run
 from support.golden_data import SCAN_NAMES, convert
 from support.locations import GOLDEN
 
-from ckpttools.api.save import save
-from ckpttools.array.tree import Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import MemoryBudgetError
-from ckpttools.formats.registry import open_tree
+import ckpttools
+from ckpttools import DTYPES, MemoryBudgetError, Tree, save
 from ckpttools.maxtext import vocabulary
 from ckpttools.maxtext.vocabulary import Surplus, find_surpluses, without_surplus
 from ckpttools.testing.strategies import chunk_shapes, chunked, stored
@@ -74,7 +71,7 @@ def test_only_extra_rows_count_as_padding():
 
 def with_learned(source: Path, destination: Path, path: tuple[str, ...]) -> Path:
     """A checkpoint with one number in the last row of a padded vocabulary."""
-    tree = open_tree(source)
+    tree = ckpttools.open(source)
     values = tree.arrays[path].read()
     values[(299, 5) if path == EMBEDDING else (5, 299)] = np.float32(-1e-30)
     save(Tree({**tree.leaves, path: stored(values, DTYPES["bfloat16"])}, tree.metadata), destination)
@@ -153,8 +150,8 @@ class TestPadded:
         assert "config.json: vocab_size is 300, because all rows are kept; it was 256" in kept
         config = json.loads((tmp_path / "kept" / "config.json").read_bytes())
         assert config == {**json.loads((source / "config.json").read_bytes()), "vocab_size": 300}
-        expected = open_tree(built).arrays[EMBEDDING].read()
-        there = open_tree(tmp_path / "kept").arrays["model.embed_tokens.weight",].read()
+        expected = ckpttools.open(built).arrays[EMBEDDING].read()
+        there = ckpttools.open(tmp_path / "kept").arrays["model.embed_tokens.weight",].read()
         assert there.tobytes() == expected.tobytes()
         run("verify", tmp_path / "kept", "--against", built)
         # And there again, all rows.

@@ -15,9 +15,7 @@ from support.locations import GOLDEN
 from support.trees import lazy
 
 import ckpttools
-from ckpttools.array.tree import Metadata, Tree
-from ckpttools.core.errors import FormatError
-from ckpttools.formats.registry import open_tree
+from ckpttools import FormatError, Metadata, Tree
 from ckpttools.maxtext.source_checks import refuse_maxtext
 
 BOTH_WAYS = pytest.mark.parametrize("way", ["hf-to-maxtext", "maxtext-to-hf"])
@@ -63,7 +61,7 @@ def test_adapter_as_like_is_refused(maxtext, tmp_path):
 @BOTH_WAYS
 @pytest.mark.parametrize("alone", [True, False])
 def test_adapters_of_maxtext(maxtext, tmp_path, way, alone):
-    tree = open_tree(maxtext)
+    tree = ckpttools.open(maxtext)
     factors = {
         (*path[:-1], f"kernel_lora_{item}"): lazy(np.zeros((64, 4, 8), np.float32))
         for path in tree.arrays

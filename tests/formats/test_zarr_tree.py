@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.command_line import ckpt, run
 
 import ckpttools
-from ckpttools.core.errors import FormatError, LaterStepWarning, UsageError
+from ckpttools import FormatError, LaterStepWarning, UsageError
 from ckpttools.core.text import plural
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree

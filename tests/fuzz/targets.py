@@ -15,11 +15,9 @@ from pathlib import Path
 import numpy as np
 from archive import packed, packed_directory, unpacked, write
 
+from ckpttools import DTYPES, CheckpointError, Metadata, ToMaxText, Tree
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Metadata, Tree
 from ckpttools.cli.tree_facts import fact_lines
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.manifest import read_manifest
@@ -34,7 +32,6 @@ from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunks import parse_array
 from ckpttools.inspection.chunks import inspect_chunks
 from ckpttools.inspection.tree import inspect_tree
-from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.model_families.registry import families
 from ckpttools.model_families.toml_read import family_from_toml

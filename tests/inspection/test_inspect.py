@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttools import DTYPES, Empty, Metadata, Tree, UsageError
 from ckpttools.array.nodes import Constant
 from ckpttools.array.storage import Sharding
-from ckpttools.array.tree import Empty, Metadata, Path, Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import UsageError
+from ckpttools.array.tree import Path
 from ckpttools.core.text import natural_key
 from ckpttools.inspection.folding import Branch, fold, sort_arrays
 from ckpttools.inspection.tree import ArrayReport, Total, TreeReport, TreeWarning, inspect_tree

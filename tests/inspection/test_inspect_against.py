@@ -15,12 +15,11 @@ from support.golden_data import FAMILIES
 from support.locations import GOLDEN
 from support.trees import maxtext_tree, right_one, without
 
+import ckpttools
+from ckpttools import DTYPES, Tree, UsageError
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, keystr
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import UsageError
-from ckpttools.formats.registry import open_tree
+from ckpttools.array.tree import keystr
 from ckpttools.inspection.against import against_family, against_tree
 from ckpttools.inspection.comparison import ArraySpec, Comparison, arranged
 from ckpttools.mapping.row import Layers, row
@@ -91,8 +90,8 @@ class TestTrees:
         assert [item.path for item in arranged(result, "name").missing] == ["a", "b", "c", "w9", "w10"]
 
     def test_equal_trees_have_no_differences(self):
-        tree = open_tree(LLAMA / "hf")
-        result = against_tree(tree, open_tree(LLAMA / "hf_sharded"))
+        tree = ckpttools.open(LLAMA / "hf")
+        result = against_tree(tree, ckpttools.open(LLAMA / "hf_sharded"))
         assert result.is_same
         assert (result.num_compared, result.against) == (39, str(LLAMA / "hf_sharded"))
 
@@ -108,7 +107,7 @@ class TestFamilies:
     @pytest.mark.parametrize("model", FAMILIES)
     def test_hugging_face_weights_match_their_config(self, model: str):
         family = families()[right_one(model)]
-        tree = open_tree(GOLDEN / model / "hf")
+        tree = ckpttools.open(GOLDEN / model / "hf")
         assert against_family(tree, family, config_of(model), "config.json").is_same
 
     @pytest.mark.parametrize("with_config", [True, False])
@@ -143,13 +142,13 @@ class TestFamilies:
         assert not result.extra
 
     def test_missing_middle_layer_is_reported(self):
-        tree = open_tree(GOLDEN / "llama3.1" / "hf")
+        tree = ckpttools.open(GOLDEN / "llama3.1" / "hf")
         arrays = {path: leaf for path, leaf in tree.items() if ".layers.2." not in keystr(path)}
         result = against_family(Tree(arrays), families()["llama"])
         assert result.missing == (ArraySpec("model.layers.2.*", None, None),)
 
     def test_missing_first_layer_is_reported(self):
-        tree = open_tree(GOLDEN / "llama3.1" / "hf")
+        tree = ckpttools.open(GOLDEN / "llama3.1" / "hf")
         arrays = {path: leaf for path, leaf in tree.items() if ".layers.0." not in keystr(path)}
         result = against_family(Tree(arrays), families()["llama"])
         assert result.missing == (ArraySpec("model.layers.0.*", None, None),)
@@ -168,7 +167,7 @@ class TestFamilies:
     @pytest.mark.parametrize("location", ["hf", "maxtext_scanned", "maxtext_unscanned"])
     def test_missing_last_layer_needs_a_config(self, location: str):
         """Without the last one names and shapes are those of a shorter model."""
-        tree = Tree(dict(open_tree(LLAMA / location)))
+        tree = Tree(dict(ckpttools.open(LLAMA / location)))
         where = "model.layers" if location == "hf" else "decoder/layers"
         (*_, declared) = against_family(tree, families()["llama"]).reasons
         assert declared == (
@@ -177,7 +176,7 @@ class TestFamilies:
         assert not against_family(tree, families()["llama"], config_of("llama3.1"), "config.json").reasons
 
     def test_huge_layer_number_does_not_list_all_before_it(self):
-        tree = Tree(dict(open_tree(LLAMA / "hf")))
+        tree = Tree(dict(ckpttools.open(LLAMA / "hf")))
         last = max(tree, key=keystr)
         odd = Tree({**tree, (f"model.layers.{10**30}.mlp.up_proj.weight",): tree[last]})
         result = against_family(odd, families()["llama"])
@@ -198,7 +197,7 @@ class TestFamilies:
             against_family(maxtext_tree("llama3.1", scan=True), families()["llama"], pattern=pattern)
 
     def test_many_layer_names_get_no_suggestion(self):
-        tree = Tree(dict(open_tree(LLAMA / "hf")))
+        tree = Tree(dict(ckpttools.open(LLAMA / "hf")))
         with pytest.raises(UsageError, match="only names can be compared"):
             against_family(tree, families()["llama"], pattern="*.mlp.*")
 
@@ -229,7 +228,7 @@ class TestCommand:
 
     def test_against_supports_filter_sort_and_flat(self, tmp_path: Path):
         """With --flat one line for each array; the filter may mean nothing but what is missing."""
-        tree = open_tree(LLAMA / "hf")
+        tree = ckpttools.open(LLAMA / "hf")
         arrays = {keystr(p): item.read() for p, item in tree.arrays.items() if ".layers.3." not in keystr(p)}
         save_file(arrays, tmp_path / "model.safetensors")
         arguments = ("--against", LLAMA / "hf", "--filter", "*.3.mlp.*", "--sort", "size", "--flat")

@@ -17,12 +17,12 @@ from support.command_line import ckpt
 from support.hf_models import write_llama
 from support.locations import GOLDEN, ORBAX
 
+import ckpttools
 from ckpttools.array.tree import keystr
 from ckpttools.cli.inspect_tree import COLUMNS, format_amounts, shorten
 from ckpttools.cli.output import print_json
 from ckpttools.cli.table import TreeRow, draw_tree
 from ckpttools.core.text import printable
-from ckpttools.formats.registry import open_tree
 
 
 def lines_of(*arguments: object, **environment: str) -> list[str]:
@@ -263,7 +263,7 @@ class TestTree:
         for shard in sorted(llama.glob("*.safetensors")):
             alone = shutil.copy(shard, tmp_path)
             assert "family" in facts_of(alone)
-        shapes = {keystr(path): array.shape for path, array in open_tree(llama).arrays.items()}
+        shapes = {keystr(path): array.shape for path, array in ckpttools.open(llama).arrays.items()}
         del shapes["model.norm.weight"]
         arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
         save_file(arrays, tmp_path / "n.safetensors")
@@ -406,5 +406,5 @@ def test_lines_fit_the_terminal(location: str, options: tuple[str, ...]):
     lines = lines_of(GOLDEN / location, *options, COLUMNS="80")
     assert max(map(len, lines[1:])) <= 80
     if "--flat" in options:
-        names = {keystr(path) for path in open_tree(GOLDEN / location).arrays}
+        names = {keystr(path) for path in ckpttools.open(GOLDEN / location).arrays}
         assert names <= {line.split(" ")[0] for line in lines}

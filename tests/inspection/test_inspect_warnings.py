@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.orbax_items import LITTLE, sharded, values_of, write_item, zarr3
 
+import ckpttools
+from ckpttools import DTYPES, LazyArray, Metadata, Tree
 from ckpttools.array import storage
-from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked, Constant
-from ckpttools.array.tree import Metadata, Path, Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.formats.registry import open_tree, storage_of
+from ckpttools.array.tree import Path
+from ckpttools.formats.registry import storage_of
 from ckpttools.inspection.advice import advice
 from ckpttools.inspection.chunks import inspect_chunks
 from ckpttools.inspection.tree import TreeWarning, inspect_tree, warnings_of
@@ -153,7 +153,7 @@ def test_chunk_warnings_and_advice_name_the_same_arrays(tmp_path, monkeypatch):
         (name,): (how, values_of(np.dtype("float32"), (1, 16) if name == "one" else (8, 16)))
         for name, how in grids.items()
     }
-    tree = open_tree(write_item(tmp_path / "item", arrays))
+    tree = ckpttools.open(write_item(tmp_path / "item", arrays))
     warned = {warning.name.partition("-")[0]: warning.arrays for warning in inspect_tree(tree).warnings}
     advised = {item.subject: item.paths for item in advice(inspect_chunks(tree, storage_of(tree)))}
     assert (warned["giant"], warned["fine"]) == (("giant",), ("fine", "pieces"))

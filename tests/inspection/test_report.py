@@ -20,10 +20,9 @@ from support.command_line import ckpt
 from support.golden_data import golden_checkpoint
 from support.locations import HF
 
+import ckpttools
+from ckpttools import DTYPES, Tree
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.formats.registry import open_tree
 from ckpttools.inspection.layer_rows import layer_rows
 from ckpttools.inspection.report.contents import contents
 from ckpttools.inspection.report.page import page
@@ -52,7 +51,7 @@ def unpacked(text: str) -> dict[str, Any]:
 
 class TestContents:
     def test_packed_paths_round_trip(self):
-        tree = open_tree(HF)
+        tree = ckpttools.open(HF)
         coded, paths = packed(tree, stats=False)["paths"], []
         before = ""
         for shared, rest in zip(coded[::2], coded[1::2], strict=True):
@@ -76,11 +75,11 @@ class TestContents:
     def test_constant_layers_have_no_deviation(self, tmp_path: Path):
         layers = {f"model.layers.{k}.w": np.full(770 + k, 0.1 + k, np.float32) for k in range(4)}
         save_file(layers, tmp_path / "c.safetensors")
-        (row,) = packed(open_tree(tmp_path / "c.safetensors"))["heat"]
+        (row,) = packed(ckpttools.open(tmp_path / "c.safetensors"))["heat"]
         assert [cell[1] for cell in row["layers"].values()] == [0] * 4
 
     def test_heat_map_rows_are_equal_stacked_or_not(self):
-        stacked, single = (packed(open_tree(golden_checkpoint(scan)))["heat"] for scan in (True, False))
+        stacked, single = (packed(ckpttools.open(golden_checkpoint(scan)))["heat"] for scan in (True, False))
         assert {row["name"] for row in stacked} == {row["name"] for row in single}
         by_name = {row["name"]: row for row in single}
         for row in stacked:
@@ -96,7 +95,7 @@ class TestContents:
             for expert in range(8)
         }
         save_file(experts, tmp_path / "a.safetensors")
-        (row,) = packed(open_tree(tmp_path / "a.safetensors"))["heat"]
+        (row,) = packed(ckpttools.open(tmp_path / "a.safetensors"))["heat"]
         assert row["name"] == "model.layers.*.mlp.experts.*.up.weight"
         for layer, (norm, std, mean, limit, bad) in row["layers"].items():
             whole = np.concatenate([value for name, value in experts.items() if f"layers.{layer}." in name])
@@ -107,7 +106,7 @@ class TestContents:
     def test_page_numbers_are_valid_json(self, tmp_path: Path):
         values = np.array([np.nan, np.inf, 1e38, -1e38], np.float32)
         save_file({"layers.0.a": values, "layers.1.a": values[:2]}, tmp_path / "a.safetensors")
-        built = page(packed(open_tree(tmp_path / "a.safetensors")), "bad numbers")
+        built = page(packed(ckpttools.open(tmp_path / "a.safetensors")), "bad numbers")
         assert unpacked(built)["stats"]["nan"] == [1, 1]
         assert unpacked(built)["heat"][0]["layers"]["1"] == [None, None, None, None, 2]
 
@@ -117,11 +116,11 @@ class TestContents:
         assert len(unpacked(built)["bytes"]) == 20_000
 
     def test_equal_checkpoints_give_equal_pages(self):
-        tree = open_tree(SCANNED)
+        tree = ckpttools.open(SCANNED)
         assert page(packed(tree), "a") == page(packed(tree), "a")
 
     def test_page_loads_no_external_resources(self):
-        built = page(packed(open_tree(SCANNED)), "<b>title & more</b>")
+        built = page(packed(ckpttools.open(SCANNED)), "<b>title & more</b>")
         assert "<title>&lt;b&gt;title &amp; more&lt;/b&gt;</title>" in built
         assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', built) == []
         assert set(re.findall(r"https?://[^\s\"']+", built)) == {"http://www.w3.org/2000/svg"}
@@ -161,7 +160,7 @@ class TestCommand:
     def test_no_stats_reads_no_arrays(self, tmp_path: Path):
         path = tmp_path / "cut.safetensors"
         save_file({"a": np.zeros(1000, np.float32)}, path)
-        tree = open_tree(path)
+        tree = ckpttools.open(path)
         path.write_bytes(path.read_bytes()[:100])
         assert packed(tree, stats=False)["stats"] is None
 
@@ -217,7 +216,7 @@ class TestCommand:
             assert result.exit_code == 2
             assert "is not a page" in result.stderr or "is a part of" in result.stderr
         assert link.is_symlink() and text.read_text() == "mine"
-        assert open_tree(link).arrays["a",].read().tolist() == [1, 1, 1]
+        assert ckpttools.open(link).arrays["a",].read().tolist() == [1, 1, 1]
 
     def test_overwrite_follows_a_link_to_a_page(self, tmp_path: Path):
         link, location = tmp_path / "link.html", tmp_path / "page.html"
@@ -263,7 +262,7 @@ def chromium() -> Iterator[Browser]:
 def opened(chromium: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Browser]:
     """The report on a checkpoint in the browser; nothing may have complained in the end."""
     location = tmp_path / "report.html"
-    location.write_text(page(packed(open_tree(request.param)), "report"), "utf-8")
+    location.write_text(page(packed(ckpttools.open(request.param)), "report"), "utf-8")
     chromium.open(location)
     yield chromium
     assert chromium.complaints() == []
@@ -433,7 +432,7 @@ CONTRAST = """(() => {
 class TestOddPages:
     def show(self, chromium: Browser, tmp_path: Path, arrays: dict[str, np.ndarray], **options: Any) -> None:
         save_file(arrays, tmp_path / "a.safetensors")
-        built = page(packed(open_tree(tmp_path / "a.safetensors"), **options), "odd")
+        built = page(packed(ckpttools.open(tmp_path / "a.safetensors"), **options), "odd")
         (tmp_path / "a.html").write_text(built, "utf-8")
         chromium.open(tmp_path / "a.html")
         assert chromium.complaints() == []

@@ -17,16 +17,13 @@ from support.command_line import ckpt
 from support.golden_data import golden_checkpoint
 from support.locations import GOLDEN
 
+import ckpttools
+from ckpttools import DTYPES, DType, LazyArray, MemoryBudgetError, Region, Tree
 from ckpttools.array.elements import table, widen
-from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, Stored
 from ckpttools.array.scratch import ALIGNMENT, Scratch
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, keystr
-from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.core.errors import MemoryBudgetError
-from ckpttools.core.region import Region
-from ckpttools.formats.registry import open_tree
+from ckpttools.array.tree import keystr
 from ckpttools.inspection import moments as moments_module
 from ckpttools.inspection.distribution import QUANTILES, most_bins
 from ckpttools.inspection.layer_rows import layer_rows
@@ -423,7 +420,7 @@ class TestDistribution:
 
 class TestLayers:
     def test_stacked_layers_have_separate_rows(self):
-        tree = open_tree(golden_checkpoint(scan=True))
+        tree = ckpttools.open(golden_checkpoint(scan=True))
         report = inspect_stats(tree, memory=1 << 30, jobs=2, per_layer=True)
         stacked = [array for array in report.arrays if array.layers]
         assert len(stacked) == 9
@@ -435,10 +432,10 @@ class TestLayers:
 
     def test_scanned_and_unscanned_agree(self):
         scanned, single = (
-            inspect_stats(open_tree(golden_checkpoint(scan)), memory=1 << 30, jobs=2, per_layer=True)
+            inspect_stats(ckpttools.open(golden_checkpoint(scan)), memory=1 << 30, jobs=2, per_layer=True)
             for scan in (True, False)
         )
-        rows = layer_rows(open_tree(golden_checkpoint(scan=False)))
+        rows = layer_rows(ckpttools.open(golden_checkpoint(scan=False)))
         apart = {keystr(path): row for path, row in rows.items()}
         by_layer = {
             (apart[array.path].name, apart[array.path].numbers[0]): array.statistics
@@ -599,10 +596,10 @@ class TestCommand:
 
     def test_truncated_file_is_reported(self, tmp_path: Path):
         path = sparse(tmp_path)
-        tree = open_tree(path)
+        tree = ckpttools.open(path)
         with path.open("r+b") as file:
             file.truncate(300 * MIB)
-        from ckpttools.core.errors import FormatError
+        from ckpttools import FormatError
 
         with pytest.raises(FormatError, match="ends too early"):
             inspect_stats(tree, memory=1 << 30, jobs=2)

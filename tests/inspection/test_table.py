@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttools import DTYPES, ConfigError, CoverageError, MappingError, ShapeError, UsageError
 from ckpttools.array.nodes import Stored
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import ConfigError, CoverageError, MappingError, ShapeError, UsageError
 from ckpttools.mapping.axes import parse_groups, parse_side
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import parse_key

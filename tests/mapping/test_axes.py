@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.core.errors import MappingError
+from ckpttools import MappingError
 from ckpttools.mapping.axes import Side, parse_groups, parse_side
 from ckpttools.mapping.keys import Field, Key, parse_key
 from ckpttools.testing.strategies import statements

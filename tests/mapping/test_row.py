@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpttools import DTYPES, MappingError
 from ckpttools.array.nodes import Stored
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import MappingError
 from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.factor import Factor
 from ckpttools.mapping.keys import parse_key

@@ -10,7 +10,7 @@ import pytest
 from support.command_line import doctor
 
 import ckpttools
-from ckpttools.core.errors import UnlistedStepWarning, UsageError
+from ckpttools import UnlistedStepWarning, UsageError
 
 TREE = {"w": np.arange(6, dtype=np.float32)}
 

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttools import DTYPES, CheckpointError, Empty, Metadata, NoSuchPathError, Tree, UsageError
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Empty, Metadata, Tree, dotted, keystr
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, NoSuchPathError, UsageError
+from ckpttools.array.tree import dotted, keystr
 
 KEYS = st.one_of(st.text("ab./", min_size=1, max_size=3), st.integers(0, 3))
 PATHS = st.lists(KEYS, min_size=1, max_size=3).map(tuple)

@@ -22,14 +22,14 @@ from support.stored_trees import contents
 from support.trees import lazy, tree_with
 
 import ckpttools
-from ckpttools.array.tree import Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import (
+from ckpttools import (
+    DTYPES,
     CheckpointError,
     ConfigError,
     CoverageError,
     FormatError,
     MappingError,
+    Tree,
     UsageError,
 )
 from ckpttools.maxtext.average import Average

@@ -11,8 +11,7 @@ from support.golden_data import FAMILIES, GOLDEN_VERSION, MULTIMODAL, SCAN_NAMES
 from support.locations import GOLDEN
 
 import ckpttools
-from ckpttools.core.errors import CoverageError
-from ckpttools.maxtext.conversion_options import ToMaxText
+from ckpttools import CoverageError, ToMaxText
 
 
 def weights(family):

@@ -13,15 +13,10 @@ from support.golden_data import FAMILIES, SCAN_NAMES, convert
 from support.locations import GOLDEN
 from support.stored_trees import write
 
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.api.prepared import Resources
-from ckpttools.array.tree import Tree
+import ckpttools
+from ckpttools import DTYPES, Resources, ToHuggingFace, ToMaxText, Tree, plan_to_huggingface, plan_to_maxtext
 from ckpttools.compare.conversion import in_maxtext_names
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
@@ -113,7 +108,7 @@ def test_another_rope_layout_is_a_difference(tmp_path):
 
 def test_dropped_arrays_are_named(tmp_path):
     """With the same patterns as in the conversion; what MaxText has no place for is told without."""
-    tree = open_tree(hf("llama3.1"))
+    tree = ckpttools.open(hf("llama3.1"))
     extra = Tree({**tree, ("model.extra.weight",): tree["model.norm.weight",]}, tree.metadata)
     write(extra, SafetensorsWriter(), tmp_path / "hf")
     shutil.copy(hf("llama3.1") / "config.json", tmp_path / "hf")
@@ -124,7 +119,7 @@ def test_dropped_arrays_are_named(tmp_path):
     assert refused.exit_code == 1 and "model/extra/weight: missing" in refused.stdout.replace(".", "/")
     proved = verify(tmp_path / "maxtext", source, *drop)
     assert proved.exit_code == 0, proved.output
-    left_out = len(open_tree(hf("llama3.1")).arrays) - len(to_maxtext(tree, ToMaxText()).notes.dropped)
+    left_out = len(ckpttools.open(hf("llama3.1")).arrays) - len(to_maxtext(tree, ToMaxText()).notes.dropped)
     assert f"because of --drop: {len(extra.arrays) - left_out} array" in proved.stdout
     assert digest(source, "--as", "maxtext", *drop) == digest(tmp_path / "maxtext")
     manifest = str(tmp_path / "m.json")
@@ -212,8 +207,8 @@ def test_another_model_is_different(tmp_path):
 
 
 def test_names_of_maxtext_are_given_to_arrays_of_hugging_face(tmp_path):
-    tree = open_tree(convert(tmp_path / "maxtext", "qwen3"))
-    named = in_maxtext_names(open_tree(hf("qwen3"))).arrays
+    tree = ckpttools.open(convert(tmp_path / "maxtext", "qwen3"))
+    named = in_maxtext_names(ckpttools.open(hf("qwen3"))).arrays
     kernel = named["decoder/layers_1/mlp/wi_0/kernel"].read()
     assert np.array_equal(
         kernel, tree["params", "params", "decoder", "layers", "mlp", "wi_0", "kernel"].read()[:, 1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.command_line import succeed
 
 import ckpttools
-from ckpttools.core.errors import FormatError
+from ckpttools import FormatError
 from ckpttools.maxtext.config.deviations import known_deviations, rounded_root
 from ckpttools.maxtext.versions import VERSIONS
 from ckpttools.model_families.registry import families

@@ -13,8 +13,7 @@ import pytest
 from support.trees import model
 
 import ckpttools
-from ckpttools.core.errors import FormatError
-from ckpttools.maxtext.conversion_options import ToMaxText
+from ckpttools import FormatError, ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
 
 TEXT = {

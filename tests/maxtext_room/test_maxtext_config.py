@@ -19,7 +19,7 @@ from support.command_line import ckpt, succeed
 from support.locations import DOCS, GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
-from ckpttools.core.errors import ConfigError, CoverageError, MappingError, UsageError
+from ckpttools import ConfigError, CoverageError, MappingError, UsageError
 from ckpttools.mapping.settings import setting_rules
 from ckpttools.mapping.sizes import nested_value
 from ckpttools.maxtext.config.infer_settings import matching_model, model_settings

@@ -7,7 +7,7 @@ import json
 import pytest
 from support.locations import FIXTURES
 
-from ckpttools.core.errors import ConfigError
+from ckpttools import ConfigError
 from ckpttools.model_families.registry import families, family_of
 
 MODELS = json.loads((FIXTURES / "maxtext-0.2.5-models.json").read_bytes())

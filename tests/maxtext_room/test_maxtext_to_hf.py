@@ -15,20 +15,31 @@ from support.golden_data import FAMILIES, SCAN_NAMES, convert, golden_checkpoint
 from support.locations import FIXTURES, GOLDEN, HF, TRAINED
 
 import ckpttools
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.api.prepared import Resources
-from ckpttools.api.save import plan_save, save
-from ckpttools.array.tree import Tree, keystr
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, FormatError, UsageError
+from ckpttools import (
+    DTYPES,
+    CastMap,
+    CastTo,
+    CheckpointError,
+    ConfigError,
+    CoverageError,
+    FormatError,
+    ModelOptions,
+    Resources,
+    Select,
+    ToHuggingFace,
+    ToMaxText,
+    Tree,
+    UsageError,
+    plan_save,
+    plan_to_huggingface,
+    plan_to_maxtext,
+    save,
+)
+from ckpttools.array.tree import keystr
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_config import absent_mtp_field
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.model_families.registry import families
@@ -37,8 +48,6 @@ from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import stored
-from ckpttools.transforms.cast import CastMap, CastTo
-from ckpttools.transforms.select import Select
 
 DESCRIBED = "config.json describes the whole model, including what is left out"
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
@@ -121,8 +130,8 @@ class TestRoundTrip:
         assert {**config, **original["text_config"]} == config
         # It is a model of its own: there, and back.
         plan_to_maxtext(tmp_path / "hf").run(tmp_path / "again")
-        again = open_tree(tmp_path / "again")
-        for path, array in open_tree(tmp_path / "maxtext").arrays.items():
+        again = ckpttools.open(tmp_path / "again")
+        for path, array in ckpttools.open(tmp_path / "maxtext").arrays.items():
             assert array.read().tobytes() == again[path].read().tobytes()
 
     def test_uncarried_arrays_come_from_like_model(self, tmp_path):
@@ -149,7 +158,7 @@ class TestRoundTrip:
 class TestSource:
     def test_training_checkpoint_converts_only_parameters(self, tmp_path):
         """Made of a training run of MaxText's, whose sizes the configuration below states."""
-        tree = open_tree(TRAINED)
+        tree = ckpttools.open(TRAINED)
         assert any(path[0] == "opt_state" for path in tree.arrays)
         config = train_config(tree)
         (tmp_path / "config.json").write_text(json.dumps(config))
@@ -162,7 +171,7 @@ class TestSource:
             assert np.array_equal(built[f"model.layers.{layer}.mlp.gate_proj.weight"], expected)
 
     def test_optimizer_is_not_read(self, tmp_path):
-        config = train_config(open_tree(TRAINED))
+        config = train_config(ckpttools.open(TRAINED))
         (tmp_path / "config.json").write_text(json.dumps(config))
         plan = plan_to_huggingface(TRAINED, ToHuggingFace(like=tmp_path / "config.json")).plan
         assert plan.bytes_in < 2 * plan.bytes_out
@@ -171,7 +180,7 @@ class TestSource:
     @pytest.mark.parametrize("wrap", ["nnx", "nnx-rl", "policy"])
     def test_flavours_and_composites(self, tmp_path, wrap):
         convert(tmp_path / "maxtext", "qwen3")
-        tree = open_tree(tmp_path / "maxtext")
+        tree = ckpttools.open(tmp_path / "maxtext")
         leaves = {}
         for path, array in tree.arrays.items():
             if path[0] != "params":
@@ -192,18 +201,18 @@ class TestSource:
         assert_same(tensors(built), tensors(hf("qwen3")))
 
     def test_learned_extras_are_dropped_by_name(self):
-        built = to_maxtext(open_tree(hf("qwen3")), ToMaxText())
+        built = to_maxtext(ckpttools.open(hf("qwen3")), ToMaxText())
         beside = [("ema", "params", "decoder", "gain"), ("params", "lora", "a"), ("lora", "b")]
         leaves = dict.fromkeys(beside, stored(np.zeros(5, np.float32), DTYPES["float32"]))
-        files = ModelFiles(config=open_tree(hf("qwen3")).metadata.config)
+        files = ModelFiles(config=ckpttools.open(hf("qwen3")).metadata.config)
         tree = Tree({**built.state.leaves, **leaves}, built.state.metadata)
         assert to_huggingface(tree, ToHuggingFace(), files).notes.dropped == tuple(map(keystr, beside))
 
     def test_colliding_names_are_refused(self):
-        built = to_maxtext(open_tree(hf("qwen3")), ToMaxText())
+        built = to_maxtext(ckpttools.open(hf("qwen3")), ToMaxText())
         norm = ("params", "params", "decoder", "decoder_norm", "scale")
         leaves = {**built.state.leaves, (*norm[:3], "decoder_norm.scale"): built.state[norm]}
-        files = ModelFiles(config=open_tree(hf("qwen3")).metadata.config)
+        files = ModelFiles(config=ckpttools.open(hf("qwen3")).metadata.config)
         with pytest.raises(FormatError, match=r"decoder.decoder_norm.scale: .* and decoder/decoder_norm"):
             to_huggingface(Tree(leaves, built.state.metadata), ToHuggingFace(), files)
 
@@ -406,9 +415,9 @@ class TestDtypes:
         config["text_config"]["torch_dtype"] = "torch.bfloat16"
         config["vision_config"]["dtype"] = "bfloat16"
         (source / "config.json").write_text(json.dumps(config))
-        save(open_tree(source).pipe(CastTo("bfloat16")), tmp_path / "same")
+        save(ckpttools.open(source).pipe(CastTo("bfloat16")), tmp_path / "same")
         assert (tmp_path / "same" / "config.json").read_bytes() == (source / "config.json").read_bytes()
-        save(open_tree(source).pipe(CastTo("float32")), tmp_path / "cast")
+        save(ckpttools.open(source).pipe(CastTo("float32")), tmp_path / "cast")
         plan_to_maxtext(source, ToMaxText(carry=True)).run(tmp_path / "maxtext")
         back(tmp_path / "maxtext", tmp_path / "back", dtype=DTYPES["float32"])
         expected = json.loads(json.dumps(config).replace('"torch.bfloat16"', '"float32"'))
@@ -418,7 +427,7 @@ class TestDtypes:
             assert json.loads((tmp_path / built / "config.json").read_bytes()) == expected
 
     def test_most_of_the_weights_give_the_dtype_and_towers_have_their_own(self, tmp_path):
-        tree = open_tree(hf("gemma3"))
+        tree = ckpttools.open(hf("gemma3"))
         patterns = {"*norm*": "float32", "*vision_tower*": "float16"}
         plan = plan_save(tree.pipe(CastMap(patterns)))
         assert not plan.plan.remarks
@@ -435,7 +444,7 @@ class TestDtypes:
             ("qwen3-next", "model.norm.weight"),
             ("deepseek3", "*.2.mlp.gate.e_score_correction_bias"),
         ):
-            selected = open_tree(hf(family)).pipe(Select(drop=[name]))
+            selected = ckpttools.open(hf(family)).pipe(Select(drop=[name]))
             (told,) = plan_save(selected).plan.remarks
             assert told == DESCRIBED, name
 
@@ -460,14 +469,14 @@ class TestDtypes:
         write_llama(tmp_path / "model", LlamaSizes(1, 32, 64, 2, 2, 16, 64, tied=False))
         config = json.loads((tmp_path / "model/config.json").read_text()) | {"tie_word_embeddings": tied}
         (tmp_path / "model/config.json").write_text(json.dumps(config))
-        plan = plan_save(open_tree(tmp_path / "model").pipe(Select(drop=["lm_head.weight"]))).plan
+        plan = plan_save(ckpttools.open(tmp_path / "model").pipe(Select(drop=["lm_head.weight"]))).plan
         assert (DESCRIBED in plan.remarks) == (not tied)
 
     def test_unknown_model_config_may_describe_all_but_optimizer(self, tmp_path):
         save_file({name: np.ones(2, "f4") for name in ("a", "b", "optimizer.mu")}, tmp_path / "a.safetensors")
         (tmp_path / "config.json").write_text('{"model_type": "own"}')
         for drop, is_told in (("optimizer", False), ("b", True)):
-            plan = plan_save(open_tree(tmp_path).pipe(Select(drop=[drop]))).plan
+            plan = plan_save(ckpttools.open(tmp_path).pipe(Select(drop=[drop]))).plan
             assert (DESCRIBED in plan.remarks) == is_told
 
     @pytest.mark.parametrize(("family", "way"), [("llama3.1", "drop"), ("gemma2", "materialize")])
@@ -531,7 +540,7 @@ class TestDtypes:
         for name in differing:
             ulps = plain[name].view(np.int16).astype(int) - tensors(source)[name].view(np.int16).astype(int)
             assert np.abs(ulps).max() == 1
-        tree = open_tree(tmp_path / "maxtext-True")
+        tree = ckpttools.open(tmp_path / "maxtext-True")
         wide = {path for path, array in tree.arrays.items() if array.dtype.name == "float32"}
         assert wide and all("query" in path for path in wide)
 
@@ -599,9 +608,9 @@ class TestVocabulary:
     @pytest.mark.parametrize("family", ["gemma2", "llama3.1"])
     def test_padded_with_zeros_and_cut_again(self, tmp_path, family, scan):
         item = convert(tmp_path / "maxtext", family, scan=scan, pad_vocab=300)
-        tree = open_tree(item)
+        tree = ckpttools.open(item)
         embedding = tree["params", "params", "token_embedder", "embedding"].read()
-        plain = open_tree(convert(tmp_path / "plain", family, scan=scan))
+        plain = ckpttools.open(convert(tmp_path / "plain", family, scan=scan))
         assert embedding.shape == (300, 64)
         assert not embedding[256:].astype(np.float32).any()
         unpadded = plain["params", "params", "token_embedder", "embedding"].read()
@@ -625,7 +634,7 @@ class TestVocabulary:
         assert str(error.value.location).startswith("token_embedder.embedding in ")
         assert error.value.got == "256 rows for a vocabulary of 200; row 200 is not zero"
 
-        tree = open_tree(convert(tmp_path / "padded", "llama3.1", scan=scan, pad_vocab=300))
+        tree = ckpttools.open(convert(tmp_path / "padded", "llama3.1", scan=scan, pad_vocab=300))
         name = ("token_embedder", "embedding") if tied else ("decoder", "logits_dense", "kernel")
         path = ("params", "params", *name)
         learned = tree.arrays[path].read()
@@ -748,8 +757,8 @@ class TestNames:
         assert self.INNER in arrays
         save_file(arrays, source / "model.safetensors", {"format": "pt"})
         plan_to_maxtext(source, ToMaxText(carry=True)).run(tmp_path / "maxtext")
-        same = open_tree(convert(tmp_path / "hub", "gemma3", text_only=False))
-        for path, array in open_tree(tmp_path / "maxtext").arrays.items():
+        same = ckpttools.open(convert(tmp_path / "hub", "gemma3", text_only=False))
+        for path, array in ckpttools.open(tmp_path / "maxtext").arrays.items():
             assert array.read().tobytes() == same[path].read().tobytes()
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), arrays)
 
@@ -762,8 +771,8 @@ class TestNames:
         save_file(arrays, source / "model.safetensors", {"format": "pt"})
         alone = prefix == "model."
         plan_to_maxtext(source, ToMaxText(text_only=alone, carry=True)).run(tmp_path / "maxtext")
-        plain = open_tree(convert(tmp_path / "plain", family, text_only=alone))
-        for path, array in open_tree(tmp_path / "maxtext").arrays.items():
+        plain = ckpttools.open(convert(tmp_path / "plain", family, text_only=alone))
+        for path, array in ckpttools.open(tmp_path / "maxtext").arrays.items():
             assert array.read().tobytes() == plain[path].read().tobytes()
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), arrays)
 
@@ -824,14 +833,14 @@ def test_rope_layout_is_recorded(tmp_path):
     """Chosen on the way to MaxText, it holds for the way back, with --like as well."""
     sizes = LlamaSizes(layers=1, hidden=32, mlp=64, heads=2, kv_heads=2, head_dim=16, vocab=64)
     write_llama(tmp_path / "hf", sizes)
-    before = open_tree(tmp_path / "hf")
+    before = ckpttools.open(tmp_path / "hf")
     for layout in ("halves", "interleaved"):
         options = ToMaxText(model=ModelOptions(rope_layout=layout))
         plan_to_maxtext(tmp_path / "hf", options).run(tmp_path / layout)
         for like in (None, tmp_path / "hf"):
             out = tmp_path / f"{layout}-{like is None}"
             plan_to_huggingface(tmp_path / layout, ToHuggingFace(like=like)).run(out)
-            after = open_tree(out)
+            after = ckpttools.open(out)
             assert all((after.arrays[path].read() == before.arrays[path].read()).all() for path in before)
 
 

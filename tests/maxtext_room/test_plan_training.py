@@ -20,9 +20,8 @@ from support.locations import DOCS, FIXTURES, ORBAX, TRAINED
 from support.pages import run_page
 
 import ckpttools
+from ckpttools import FormatError, Tree, UsageError
 from ckpttools.api.plan_training import parse_duration
-from ckpttools.array.tree import Tree
-from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import stored_shardings
 from ckpttools.maxtext.planning.intervals import Tier, count_kept_checkpoints
 from ckpttools.maxtext.planning.report import BYTES_PER_PARAMETER, ramdisk

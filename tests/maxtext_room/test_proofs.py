@@ -8,9 +8,9 @@ import pytest
 from support.golden_data import SCAN_NAMES, leaves_by_package
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
-from ckpttools.array.tree import Tree, dotted
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
+import ckpttools
+from ckpttools import ToHuggingFace, ToMaxText, Tree
+from ckpttools.array.tree import dotted
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_maxtext import to_maxtext
@@ -27,7 +27,7 @@ MADE = [
 
 @pytest.mark.parametrize(("version", "leaves"), MADE, ids=[f"{v}-{f.parent.name}-{f.stem}" for v, f in MADE])
 def test_every_tensor_round_trips(version: str, leaves: Path):
-    source = open_tree(leaves.parent / "hf")
+    source = ckpttools.open(leaves.parent / "hf")
     names = [dotted(path) for path in source.arrays]
     spelling = family_of(source.metadata.config or {}, "config.json").spelling_of(names)
     options = ToMaxText(

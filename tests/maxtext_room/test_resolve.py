@@ -21,8 +21,8 @@ from support.object_stores import files_in, google
 from support.scripts import answers
 
 import ckpttools
+from ckpttools import ConfigError, FormatError, StorageError, UnknownNameError, UsageError
 from ckpttools.api import resolve as resolutions
-from ckpttools.core.errors import ConfigError, FormatError, StorageError, UnknownNameError, UsageError
 from ckpttools.maxtext.loading.command import parse_command
 from ckpttools.maxtext.loading.configuration import merge_settings
 from ckpttools.maxtext.loading.model_sizes import KNOWN_NAMES, MODELS

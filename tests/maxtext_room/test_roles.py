@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from support.command_line import run, succeed
 from support.trees import tree_with
 
-from ckpttools import save
-from ckpttools.array.tree import Tree, keystr
-from ckpttools.core.errors import FormatError, UsageError
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.stacking import StackLayers, UnstackLayers
-from ckpttools.maxtext.strip import StripOptimizer
+import ckpttools
+from ckpttools import FormatError, StackLayers, StripOptimizer, Tree, UnstackLayers, UsageError, save
+from ckpttools.array.tree import keystr
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import roles
 from ckpttools.testing.trees import assert_same
@@ -541,7 +538,7 @@ class TestCommands:
     @pytest.mark.parametrize("flavour", ["same", "linen", "nnx"])
     def test_strip(self, tuple_of_nnx, tmp_path, flavour):
         run("strip-optimizer", tuple_of_nnx, tmp_path / "out", "--flavour", flavour, "--no-progress")
-        tree = open_tree(tmp_path / "out")
+        tree = ckpttools.open(tmp_path / "out")
         assert view_of(tree).parameters.keys() == MODEL.keys()
         assert len(tree.arrays) == 2 + (flavour == "linen")
 
@@ -555,7 +552,7 @@ class TestCommands:
         run("strip-optimizer", tmp_path / "run", tmp_path / "out", code=3)
         assert not (tmp_path / "out").exists()
         run("strip-optimizer", tmp_path / "run", tmp_path / "out", "--drop", "ema_params", "--no-progress")
-        assert {path[0] for path in open_tree(tmp_path / "out").arrays} == {"params", "step"}
+        assert {path[0] for path in ckpttools.open(tmp_path / "out").arrays} == {"params", "step"}
         run("convert", "to-safetensors", tmp_path / "run", tmp_path / "st", "--strip-optimizer", code=3)
         run(
             "convert",

@@ -14,12 +14,20 @@ from support.locations import TRAINED
 from support.train_data import ALL, Layers, golden_leaves, layered
 from support.trees import lazy
 
-from ckpttools.array.tree import Empty, Tree, keystr
-from ckpttools.core.errors import FormatError, ShapeError, UsageError
-from ckpttools.formats.registry import open_tree
+import ckpttools
+from ckpttools import (
+    Empty,
+    ForceUnroll,
+    FormatError,
+    ShapeError,
+    StackLayers,
+    StripOptimizer,
+    Tree,
+    UnstackLayers,
+    UsageError,
+)
+from ckpttools.array.tree import keystr
 from ckpttools.maxtext.flavours import LINEN, linen_state
-from ckpttools.maxtext.stacking import ForceUnroll, StackLayers, UnstackLayers
-from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.maxtext.view import view_of
 from ckpttools.testing.trees import assert_same
 
@@ -87,12 +95,12 @@ class TestEveryLayout:
 
 class TestGolden:
     def test_converted_by_maxtext_both_ways(self):
-        scanned, single = (open_tree(golden_checkpoint(scan)) for scan in (True, False))
+        scanned, single = (ckpttools.open(golden_checkpoint(scan)) for scan in (True, False))
         assert_same(apart(scanned), single)
         assert_same(StackLayers()(single).tree, scanned)
 
     def test_training_state(self):
-        tree = open_tree(TRAINED)
+        tree = ckpttools.open(TRAINED)
         apart = UnstackLayers()(tree).tree
         assert_same(StackLayers()(apart).tree, tree)
         expected = golden_leaves("llama_unscanned_1")
@@ -124,7 +132,7 @@ class TestGolden:
     @pytest.mark.parametrize("name", ["paramonly_scanned_unrolled_0"])
     def test_force_unroll(self, name, tmp_path):
         run("unstack", TRAINED, tmp_path / "out", "--force-unroll", "--flavour", "nnx", "--dtype", "bfloat16")
-        tree = open_tree(tmp_path / "out")
+        tree = ckpttools.open(tmp_path / "out")
         assert {keystr(path): described(array.read()) for path, array in tree.arrays.items()} == (
             golden_leaves(name)
         )
@@ -142,7 +150,7 @@ class TestGolden:
             single = scanned.with_name(scanned.name.replace("scanned", "unscanned"))
             if not single.exists():
                 continue
-            a, b = open_tree(scanned), open_tree(single)
+            a, b = ckpttools.open(scanned), ckpttools.open(single)
             assert_decoders_same(apart(a), b)
             assert_decoders_same(StackLayers(cycle=cycle)(b).tree, a)
 
@@ -150,7 +158,7 @@ class TestGolden:
     @pytest.mark.parametrize("run", ["llama_scanned", "llama_scanned_linen", "llama_unscanned"])
     @pytest.mark.parametrize("step", [0, 1])
     def test_all_training_runs_are_stacked(self, run, step):
-        tree = open_tree(ALL / "train" / run / "checkpoints" / str(step))
+        tree = ckpttools.open(ALL / "train" / run / "checkpoints" / str(step))
         one, other = (UnstackLayers(), StackLayers())[:: 1 if "llama_scanned" in run else -1]
         assert_same(unnoted(other(one(tree).tree).tree), tree)
 
@@ -315,9 +323,12 @@ class TestCommands:
     def test_remap_round_trip_restores_the_tree(self, tmp_path):
         run("unstack", TRAINED, tmp_path / "single")
         run("stack", tmp_path / "single", tmp_path / "stacked")
-        assert_same(open_tree(tmp_path / "stacked"), open_tree(TRAINED))
+        assert_same(ckpttools.open(tmp_path / "stacked"), ckpttools.open(TRAINED))
         note = {"stacks": {"layers": {"layers": [0, 1, 2, 3]}}, "scan_axis": 1}
-        assert open_tree(tmp_path / "single").metadata.custom == {"scan_layers": False, "ckpttools": note}
+        assert ckpttools.open(tmp_path / "single").metadata.custom == {
+            "scan_layers": False,
+            "ckpttools": note,
+        }
 
     @pytest.mark.parametrize("command", ["stack", "unstack"])
     def test_already_converted_layers_are_refused(self, command, tmp_path):
@@ -338,4 +349,4 @@ class TestCommands:
         run("unstack", golden_checkpoint(True), tmp_path / "st", "--to", "safetensors")
         assert (tmp_path / "st" / "model.safetensors").exists()
         run("stack", tmp_path / "st", tmp_path / "orbax", "--to", "orbax")
-        assert_same(open_tree(Path(tmp_path / "orbax")), open_tree(golden_checkpoint(True)))
+        assert_same(ckpttools.open(Path(tmp_path / "orbax")), ckpttools.open(golden_checkpoint(True)))

@@ -13,11 +13,8 @@ from support.hf_models import write_llama
 from support.trees import lazy
 
 import ckpttools
-from ckpttools.array.tree import Tree
-from ckpttools.core.errors import FormatError
-from ckpttools.formats.registry import open_tree
+from ckpttools import FormatError, Tree, UnstackLayers
 from ckpttools.maxtext.layer_notes import LayerNotes, with_layer_notes
-from ckpttools.maxtext.stacking import UnstackLayers
 
 # As many layers as anything else has.
 SQUARE = {
@@ -57,7 +54,7 @@ def single(model, tmp_path_factory) -> Path:
 def foreign(stacked, tmp_path) -> tuple[int, Path]:
     """The same as somebody else writes it, who notes nothing."""
     axis, location = stacked
-    tree = open_tree(location)
+    tree = ckpttools.open(location)
     ckpttools.save(with_layer_notes(tree, LayerNotes()), tmp_path / "foreign")
     return axis, tmp_path / "foreign"
 
@@ -65,7 +62,9 @@ def foreign(stacked, tmp_path) -> tuple[int, Path]:
 class TestNoted:
     def test_unstack(self, stacked, single, tmp_path):
         run("unstack", stacked[1], tmp_path / "single")
-        assert leaves_by_package(open_tree(tmp_path / "single")) == leaves_by_package(open_tree(single))
+        assert leaves_by_package(ckpttools.open(tmp_path / "single")) == leaves_by_package(
+            ckpttools.open(single)
+        )
 
     def test_the_way_back(self, stacked, model, tmp_path):
         run("convert", "maxtext-to-hf", stacked[1], tmp_path / "hf")
@@ -84,8 +83,8 @@ class TestNoted:
         for axis in (0, 1):
             run("stack", single, tmp_path / f"stacked{axis}", "--scan-axis", axis)
             run("unstack", tmp_path / f"stacked{axis}", tmp_path / f"single{axis}")
-            built = open_tree(tmp_path / f"single{axis}")
-            assert leaves_by_package(built) == leaves_by_package(open_tree(single))
+            built = ckpttools.open(tmp_path / f"single{axis}")
+            assert leaves_by_package(built) == leaves_by_package(ckpttools.open(single))
 
     def test_inspect_shows_it(self, stacked):
         report = ckpttools.inspect(stacked[1])
@@ -95,7 +94,7 @@ class TestNoted:
     def test_is_written_down_only_where_it_is_open(self, tmp_path):
         write_llama(tmp_path / "hf", vocab_size=8)
         run("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "out", "--scan-axis", 0)
-        assert open_tree(tmp_path / "out").metadata.custom == {"scan_layers": True}
+        assert ckpttools.open(tmp_path / "out").metadata.custom == {"scan_layers": True}
 
 
 class TestOpen:
@@ -109,7 +108,9 @@ class TestOpen:
     def test_explicit_scan_axis_is_used(self, foreign, single, model, tmp_path):
         axis, location = foreign
         run("unstack", location, tmp_path / "single", "--scan-axis", axis)
-        assert leaves_by_package(open_tree(tmp_path / "single")) == leaves_by_package(open_tree(single))
+        assert leaves_by_package(ckpttools.open(tmp_path / "single")) == leaves_by_package(
+            ckpttools.open(single)
+        )
         run("convert", "maxtext-to-hf", location, tmp_path / "hf", "--scan-axis", axis)
         expected, built = (load_file(item / "model.safetensors") for item in (model, tmp_path / "hf"))
         assert all((expected[name] == built[name]).all() for name in expected)
@@ -135,8 +136,8 @@ def test_selected_arrays_keep_their_scan_axis(tmp_path):
     run("select", tmp_path / "out", tmp_path / "query", "--keep", "*query*")
     run("unstack", tmp_path / "query", tmp_path / "single")
     run("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "whole", "--no-scan")
-    expected = leaves_by_package(open_tree(tmp_path / "whole"))
-    built = leaves_by_package(open_tree(tmp_path / "single"))
+    expected = leaves_by_package(ckpttools.open(tmp_path / "whole"))
+    built = leaves_by_package(ckpttools.open(tmp_path / "single"))
     assert built == {name: expected[name] for name in built} != {}
 
 

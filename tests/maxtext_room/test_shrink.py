@@ -14,12 +14,19 @@ from support.hf_models import write_llama
 from support.locations import GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 
 import ckpttools
-from ckpttools.array.tree import Tree
-from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, FormatError, UsageError
-from ckpttools.maxtext.conversion_options import ToMaxText
+from ckpttools import (
+    CheckpointError,
+    ConfigError,
+    CoverageError,
+    FormatError,
+    StackLayers,
+    ToMaxText,
+    Tree,
+    UnstackLayers,
+    UsageError,
+)
 from ckpttools.maxtext.shrink import Shrink
 from ckpttools.maxtext.smaller_config import KeptParts, smaller_config
-from ckpttools.maxtext.stacking import StackLayers, UnstackLayers
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.registry import family_named

@@ -13,16 +13,14 @@ from support.golden_data import FAMILIES, GOLDEN_VERSION, convert, golden_leaves
 from support.locations import TRAIN
 from support.train_data import layered
 
+import ckpttools
+from ckpttools import DTYPES, Empty, FormatError, Metadata, Tree, UnstackLayers
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Empty, Metadata, Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError
-from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext import stacking
 from ckpttools.maxtext.cycles import Cycle
 from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.layers import LayerGroup
-from ckpttools.maxtext.stacking import StackAsModel, UnstackLayers, cycle_of
+from ckpttools.maxtext.stacking import StackAsModel, cycle_of
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.registry import family_named
@@ -157,7 +155,7 @@ def stack(source, target, *options):
     arguments = ["stack", source, target, "--no-progress", *options]
     result = ckpt(*arguments)
     assert result.exit_code == 0, result.output
-    return open_tree(target)
+    return ckpttools.open(target)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

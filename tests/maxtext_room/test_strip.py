@@ -17,14 +17,21 @@ from support.scripts import answers
 from support.train_data import ALL, golden_leaves, layered
 from support.trees import lazy
 
+import ckpttools
+from ckpttools import (
+    DTYPES,
+    Empty,
+    ForceUnroll,
+    FormatError,
+    MappingError,
+    Metadata,
+    StripOptimizer,
+    Tree,
+    UsageError,
+)
 from ckpttools.array.nodes import Chunked, LazyArray
-from ckpttools.array.tree import Empty, Metadata, Tree, keystr
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError, MappingError, UsageError
-from ckpttools.formats.registry import open_tree
+from ckpttools.array.tree import keystr
 from ckpttools.maxtext.flavours import LINEN, NNX, linen_state
-from ckpttools.maxtext.stacking import ForceUnroll
-from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import roles
 from ckpttools.testing.trees import assert_same
@@ -48,13 +55,13 @@ class TestGolden:
     def test_strip_matches_maxtext(self, tmp_path):
         """Tree and values; the training run was NNX, so that is the flavour of MaxText's result."""
         run("strip-optimizer", TRAINED, tmp_path / "out", "--flavour", "nnx", "--dtype", "bfloat16")
-        tree = open_tree(tmp_path / "out")
+        tree = ckpttools.open(tmp_path / "out")
         assert leaves_by_package(tree) == golden_leaves("paramonly_scanned_0")
         assert tree.metadata.step == 0
 
     def test_linen_has_the_nodes_of_maxtext(self):
         expected = golden_leaves("paramonly_scanned_linen_0")
-        built = leaves_by_package(narrow(StripOptimizer()(open_tree(TRAINED)).tree))
+        built = leaves_by_package(narrow(StripOptimizer()(ckpttools.open(TRAINED)).tree))
         assert set(built) == set(expected)
         for path in ("step", "opt_state"):
             assert built[path] == expected[path]
@@ -63,7 +70,7 @@ class TestGolden:
                 assert (leaf["shape"], leaf["dtype"]) == (expected[path]["shape"], expected[path]["dtype"])
 
     def test_parameters_to_the_bit(self):
-        built = leaves_by_package(StripOptimizer()(open_tree(TRAINED)).tree)
+        built = leaves_by_package(StripOptimizer()(ckpttools.open(TRAINED)).tree)
         expected = golden_leaves("llama_scanned_1")
         kept = {path: leaf for path, leaf in built.items() if path.startswith("params/")}
         assert kept == {path: leaf for path, leaf in expected.items() if path.startswith("params/")}
@@ -80,8 +87,8 @@ class TestGolden:
         ],
     )
     def test_all(self, run, transform, expected):
-        built = narrow(transform(open_tree(ALL / "train" / run / "checkpoints" / "1")).tree)
-        golden = open_tree(ALL / "train" / expected / "checkpoints" / "0")
+        built = narrow(transform(ckpttools.open(ALL / "train" / run / "checkpoints" / "1")).tree)
+        golden = ckpttools.open(ALL / "train" / expected / "checkpoints" / "0")
         assert_same(built.with_metadata(step=0, custom={}), golden)
 
     def test_unrolled_names_match_maxtext(self):
@@ -150,7 +157,7 @@ class TestCommand:
 
     def test_keeps_the_step(self, tmp_path):
         run("strip-optimizer", TRAINED, tmp_path / "out", "--keep-step")
-        tree = open_tree(tmp_path / "out")
+        tree = ckpttools.open(tmp_path / "out")
         assert (tmp_path / "out" / "1" / "items").is_dir()
         assert tree["step",].read().item() == 2
         assert tree["step",].dtype.name == "int32"
@@ -176,7 +183,7 @@ class TestCommand:
 
     def test_chunks_stay_in_sight(self):
         """Nothing is laid over the arrays, so that a writer can refer to the bytes that are there."""
-        built = view_of(StripOptimizer()(open_tree(TRAINED)).tree)
+        built = view_of(StripOptimizer()(ckpttools.open(TRAINED)).tree)
         assert all(isinstance(parameter, Chunked) for parameter in built.parameters.values())
 
     def test_json(self, tmp_path):
@@ -202,11 +209,11 @@ def loaded(tmp_path_factory):
     jobs = []
     for name, ((command, *options), cases) in commands.items():
         run(command, TRAINED, directory / name, *options)
-        jobs.append([name, str(directory / name), leaves_by_package(open_tree(directory / name)), cases])
+        jobs.append([name, str(directory / name), leaves_by_package(ckpttools.open(directory / name)), cases])
     # A training state lies in a step of its own number; the script's loaders look for 0.
     run("unstack", TRAINED, directory / "single")
     (directory / "single" / "1").rename(directory / "single" / "0")
-    nested = open_tree(directory / "single").nested()
+    nested = ckpttools.open(directory / "single").nested()
     jobs.append(["single", str(directory / "single"), spelled_out(nested), ["restore", "resume"]])
     return answers("train_loader_script", jobs, directory)
 
@@ -245,7 +252,7 @@ def test_quantized_module_stays_complete():
 
 def test_dropped_step_is_counted():
     """Of trees that no tool of MaxText made, such as distributed checkpoints of PyTorch: they get none."""
-    saved = open_tree(FIXTURES / "torch/dcp")
+    saved = ckpttools.open(FIXTURES / "torch/dcp")
     done = StripOptimizer()(Tree({**saved, ("step",): lazy(np.int64(7))}, saved.metadata))
     assert set(done.notes.dropped) == {*map(keystr, saved.arrays), "step"} - {*map(keystr, done.tree)}
     assert done.notes.remarks[0].endswith("5 of the optimizer, 2 of neither")

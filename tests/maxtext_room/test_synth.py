@@ -18,9 +18,8 @@ from support.stored_trees import contents
 from support.trees import tree_of
 
 import ckpttools
+from ckpttools import CheckpointError, ConfigError, CoverageError, ShapeError, ToMaxText, UsageError
 from ckpttools.array.nodes import seeded_noise
-from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, ShapeError, UsageError
-from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.stitch import stitch_models
 from ckpttools.maxtext.synthetic import synthetic_model
 from ckpttools.maxtext.to_maxtext import to_maxtext

@@ -18,15 +18,11 @@ import pytest
 from support.measured import measured, within
 from support.orbax_items import LITTLE, write_item, zarr2, zarr3
 
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.save import save
+import ckpttools
+from ckpttools import DTYPES, ToMaxText, Tree, plan_to_maxtext, save
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Tree
-from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.base import Layout
 from ckpttools.formats.placement import DataFile, Placement
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.plan.plan import build
 from ckpttools.testing.models import LlamaSizes, write_llama
 
@@ -88,7 +84,7 @@ class Sources:
     def training(self):
         """A third of the tensors are parameters, the others their moments."""
         fewer = Sources(self.folder / "fewer", self.count // 3)
-        leaves = dict(open_tree(fewer.unscanned).leaves)
+        leaves = dict(ckpttools.open(fewer.unscanned).leaves)
         for moment in ("mu", "nu"):
             leaves |= {
                 ("opt_state", moment, *path[1:]): leaf for path, leaf in leaves.items() if path[0] == "params"

@@ -14,7 +14,7 @@ from support.command_line import ckpt, succeed
 from support.locations import GOLDEN, GOLDEN_0_2_5, HF
 
 import ckpttools
-from ckpttools.core.errors import ConfigError, UsageError
+from ckpttools import ConfigError, UsageError
 from ckpttools.maxtext.config.models import defaults, named_models
 from ckpttools.maxtext.config.to_hf_config import config_from_settings
 

@@ -16,23 +16,31 @@ from support.locations import GOLDEN_0_2_5
 from support.trees import lazy
 
 import ckpttools
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.api.prepared import Resources
-from ckpttools.array.tree import Tree, keystr
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CoverageError, MappingError, UsageError
-from ckpttools.formats.registry import open_tree
+from ckpttools import (
+    DTYPES,
+    CastMap,
+    CastTo,
+    CoverageError,
+    MappingError,
+    Resources,
+    StackLayers,
+    ToHuggingFace,
+    ToMaxText,
+    Tree,
+    UnstackLayers,
+    UsageError,
+    plan_to_huggingface,
+    plan_to_maxtext,
+)
+from ckpttools.array.tree import keystr
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.values import Whole
-from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.stacking import StackAsModel, StackLayers, UnstackLayers
+from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.model_families.deepseek4 import RESAVED
 from ckpttools.model_families.registry import families
-from ckpttools.transforms.cast import CastMap, CastTo
 
 GOLDEN = GOLDEN_0_2_5 / "deepseek4"
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
@@ -76,7 +84,7 @@ def changed(tree, end, value):
 
 @SCANS
 def test_every_leaf_equals_maxtext(runs, scan):
-    assert leaves_by_package(open_tree(runs[scan])) == leaves(scan)
+    assert leaves_by_package(ckpttools.open(runs[scan])) == leaves(scan)
 
 
 @SCANS
@@ -85,7 +93,7 @@ def test_comes_back(runs, tmp_path, scan):
 
 
 def test_pairs_are_stacked_after_single_layers(runs):
-    single, stacked = (open_tree(runs[scan]) for scan in (False, True))
+    single, stacked = (ckpttools.open(runs[scan]) for scan in (False, True))
     expected = leaves_by_package(stacked)
     assert leaves_by_package(StackAsModel()(single).tree) == expected
     bare = single.with_metadata(config=None)
@@ -97,7 +105,7 @@ def test_pairs_are_stacked_after_single_layers(runs):
 
 
 def test_unpaired_layers_are_not_stacked(runs):
-    single = open_tree(runs[False]).with_metadata(config=None)
+    single = ckpttools.open(runs[False]).with_metadata(config=None)
     lacking = {path: leaf for path, leaf in single.items() if not {"layers_5", "layers_6"} & {*path}}
     built = StackLayers(names="blocks-layers")(Tree(lacking, single.metadata)).tree
     assert [path for path in built if "scanned_blocks" in path]
@@ -107,7 +115,7 @@ def test_unpaired_layers_are_not_stacked(runs):
 
 @pytest.mark.parametrize("count", range(1, 6))
 def test_stack_leaves_table_routed_layers_single(runs, count):
-    single = open_tree(runs[False]).with_metadata(config=None)
+    single = ckpttools.open(runs[False]).with_metadata(config=None)
     leaves = {path: leaf for path, leaf in single.items() if not str(path[3:4]).startswith("('layers_")}
     for number in range(count):
         leaves |= {
@@ -122,7 +130,7 @@ def test_stack_leaves_table_routed_layers_single(runs, count):
 @pytest.mark.parametrize("count", range(4, 12))
 @pytest.mark.parametrize("has_config", [False, True])
 def test_stack_refuses_an_odd_number_of_repeating_layers(runs, count, has_config):
-    single = open_tree(runs[False])
+    single = ckpttools.open(runs[False])
     config = single.metadata.config | {"num_hidden_layers": count} if has_config else None
     hashed = sum("tid2eid" in path for path in single)
     leaves = {path: leaf for path, leaf in single.items() if not str(path[3:4]).startswith("('layers_")}
@@ -151,7 +159,7 @@ def test_trained_norm_is_multiplied_into_the_next_array(runs, tmp_path, scan):
     golden = load_file(GOLDEN / "hf" / "model.safetensors")
     last = max(int(name.split(".")[1]) for name in golden if name.startswith("layers."))
     of_last = ("scanned_blocks", "layers_1") if scan else (f"layers_{last}",)
-    tree = changed(open_tree(runs[scan]), (*of_last, *NORM), 1.5)
+    tree = changed(ckpttools.open(runs[scan]), (*of_last, *NORM), 1.5)
     fn = golden[f"layers.{last}.hc_attn_fn"]
     fn[:, -1] = (fn[:, -1].astype(np.float32) * 1.5).astype(fn.dtype)
     assert back(tree, tmp_path / "hf") == all_described(golden)
@@ -160,7 +168,7 @@ def test_trained_norm_is_multiplied_into_the_next_array(runs, tmp_path, scan):
 class TestTable:
     def test_float32_table_converts_back(self, runs, tmp_path):
         """MaxText's training stores the table in float32."""
-        tree = open_tree(runs[False])
+        tree = ckpttools.open(runs[False])
         path = next(path for path in tree.arrays if path[-1] == "tid2eid")
         same = changed(tree, ("tid2eid",), tree.arrays[path].read()[-1, -1])
         assert same.arrays[path].dtype.name == "float32"
@@ -168,12 +176,12 @@ class TestTable:
 
     def test_non_integer_values_are_refused(self, runs, tmp_path):
         with pytest.raises(MappingError, match="not an integer, or too large") as caught:
-            back(changed(open_tree(runs[False]), ("tid2eid",), 2.5), tmp_path / "hf")
+            back(changed(ckpttools.open(runs[False]), ("tid2eid",), 2.5), tmp_path / "hf")
         assert "ffn.gate.tid2eid" in caught.value.location
 
     def test_rounded_values_are_refused(self, runs, tmp_path):
         """A bfloat16 value of 256 may have been 257."""
-        tree = changed(open_tree(runs[False]), ("tid2eid",), 256)
+        tree = changed(ckpttools.open(runs[False]), ("tid2eid",), 256)
         path = next(path for path in tree.arrays if path[-1] == "tid2eid")
         cast_down = CastMap({keystr(path): "bfloat16"})(tree).tree
         with pytest.raises(MappingError, match="may have been rounded") as caught:
@@ -181,7 +189,7 @@ class TestTable:
         assert "256" in str(caught.value.expected)
 
     def test_cast_keeps_integer_tables(self, runs):
-        tree = changed(open_tree(runs[False]), ("tid2eid",), 257)
+        tree = changed(ckpttools.open(runs[False]), ("tid2eid",), 257)
         path = next(path for path in tree.arrays if path[-1] == "tid2eid")
         built = CastTo("bfloat16")(tree)
         assert {item.dtype.name for at, item in built.tree.arrays.items() if at != path} >= {"bfloat16"}
@@ -236,7 +244,7 @@ class TestWrittenAgain:
         (tmp_path / "hf" / "model.safetensors").unlink()
         save_file(plain, tmp_path / "hf" / "model.safetensors")
         plan_to_maxtext(tmp_path / "hf", ToMaxText(), Resources(jobs=2)).run(tmp_path / "out")
-        assert leaves_by_package(open_tree(tmp_path / "out")) == leaves(scan=True)
+        assert leaves_by_package(ckpttools.open(tmp_path / "out")) == leaves(scan=True)
         assert ckpttools.diff(tmp_path / "hf", GOLDEN / "hf").equal
 
     def test_settings_are_the_same(self, tmp_path):
@@ -272,7 +280,7 @@ ROUTED = {True: "0", False: "3"}  # whether a table routes -> such a layer
 
 def composed(ratios, count):
     """Return a model with these attention types, whose first few layers have routing tables."""
-    golden = open_tree(GOLDEN / "hf")
+    golden = ckpttools.open(GOLDEN / "hf")
     of_layers = {path[0].split(".", 2)[1:][0] for path in golden if path[0].startswith("layers.")}
     assert of_layers >= {*ALIKE.values(), *ROUTED.values()}
     built = {path: item for path, item in golden.items() if not path[0].startswith("layers.")}
@@ -325,7 +333,7 @@ def test_layer_entries_beyond_the_model_are_ignored(tmp_path):
 
 def test_first_layers_may_be_heavily_compressed():
     """As in V4-Pro, where the configuration decides, not the arrays."""
-    source = open_tree(GOLDEN / "hf")
+    source = ckpttools.open(GOLDEN / "hf")
     ratios = [128, 128, *(source.metadata.config or {})["compress_ratios"][2:]]
     heavy = source.with_metadata(config={**(source.metadata.config or {}), "compress_ratios": ratios})
     parts = {path: item for path, item in source.items() if path[0].startswith("layers.3.attn.compressor.")}

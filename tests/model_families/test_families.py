@@ -8,9 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.hf_models import llama_shapes
 
+from ckpttools import DTYPES, CheckpointError, ConfigError, CoverageError, UnknownNameError
 from ckpttools.array.nodes import Stored
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UnknownNameError
 from ckpttools.family_check.check import present_rows
 from ckpttools.family_check.definition import Definition
 from ckpttools.family_check.synthetic_models import Sizes, configuration, flag_settings

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from support.locations import GOLDEN
 from support.trees import hugging_face
 
+from ckpttools import DTYPES, MappingError, Metadata, StorageError, Tree
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Metadata, Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import MappingError, StorageError
 from ckpttools.family_check.check import check_against, check_alone, check_family, check_on_config
 from ckpttools.family_check.definition import Definition
 from ckpttools.family_check.synthetic_models import Sizes, synthetic_model

@@ -17,19 +17,25 @@ from safetensors.numpy import load_file
 from support.locations import GOLDEN
 
 import ckpttools
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, FormatError, MappingError, StorageError, UsageError
+from ckpttools import (
+    DTYPES,
+    CheckpointError,
+    FormatError,
+    MappingError,
+    ModelOptions,
+    StorageError,
+    ToHuggingFace,
+    ToMaxText,
+    UsageError,
+    plan_to_huggingface,
+    plan_to_maxtext,
+)
 from ckpttools.family_check.check import check_against, check_alone, check_on_config
-from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Layers, row
 from ckpttools.mapping.row_text import exactness_of, op_text, parse_op
 from ckpttools.mapping.values import Multiply, Scale, Shift
-from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
-from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.model_families.family import Family, FlagRule, Spelling
 from ckpttools.model_families.file import family_from_file
 from ckpttools.model_families.registry import families, family_called, names_a_file
@@ -404,9 +410,9 @@ class TestBadToml:
         for check in (
             check_alone(family),
             check_on_config(family, config, "config.json"),
-            check_against(family, open_tree(GOLDEN / model / "hf"), config),
-            check_against(family, open_tree(GOLDEN / model / "hf")),
-            check_against(family, open_tree(GOLDEN / "llama3.1" / "maxtext_scanned")),
+            check_against(family, ckpttools.open(GOLDEN / model / "hf"), config),
+            check_against(family, ckpttools.open(GOLDEN / model / "hf")),
+            check_against(family, ckpttools.open(GOLDEN / "llama3.1" / "maxtext_scanned")),
         ):
             assert all(finding.kind and finding.text for finding in check.findings)
 

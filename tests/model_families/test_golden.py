@@ -32,12 +32,9 @@ from support.golden_data import (
 )
 from support.locations import GOLDEN
 
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.prepared import Resources
+import ckpttools
+from ckpttools import DTYPES, Resources, ToMaxText, plan_to_maxtext
 from ckpttools.array.tree import dotted
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.model_families.registry import family_of
 from ckpttools.plan import plan as planning
 
@@ -79,7 +76,7 @@ def small_tasks(monkeypatch):
 
 def assert_golden(item: Path, family: str, scan: bool) -> None:
     """Two independent readers find the content of MaxText's checkpoint."""
-    assert leaves_by_package(open_tree(item)) == golden_leaves(family, scan)
+    assert leaves_by_package(ckpttools.open(item)) == golden_leaves(family, scan)
     assert all_described(arrays_by_tensorstore(item)) == golden_arrays(family, scan)
 
 
@@ -241,7 +238,7 @@ class TestWayBack:
     @SCANS
     @EVERY_SOURCE
     def test_mapped_arrays_are_described(self, family, source, scan):
-        tree = open_tree(GOLDEN / family / source)
+        tree = ckpttools.open(GOLDEN / family / source)
         table = table_of(family, scan)
         left = table.to_left({dotted(path): array for path, array in tree.arrays.items()})
         right = table.to_right(left.arrays)

@@ -12,11 +12,8 @@ from safetensors import deserialize
 from support.golden_data import SCAN_NAMES, Leaves, all_described, arrays_by_tensorstore, leaves_by_package
 from support.locations import GOLDEN_0_2_5
 
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.api.prepared import Resources
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
+import ckpttools
+from ckpttools import Resources, ToHuggingFace, ToMaxText, plan_to_huggingface, plan_to_maxtext
 
 # What MaxText converted of each model; the rest it refuses.
 CASES = [
@@ -76,7 +73,7 @@ def converted(tmp_path_factory):
 @EVERY_CASE
 def test_every_leaf(converted, model, scan):
     item = converted(model, scan) / "0" / "items"
-    assert leaves_by_package(open_tree(item)) == golden(model, scan)
+    assert leaves_by_package(ckpttools.open(item)) == golden(model, scan)
     arrays = {path: leaf for path, leaf in golden(model, scan).items() if isinstance(leaf, dict)}
     assert all_described(arrays_by_tensorstore(item)) == arrays
 

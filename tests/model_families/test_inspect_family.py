@@ -11,10 +11,10 @@ from support.golden_data import FAMILIES
 from support.locations import GOLDEN
 from support.trees import maxtext_tree, right_one, without
 
+import ckpttools
+from ckpttools import DTYPES, Tree
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Path, Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.formats.registry import open_tree
+from ckpttools.array.tree import Path
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
 from ckpttools.model_families.registry import families
 
@@ -40,7 +40,7 @@ def test_family_is_recognized_from_maxtext_names(model: str, scan: bool):
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_family_is_recognized_from_hugging_face_names(model: str):
-    tree = open_tree(GOLDEN / model / "hf")
+    tree = ckpttools.open(GOLDEN / model / "hf")
     result = guessed(tree.with_metadata(config=None))
     assert right_one(model) in result
     assert set(result) <= {right_one(model)} or set(result) in ALIKE
@@ -49,7 +49,7 @@ def test_family_is_recognized_from_hugging_face_names(model: str):
 
 @pytest.mark.parametrize("model", ["llama3.1", "mistral-7b"])
 def test_config_decides_between_equal_matches(model: str):
-    (guess,) = guessed(open_tree(GOLDEN / model / "hf")).values()
+    (guess,) = guessed(ckpttools.open(GOLDEN / model / "hf")).values()
     assert (guess.name, guess.named) == (right_one(model), True)
 
 

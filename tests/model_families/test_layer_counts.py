@@ -10,7 +10,7 @@ from oracle.cases import configuration
 from safetensors.numpy import save_file
 
 import ckpttools
-from ckpttools.core.errors import ConfigError, CoverageError, UsageError
+from ckpttools import ConfigError, CoverageError, UsageError
 
 # MaxText 0.2.5 builds each of these (`create_nnx_abstract_model`); scanned, it leaves the last layers out, or
 # puts them where no checkpoint of ours has them.

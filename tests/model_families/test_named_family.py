@@ -10,7 +10,7 @@ from support.command_line import ended, run, succeed
 from support.golden_data import leaves_by_package
 from support.hf_models import write_llama
 
-from ckpttools.formats.registry import open_tree
+import ckpttools
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_mismatched_model_type_is_refused(llama, tmp_path, name):
     run("convert", "hf-to-maxtext", llama, tmp_path / "right")
     with_type(llama, name)
     run("convert", "hf-to-maxtext", llama, tmp_path / "out", "--family", "llama")
-    built, expected = (leaves_by_package(open_tree(tmp_path / item)) for item in ("out", "right"))
+    built, expected = (leaves_by_package(ckpttools.open(tmp_path / item)) for item in ("out", "right"))
     assert built == expected
 
 

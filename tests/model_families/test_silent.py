@@ -11,14 +11,11 @@ from oracle.cases import configurations
 from oracle.silent import stating
 from support.locations import FIXTURES
 
+import ckpttools
+from ckpttools import DTYPES, CheckpointError, CoverageError, Metadata, ToHuggingFace, ToMaxText, Tree
 from ckpttools.array.fingerprint import Describer
 from ckpttools.array.nodes import Stored
-from ckpttools.array.tree import Metadata, Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, CoverageError
-from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.sizes import nested_value, states_field
-from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_config import config_for_weights, text_config
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import to_huggingface
@@ -55,7 +52,7 @@ def tensors(case):
     """Return the arrays of a model from its files, or synthetic ones if only its configuration exists."""
     directory = configurations()[case].parent
     if list(directory.glob("*.safetensors")):
-        return open_tree(directory).arrays
+        return ckpttools.open(directory).arrays
     return {
         (name,): Stored(shape, BF16, UnreadableFile(name, 1 << 40), 0)
         for name, shape in shapes_of(config_of(case)).items()

@@ -12,16 +12,22 @@ from support.command_line import ckpt, run
 from support.golden_data import all_described, arrays_by_tensorstore
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.api.prepared import Resources
-from ckpttools.array.tree import Tree, keystr
-from ckpttools.core.errors import ConfigError, CoverageError, UsageError
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
+import ckpttools
+from ckpttools import (
+    ConfigError,
+    CoverageError,
+    Resources,
+    Select,
+    ToHuggingFace,
+    ToMaxText,
+    Tree,
+    UsageError,
+    plan_to_huggingface,
+    plan_to_maxtext,
+)
+from ckpttools.array.tree import keystr
 from ckpttools.maxtext.model_config import text_config
 from ckpttools.model_families.registry import families
-from ckpttools.transforms.select import Select
 
 RESOURCES = Resources(jobs=2)
 GEMMA3 = GOLDEN_0_2_5 / "gemma3-vision" / "hf"
@@ -42,7 +48,7 @@ def back(source: Path, location: Path, **options: object) -> dict[str, dict[str,
 
 
 def paths(location: Path) -> set[str]:
-    return set(map(keystr, open_tree(location).arrays))
+    return set(map(keystr, ckpttools.open(location).arrays))
 
 
 def test_unscanned_llama4_tower_matches_maxtext_script(tmp_path):
@@ -93,7 +99,7 @@ def test_dropping_all_tower_arrays_leaves_it_out(tmp_path):
 
 
 def test_undeclared_tower_is_refused_once():
-    tree = open_tree(GEMMA3)
+    tree = ckpttools.open(GEMMA3)
     config = {name: item for name, item in (tree.metadata.config or {}).items() if name != "vision_config"}
     with pytest.raises(CoverageError) as caught:
         plan_to_maxtext(tree.with_metadata(config=config), ToMaxText(), RESOURCES)
@@ -102,7 +108,7 @@ def test_undeclared_tower_is_refused_once():
 
 
 def test_missing_declared_tower_is_refused(tmp_path):
-    tree = open_tree(GEMMA3).pipe(Select(drop=["vision_tower.*", "multi_modal_projector.*"]))
+    tree = ckpttools.open(GEMMA3).pipe(Select(drop=["vision_tower.*", "multi_modal_projector.*"]))
     with pytest.raises(CoverageError, match="are missing") as error:
         plan_to_maxtext(tree)
     assert "text_only=True" in str(error.value.hint)
@@ -112,7 +118,7 @@ def test_missing_declared_tower_is_refused(tmp_path):
 
 def test_partial_tower_is_refused_in_reverse(tmp_path):
     to_maxtext(GEMMA3, tmp_path / "out")
-    part = open_tree(tmp_path / "out").pipe(Select(drop=["*encoderblock_1/LayerNorm_0/bias"]))
+    part = ckpttools.open(tmp_path / "out").pipe(Select(drop=["*encoderblock_1/LayerNorm_0/bias"]))
     with pytest.raises(CoverageError, match="1 array is missing"):
         plan_to_huggingface(part, ToHuggingFace(like=GEMMA3))
 

@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.locations import TESTS
 
 import ckpttools
-from ckpttools.array.tree import Tree, keystr
+from ckpttools import Tree
+from ckpttools.array.tree import keystr
 from ckpttools.testing.strategies import stored
 from oracle import environments, settings, steps
 from oracle.commands import ckpt

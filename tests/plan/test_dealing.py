@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.core.errors import UsageError
+from ckpttools import UsageError
 from ckpttools.plan.parts import Part, dealt, detect_part, parse_part
 
 SIZES = st.lists(st.integers(0, 1000), max_size=40)

@@ -362,7 +362,7 @@ class TestBeginning:
             assert (preparing.result(30), waiting.result(30)) == ("", "")
 
     def test_expired_part_cannot_record_work(self, gcs, monkeypatch):
-        from ckpttools.core.errors import StorageError
+        from ckpttools import StorageError
         from ckpttools.stores.objects import lock
 
         destination = f"gs://{gcs.bucket}/stalled/out"

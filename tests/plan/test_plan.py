@@ -6,17 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpttools import DTYPES, MemoryBudgetError, Metadata, Region, Tree
 from ckpttools.array import read_blocks
 from ckpttools.array.fingerprint import Describer
 from ckpttools.array.nodes import Constant, Stored, elementwise, relayout, stack
 from ckpttools.array.scratch import Scratch
-from ckpttools.array.tree import Metadata, Tree
 from ckpttools.codecs.zstd import Zstd
 from ckpttools.core import budget
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.region import Region, grid_cell, grid_indices
+from ckpttools.core.region import grid_cell, grid_indices
 from ckpttools.formats.base import Layout
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import DataFile, Placement

@@ -14,11 +14,10 @@ from support.command_line import ckpt, succeed
 from support.locations import GOLDEN, HF, TRAINED
 
 import ckpttools
+from ckpttools import DTYPES, FormatError
 from ckpttools.api.plans import header_of
 from ckpttools.array.nodes import elementwise
 from ckpttools.array.scratch import Scratch
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError
 from ckpttools.mapping.values import Add, Cast, Multiply
 from ckpttools.plan.node_lines import NodeLines, Nodes
 from ckpttools.plan.parts import dealt

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from support.quantized_weights import tree_of
 
 import ckpttools
-from ckpttools.core.dtypes import DTYPES
+from ckpttools import DTYPES
 from ckpttools.quantized.view import quantized_view
 
 WHY = "the extra `transformers` is not installed"

@@ -17,9 +17,8 @@ from support.locations import GOLDEN, ROOT
 from support.measured import within
 
 import ckpttools
+from ckpttools import DamagedScalesError, FormatError
 from ckpttools.array.tree import by_name, dotted
-from ckpttools.core.errors import DamagedScalesError, FormatError
-from ckpttools.formats.registry import open_tree
 from ckpttools.quantized import scale_checks
 from ckpttools.quantized.view import quantized_view
 
@@ -88,7 +87,7 @@ def pair(request, tmp_path_factory):
 def content(location: Path) -> dict[str, tuple[str, bytes]]:
     return {
         dotted(path): (array.dtype.name, array.read().tobytes())
-        for path, array in open_tree(location).arrays.items()
+        for path, array in ckpttools.open(location).arrays.items()
     }
 
 
@@ -203,7 +202,7 @@ def test_blocks_with_zero_scales_are_read_in_batches(tmp_path, monkeypatch, bloc
         codes[-1, -1] = number % 2  # in the last block
         arrays = {name: codes, f"{name}_scale_inv": np.where(is_zero, 0, 1).astype("f4")}
         save_file(arrays, tmp_path / "model.safetensors")
-        tree = open_tree(tmp_path)
+        tree = ckpttools.open(tmp_path)
         result = scale_checks.value_faults(by_name(tree.arrays), quantized_view(tree).readable.values())
         assert result.not_positive == ((f"{name}_scale_inv: 0",) if number % 2 else ())
     assert len(reads) == 8
@@ -245,7 +244,7 @@ def test_mean_reports_zero_scales_of_any_model(fp8, tmp_path, location):
 
 def rewritten(pair: Pair, directory: Path, change) -> Path:
     """The quantized model with its arrays changed, in one file."""
-    arrays = {dotted(path): array.read() for path, array in open_tree(pair.quantized).arrays.items()}
+    arrays = {dotted(path): array.read() for path, array in ckpttools.open(pair.quantized).arrays.items()}
     change(arrays)
     directory.mkdir()
     save_file(arrays, directory / "model.safetensors")
@@ -339,7 +338,7 @@ class TestLooking:
         quantized = [item for item in report.arrays if item.quantized]
         assert {item.quantized for item in quantized} in ({"fp8 24x40"}, {"mxfp4"})
         files = pair.quantized.glob("*.safetensors")
-        stored = sum(array.nbytes for file in files for array in open_tree(file).arrays.values())
+        stored = sum(array.nbytes for file in files for array in ckpttools.open(file).arrays.values())
         assert report.nbytes == stored
         assert report.nbytes == sum(item.nbytes for item in report.arrays) + report.scales.nbytes
         assert report.scales.num_arrays == len(quantized)
@@ -404,7 +403,7 @@ def test_diff_does_not_fail_where_it_looks_for_causes(fp8, tmp_path):
         rng = np.random.default_rng(0)
         arrays[asked] = rng.permutation(arrays[asked].reshape(-1)).reshape(arrays[asked].shape)
 
-    plain = {dotted(path): array.read() for path, array in open_tree(fp8.plain).arrays.items()}
+    plain = {dotted(path): array.read() for path, array in ckpttools.open(fp8.plain).arrays.items()}
     del plain[broken]
     (tmp_path / "plain").mkdir()
     save_file(plain, tmp_path / "plain" / "model.safetensors")
@@ -418,8 +417,8 @@ def test_diff_does_not_fail_where_it_looks_for_causes(fp8, tmp_path):
 def test_like_maxtext_rounds_scales_before(fp8, tmp_path):
     """28 % of the elements are one unit in the last place off the product in float32."""
     run("cast", fp8.quantized, tmp_path / "a", "--dtype", "bfloat16", "--dequantize-like", "maxtext")
-    result = {dotted(path): array.read() for path, array in open_tree(fp8.quantized).arrays.items()}
-    made_of_it = {dotted(path): array.read() for path, array in open_tree(tmp_path / "a").arrays.items()}
+    result = {dotted(path): array.read() for path, array in ckpttools.open(fp8.quantized).arrays.items()}
+    made_of_it = {dotted(path): array.read() for path, array in ckpttools.open(tmp_path / "a").arrays.items()}
     name = "model.layers.0.mlp.up_proj.weight"
     scales = result[f"{name}_scale_inv"].astype(ml_dtypes.bfloat16)
     product = built.scaled(result[name], scales.astype(np.float32), BLOCK).astype(ml_dtypes.bfloat16)

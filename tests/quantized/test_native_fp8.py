@@ -14,10 +14,8 @@ from support.hf_models import write_llama
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
-from ckpttools.array.tree import Metadata, by_name, dotted
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError, UsageError
-from ckpttools.formats.registry import open_tree
+from ckpttools import DTYPES, FormatError, Metadata, UsageError
+from ckpttools.array.tree import by_name, dotted
 from ckpttools.mapping.row import row
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
@@ -145,7 +143,9 @@ def quantized(
 
 
 def arrays(location: Path) -> dict[str, bytes]:
-    return {dotted(path): array.read().tobytes() for path, array in open_tree(parse(location)).arrays.items()}
+    return {
+        dotted(path): array.read().tobytes() for path, array in ckpttools.open(parse(location)).arrays.items()
+    }
 
 
 @pytest.mark.parametrize("scan", [True, False])
@@ -153,7 +153,7 @@ def arrays(location: Path) -> dict[str, bytes]:
 def test_remap_round_trip_restores_the_tree(tmp_path, scan, block):
     source = quantized(tmp_path / "hf", block=block)
     receipt = ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=scan)
-    native = open_tree(parse(tmp_path / "native")).arrays
+    native = ckpttools.open(parse(tmp_path / "native")).arrays
     kernels = {dotted(path): item for path, item in native.items()}
     query = f"params.params.decoder.layers{'' if scan else '_3'}.self_attention.query.kernel"
     grid = {True: (4, 4, 4, 1), False: (4, 4, 1)}[scan] if block else (4,) * scan
@@ -183,7 +183,7 @@ def test_dequantized_on_the_way_or_later_is_the_same(tmp_path, block):
 def test_dtype_applies_to_unquantized_arrays(tmp_path):
     source = quantized(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", dtype="float32")
-    leaves = open_tree(parse(tmp_path / "native")).arrays
+    leaves = ckpttools.open(parse(tmp_path / "native")).arrays
     result = {"/".join(map(str, path[-2:])): item.dtype.name for path, item in leaves.items()}
     assert result["query/kernel"] == "float8_e4m3fn" and result["query/kernel_scale"] == "float32"
     assert result["decoder_norm/scale"] == result["token_embedder/embedding"] == "float32"
@@ -193,7 +193,7 @@ def test_dtype_applies_to_unquantized_arrays(tmp_path):
 
 def test_carried_weights_keep_their_scales(tmp_path):
     model = shutil.copytree(GOLDEN_0_2_5 / "qwen3.5-fp8" / "hf", tmp_path / "hf")
-    tree = open_tree(parse(model))
+    tree = ckpttools.open(parse(model))
     names = {dotted(path): item for path, item in tree.arrays.items()}
     module = "model.language_model.layers.0.mlp.shared_expert.up_proj"
     more = {f"mtp.layers.0.up_proj{end}": names[module + end] for end in (".weight", ".weight_scale_inv")}
@@ -224,7 +224,7 @@ def test_doctor_checks_maxtext_scales(tmp_path, damage):
     sound = ckpttools.doctor(tmp_path / "native").findings
     (declared,) = (item for item in sound if item.check == "native-fp8")
     assert (declared.level, declared.what) == ("info", "7 weights in FP8, each with its scales")
-    tree = open_tree(parse(tmp_path / "native"))
+    tree = ckpttools.open(parse(tmp_path / "native"))
     changed, level, words = DAMAGES[damage]
     leaves = dict(tree.arrays)
     (path,) = (leaf for leaf in leaves if dotted(leaf) == SCALE)
@@ -407,7 +407,9 @@ def test_inexactly_scaled_scales_are_reported(tmp_path):
 def test_blocks_across_edges_round_trip_with_a_note(tmp_path):
     source = quantized(tmp_path / "hf", head_dim=4, intermediate_size=120)
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=False)
-    grids = {path[-3:]: item.shape for path, item in open_tree(parse(tmp_path / "native")).arrays.items()}
+    grids = {
+        path[-3:]: item.shape for path, item in ckpttools.open(parse(tmp_path / "native")).arrays.items()
+    }
     # A block of 16 has four heads of 4; of blocks in 120 columns each 8 have a scale.
     assert grids["self_attention", "out", "kernel_scale"] == (4, 4, 4)
     assert grids["mlp", "wo", "kernel_scale"] == (15, 4)
@@ -418,7 +420,7 @@ def test_blocks_across_edges_round_trip_with_a_note(tmp_path):
     assert arrays(tmp_path / "cast") == arrays(tmp_path / "plain")
     ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back", quantized="keep")
     assert arrays(tmp_path / "back") == arrays(source)
-    tree = open_tree(parse(tmp_path / "native"))
+    tree = ckpttools.open(parse(tmp_path / "native"))
     path = next(path for path in tree.arrays if path[-3:] == ("mlp", "wo", "kernel_scale"))
     scales = tree.arrays[path].read()
     scales[0, 0] *= 2
@@ -550,7 +552,7 @@ def test_bfloat16_scales_stay_bfloat16_and_exponents_become_float32(tmp_path):
     for dtype, expected in (("bfloat16", "bfloat16"), ("float8_e8m0fnu", "float32")):
         location = tmp_path / dtype
         source = quantized(location / "hf")
-        tree = open_tree(parse(source))
+        tree = ckpttools.open(parse(source))
         leaves = dict(tree.leaves)
         for path, array in tree.arrays.items():
             if dotted(path).endswith("_scale_inv"):
@@ -558,7 +560,7 @@ def test_bfloat16_scales_stay_bfloat16_and_exponents_become_float32(tmp_path):
                 leaves[path] = stored(values, DTYPES[dtype])
         built = ckpttools.Tree(leaves, tree.metadata)
         ckpttools.hf_to_maxtext(built, location / "native", quantized="keep")
-        result = open_tree(parse(location / "native")).arrays
+        result = ckpttools.open(parse(location / "native")).arrays
         assert {item.dtype.name for path, item in result.items() if path[-1] == "kernel_scale"} == {expected}
         ckpttools.cast(location / "native", location / "cast", dtype="float32")
         ckpttools.hf_to_maxtext(built, location / "plain", dtype="float32")

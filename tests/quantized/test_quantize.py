@@ -13,12 +13,10 @@ from support.hf_models import write_llama
 from support.locations import FIXTURES
 
 import ckpttools
+from ckpttools import DTYPES, CoverageError, FormatError, LazyArray, Tree, UnknownNameError, UsageError
 from ckpttools.api.next_steps import next_steps
-from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Tree, dotted
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CoverageError, FormatError, UnknownNameError, UsageError
+from ckpttools.array.tree import dotted
 from ckpttools.core.message_terms import repeated_option
 from ckpttools.maxtext.recognition import find_unowned_arrays
 from ckpttools.quantized.encoders import Fp8Blocks, Mxfp4Encoder

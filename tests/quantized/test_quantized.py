@@ -15,23 +15,30 @@ from support.command_line import examine, run
 from support.golden_data import FAMILIES, convert
 from support.locations import GOLDEN
 
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.api.save import save
+import ckpttools
+from ckpttools import (
+    DTYPES,
+    CastMap,
+    CastTo,
+    CheckpointError,
+    FormatError,
+    MappingError,
+    Select,
+    ToHuggingFace,
+    ToMaxText,
+    Tree,
+    plan_to_huggingface,
+    plan_to_maxtext,
+    save,
+)
 from ckpttools.array.nodes import Dequantized, Stored, distinct_arrays, elementwise
-from ckpttools.array.tree import Tree, dotted
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, FormatError, MappingError
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
+from ckpttools.array.tree import dotted
 from ckpttools.quantized.config import scheme
 from ckpttools.quantized.weights import QuantizedWeight, find_weights
 from ckpttools.testing.strategies import noise, stored
-from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.conversion import Convert
 from ckpttools.transforms.functions import MapArrays
 from ckpttools.transforms.rename import parse_rules
-from ckpttools.transforms.select import Select
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 MXFP4 = {"quant_method": "mxfp4"}
@@ -139,7 +146,7 @@ class TestToMaxText:
 class TestToHuggingFace:
     @pytest.mark.parametrize("scales", [True, False])
     def test_float8_of_maxtext(self, tmp_path, scales):
-        tree = open_tree(convert(tmp_path / "maxtext", "qwen3"))
+        tree = ckpttools.open(convert(tmp_path / "maxtext", "qwen3"))
         leaves = dict(tree.leaves)
         for path, array in tree.arrays.items():
             if path[-1] == "kernel":
@@ -166,7 +173,7 @@ class TestToHuggingFace:
             out = tmp_path / f"out-{carry}"
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=like, carry=carry)).run(out)
             assert "quantization_config" not in json.loads((out / "config.json").read_bytes())
-        there = {dotted(path): array for path, array in open_tree(tmp_path / "out-True").arrays.items()}
+        there = {dotted(path): array for path, array in ckpttools.open(tmp_path / "out-True").arrays.items()}
         carried = {name: array for name, array in there.items() if "layers.5" in name}
         codes = {n: array for n, array in extra.items() if "layers.5" in n and not n.endswith("_scale_inv")}
         assert carried.keys() == codes.keys()
@@ -453,7 +460,7 @@ class TestCommands:
     def test_conversions_keep_weights_and_scales_together(self, llama, tmp_path):
         run("convert", "to-orbax", llama, tmp_path / "orbax")
         run("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "back")
-        assert set(open_tree(tmp_path / "back")) == set(open_tree(llama))
+        assert set(ckpttools.open(tmp_path / "back")) == set(ckpttools.open(llama))
         run("cast", llama, tmp_path / "cast", "--dtype-map", "*norm*=float32")
         assert json.loads((tmp_path / "cast" / "config.json").read_bytes()) == json.loads(
             (llama / "config.json").read_bytes()
@@ -504,7 +511,7 @@ def test_messages_do_not_suggest_dropping_scales(llama):
     from ckpttools.model_families.registry import family_named
 
     table = family_named("llama").table(json.loads((llama / "config.json").read_bytes()), "config.json")
-    arrays = {dotted(path): array for path, array in open_tree(llama).arrays.items()}
+    arrays = {dotted(path): array for path, array in ckpttools.open(llama).arrays.items()}
     with pytest.raises(CheckpointError) as error:
         table.to_left(arrays)
     assert "--drop" not in str(error.value)

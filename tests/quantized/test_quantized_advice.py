@@ -11,10 +11,9 @@ from support.locations import FIXTURES, GOLDEN
 from support.quantized_kinds import write
 
 import ckpttools
-from ckpttools.array.tree import Tree
+from ckpttools import DTYPES, Tree
 from ckpttools.cli.output import labeled_lines
 from ckpttools.cli.plan_text import _note_lines
-from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.notes import Note
 from ckpttools.testing.strategies import stored
 

@@ -27,20 +27,17 @@ from support.quantized_kinds import (
 )
 from support.quantized_weights import fp8_blocks, tree_of
 
-from ckpttools.api.save import save
-from ckpttools.array.tree import Tree, dotted
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, FormatError, MappingError
-from ckpttools.formats.registry import open_tree
+import ckpttools
+from ckpttools import DTYPES, CastMap, CastTo, CheckpointError, FormatError, MappingError, Select, Tree, save
+from ckpttools.array.tree import dotted
 from ckpttools.inspection.tree import inspect_tree
 from ckpttools.quantized.auxiliary_tensors import auxiliary_tensors
 from ckpttools.quantized.view import quantized_view
 from ckpttools.quantized.weights import find_weights
 from ckpttools.testing.strategies import noise, stored
-from ckpttools.transforms.cast import CastMap, CastTo, Dequantize
+from ckpttools.transforms.cast import Dequantize
 from ckpttools.transforms.functions import MapArrays
 from ckpttools.transforms.rename import parse_rules
-from ckpttools.transforms.select import Select
 
 # Kinds that are read, and those of which a variant is that is not.
 READ, UNREADABLE = ("mxfp4", "fp8 in blocks", "static fp8"), ("pack-quantized", "modelopt")
@@ -49,7 +46,7 @@ READ, UNREADABLE = ("mxfp4", "fp8 in blocks", "static fp8"), ("pack-quantized", 
 def bytes_of(location: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {
         dotted(path): (array.dtype.name, array.shape, np.asarray(array.read()).tobytes())
-        for path, array in open_tree(location).arrays.items()
+        for path, array in ckpttools.open(location).arrays.items()
     }
 
 
@@ -273,7 +270,7 @@ class TestPlainFloat8:
         assert {n for n in expected if mapped[n] != expected[n]} <= {
             n for n in expected if "query" in n or "key" in n
         }
-        assert inspect_tree(open_tree(f8)).quantization is None
+        assert inspect_tree(ckpttools.open(f8)).quantization is None
 
     def test_lost_scales_are_refused_like_fp8_casts(self, tmp_path):
         """Not the dtype that was cast to, which the other says as well."""
@@ -432,18 +429,18 @@ def quantized_maxtext(tree: Tree, kind: str) -> Tree:
 class TestMaxText:
     @pytest.mark.parametrize("kind", ["fp8", "fp8 per tensor", "aqt", "qwix"])
     def test_apart_and_together_again(self, kind, tmp_path):
-        plain = open_tree(convert(tmp_path / "plain", "qwen3"))
+        plain = ckpttools.open(convert(tmp_path / "plain", "qwen3"))
         save(quantized_maxtext(plain, kind), tmp_path / "source", "orbax")
         run("unstack", tmp_path / "source", tmp_path / "apart")
         run("stack", tmp_path / "apart", tmp_path / "together")
         expected = bytes_of(tmp_path / "source")
         assert bytes_of(tmp_path / "together") == expected
-        apart = open_tree(tmp_path / "apart")
+        apart = ckpttools.open(tmp_path / "apart")
         result = find_weights({dotted(path): array for path, array in apart.arrays.items()})
         assert result and all(item.scales for item in result.values())
         name = next(name for name in expected if name.endswith(("scale", "scale.0")) and "mlp" in name)
         first = name.replace("decoder.layers", "decoder.layers_1")
-        whole = {dotted(p): item for p, item in open_tree(tmp_path / "source").arrays.items()}[name]
+        whole = {dotted(p): item for p, item in ckpttools.open(tmp_path / "source").arrays.items()}[name]
         second = np.ascontiguousarray(np.moveaxis(np.asarray(whole.read()), whole.ndim > 1, 0)[1])
         assert bytes_of(tmp_path / "apart")[first][2] == second.tobytes()
         run("convert", "maxtext-to-hf", tmp_path / "source", tmp_path / "hf", code=3)

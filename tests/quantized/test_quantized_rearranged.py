@@ -12,10 +12,8 @@ from safetensors.numpy import load_file
 from support.command_line import run
 from support.quantized_kinds import KINDS, MODULES, PLAIN, tree_of_kind, write
 
+from ckpttools import DTYPES, MappingError, Tree
 from ckpttools.array.nodes import Relayout, elementwise, relayout, stack
-from ckpttools.array.tree import Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import MappingError
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.conversion import Convert
 from ckpttools.transforms.functions import MapArrays

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 from support import quantized_weights as built
 from support.command_line import run
 
-from ckpttools.core.errors import FormatError
+from ckpttools import FormatError
 from ckpttools.quantized.view import quantized_view
 
 

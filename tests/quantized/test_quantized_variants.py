@@ -9,12 +9,10 @@ from safetensors.numpy import save_file
 from support import quantized_weights as built
 from support.command_line import ended, succeed
 
-from ckpttools.array.tree import Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError
+from ckpttools import DTYPES, CastTo, FormatError, Tree
 from ckpttools.quantized.view import quantized_view
 from ckpttools.testing.strategies import noise, stored
-from ckpttools.transforms.cast import CastTo, Dequantize
+from ckpttools.transforms.cast import Dequantize
 from ckpttools.transforms.quantize import Quantize
 
 TOOL = "CompressedTensorsConfig"

@@ -6,8 +6,7 @@ import weakref
 import numpy as np
 from support import quantized_weights as built
 
-from ckpttools.array.tree import Tree
-from ckpttools.core.dtypes import DTYPES
+from ckpttools import DTYPES, Tree
 from ckpttools.quantized.view import make_comparable, quantized_view
 
 

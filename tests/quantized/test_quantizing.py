@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ckpttools import DTYPES, FormatError, ShapeError
 from ckpttools.array import read_blocks
 from ckpttools.array.blockwise import (
     BlockCodes,
@@ -20,8 +21,6 @@ from ckpttools.array.blockwise import (
 from ckpttools.array.fingerprint import Describer
 from ckpttools.array.nodes import relayout
 from ckpttools.array.scratch import Scratch
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError, ShapeError
 from ckpttools.core.region import ceil_div
 from ckpttools.core.tally import add_counts
 from ckpttools.plan.node_lines import NodeLines, Nodes

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttools.core.errors import FormatError
+from ckpttools import FormatError
 from ckpttools.stores.local.file import LocalFile, ReopenableFile, iso_time
 
 SHARDS = 80

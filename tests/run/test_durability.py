@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from support.stored_trees import ARRAYS, EVERYTHING
 
-from ckpttools.api.prepared import Prepared
+from ckpttools import Prepared, Select, Tree
 from ckpttools.api.tree_plan import plan_tree
-from ckpttools.array.tree import Tree
 from ckpttools.codecs.zstd import Zstd
 from ckpttools.formats.base import Writer
 from ckpttools.formats.orbax.write import OrbaxWriter
@@ -30,7 +29,6 @@ from ckpttools.stores.local.staging_names import JOURNAL
 from ckpttools.stores.publishing import PLAN_MARK, JobInfo
 from ckpttools.stores.registry import parse
 from ckpttools.stores.shares import PARTS, Share
-from ckpttools.transforms.select import Select
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="tells what a descriptor is of")
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from support.command_line import ckpt, run
 
 import ckpttools
+from ckpttools import Receipt
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import Division
-from ckpttools.run.events import Receipt, Started, TaskDone
+from ckpttools.run.events import Started, TaskDone
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 pytest.importorskip("safetensors")

@@ -13,19 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.prepared import Resources
-from ckpttools.core.errors import (
+from ckpttools import (
     DestinationExistsError,
     NoSpaceError,
+    Receipt,
+    Resources,
     SourceChangedError,
     StorageError,
+    ToMaxText,
     UsageError,
+    plan_to_maxtext,
 )
-from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.plan import plan as planning
 from ckpttools.run import threads
-from ckpttools.run.events import Publishing, Receipt, Started, TaskDone
+from ckpttools.run.events import Publishing, Started, TaskDone
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.staging import LocalStaging
 from ckpttools.stores.local.staging_names import JOURNAL
@@ -297,7 +298,7 @@ def test_shrinking_source_is_named(tmp_path, small_tasks):
     path = write_llama(tmp_path / "hf", SIZES)
     conversion = plan_to_maxtext(tmp_path / "hf")
     os.truncate(path, path.stat().st_size - 100)
-    from ckpttools.core.errors import FormatError
+    from ckpttools import FormatError
 
     with pytest.raises(FormatError, match="ends too early"):
         conversion.run(tmp_path / "out")

@@ -19,7 +19,7 @@ from support.object_stores import Google, files_in
 from support.safetensors_files import packed
 
 import ckpttools
-from ckpttools.core.errors import SourceChangedError
+from ckpttools import SourceChangedError
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.plan.plan_encoding import read_plan
 from ckpttools.run.events import Comparing, Started, TaskDone

@@ -24,8 +24,8 @@ from support.orbax_items import LITTLE, write_item, zarr3
 from support.pruned_runs import HANDLER
 
 import ckpttools
+from ckpttools import FormatError, UsageError
 from ckpttools.array.tree import dotted
-from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.ocdbt import Extent
 from ckpttools.stores.registry import parse

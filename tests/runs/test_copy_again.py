@@ -16,7 +16,7 @@ from support.command_line import ckpt, run
 from support.object_stores import files_in
 
 import ckpttools
-from ckpttools.core.errors import DestinationExistsError, SourceChangedError
+from ckpttools import DestinationExistsError, SourceChangedError
 from ckpttools.stores import evidence, parse
 
 WEIGHTS, CONFIG, OTHER = "model.safetensors", "config.json", "other.safetensors"

@@ -29,8 +29,7 @@ from support.orbax_items import change_json
 from support.web_server import web_server
 
 import ckpttools
-from ckpttools.copying import pieces, transfer
-from ckpttools.core.errors import (
+from ckpttools import (
     DestinationExistsError,
     FormatError,
     MemoryBudgetError,
@@ -39,6 +38,7 @@ from ckpttools.core.errors import (
     StorageError,
     UsageError,
 )
+from ckpttools.copying import pieces, transfer
 from ckpttools.formats.orbax import ocdbt, ocdbt_encode
 from ckpttools.stores import parse
 from ckpttools.stores.local.staging import LocalStaging

@@ -18,8 +18,8 @@ from support.object_stores import files_in
 from support.web_server import web_server
 
 import ckpttools
+from ckpttools import CheckpointError, DestinationExistsError, SourceChangedError, StorageError
 from ckpttools.copying import execute, prepared, transfer
-from ckpttools.core.errors import CheckpointError, DestinationExistsError, SourceChangedError, StorageError
 from ckpttools.stores import evidence, parse
 from ckpttools.stores.base import FileKind, Status
 from ckpttools.stores.local.staging import LocalWork

@@ -17,8 +17,9 @@ from support.locations import FIXTURES, HF, ORBAX, TRAINED
 from support.object_stores import files_in
 
 import ckpttools
+from ckpttools import ChosenItemWarning, FormatError, StorageError
 from ckpttools.api import summary as summaries
-from ckpttools.core.errors import ChosenItemWarning, FormatError, StorageError, suppress_step_warnings
+from ckpttools.core.errors import suppress_step_warnings
 from ckpttools.core.text import format_age
 from ckpttools.formats.torch.zero import FORMAT
 from ckpttools.runs.listing import find_run, listed, looked_at

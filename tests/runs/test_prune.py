@@ -21,8 +21,8 @@ from support.object_stores import files_in
 from support.pruned_runs import copied, write_run
 
 import ckpttools
+from ckpttools import CheckpointError, FormatError, UsageError
 from ckpttools.api.prune import PruneReport
-from ckpttools.core.errors import CheckpointError, FormatError, UsageError
 from ckpttools.runs import links
 from ckpttools.runs.journal import locked_run
 from ckpttools.runs.metrics import load_step_metrics

@@ -11,7 +11,7 @@ from support.scripts import answers
 from support.sharded_checks import CHECKS
 
 import ckpttools
-from ckpttools.core.errors import UsageError
+from ckpttools import UsageError
 
 CASES = (
     "orbax_structure_is_its_own",

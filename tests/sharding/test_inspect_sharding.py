@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.locations import ORBAX
 
+import ckpttools
+from ckpttools import DTYPES, FormatError, Metadata, Tree
 from ckpttools.array.nodes import Constant
 from ckpttools.array.storage import Sharding
-from ckpttools.array.tree import Metadata, Tree, keystr
+from ckpttools.array.tree import keystr
 from ckpttools.cli.inspect_tree import format_array_type
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError
 from ckpttools.formats.orbax.metadata import sharding_document
 from ckpttools.formats.orbax.sharding import stored_shardings
-from ckpttools.formats.registry import open_tree
 from ckpttools.inspection.tree import inspect_tree
 
 MESH_AXES = st.lists(
@@ -32,7 +31,7 @@ MESH_AXES = st.lists(
 
 
 def test_orbax_shardings_are_read():
-    tree = open_tree(ORBAX / "multihost_plain")
+    tree = ckpttools.open(ORBAX / "multihost_plain")
     result = {keystr(path): item for path, item in stored_shardings(tree).items()}
     mesh = (("fsdp", 4),)
     assert result["params/params/decoder/w_col"] == Sharding(
@@ -43,12 +42,12 @@ def test_orbax_shardings_are_read():
 
 
 def test_single_device_sharding_is_read():
-    (sharding,) = stored_shardings(open_tree(ORBAX / "bare_leaf")).values()
+    (sharding,) = stored_shardings(ckpttools.open(ORBAX / "bare_leaf")).values()
     assert (sharding.kind, sharding.device, sharding.mesh) == ("SingleDeviceSharding", "cpu:0", ())
 
 
 def test_none_where_none_is_stored():
-    assert stored_shardings(open_tree(ORBAX / "maxtext_converted")) == {}
+    assert stored_shardings(ckpttools.open(ORBAX / "maxtext_converted")) == {}
     assert stored_shardings(Tree({}, Metadata("safetensors", location="/"))) == {}
 
 

@@ -15,9 +15,9 @@ from support.command_line import ckpt, run, succeed, with_flags
 from support.locations import GOLDEN, HF, TRAINED
 
 import ckpttools
+from ckpttools import ShapeError, UsageError
 from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import keystr
-from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.formats.orbax.sharding import stored_shardings
 from ckpttools.formats.zarr.given_chunks import parse_chunks
 from ckpttools.inspection.advice import advice

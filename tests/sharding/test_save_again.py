@@ -10,7 +10,7 @@ from support.command_line import ckpt
 from support.hf_models import write_llama
 
 import ckpttools
-from ckpttools.core.errors import CheckpointError, DestinationExistsError
+from ckpttools import CheckpointError, DestinationExistsError
 from ckpttools.run.events import TaskDone
 
 

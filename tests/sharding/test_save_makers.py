@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpttools import DTYPES, Region, UsageError
 from ckpttools.array.nodes import InMemoryArray, pad_array, rebuild_arrays, relayout, stack, take, window
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import UsageError
-from ckpttools.core.region import Region, grid_cells
+from ckpttools.core.region import grid_cells
 from ckpttools.sharding.distributed_save import RegionAssigner
 from ckpttools.sharding.save_shards import Shard, ShardHolder
 from ckpttools.transforms.cast import cast

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from support.trees import lazy
 
 import ckpttools
-from ckpttools.array.tree import Tree
-from ckpttools.core.errors import CoverageError, MappingError, UsageError
+from ckpttools import CoverageError, MappingError, Tree, UsageError
 from ckpttools.roles.of_tree import roles
 from ckpttools.sharding.load_request import match
 from ckpttools.sharding.mesh import parse_mesh

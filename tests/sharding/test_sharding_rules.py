@@ -7,12 +7,10 @@ import json
 import pytest
 from support.locations import GOLDEN, HF
 
-from ckpttools.api.chunks import chunks
+import ckpttools
+from ckpttools import FormatError, MappingError, ShapeError, ToMaxText, UsageError, chunks
 from ckpttools.array.tree import keystr
-from ckpttools.core.errors import FormatError, MappingError, ShapeError, UsageError
-from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.axis_names import axis_names
-from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.sharding.rules import MAXTEXT, Rules, resolve_rules
@@ -127,7 +125,7 @@ def test_invalid_rules_are_refused(value):
 
 
 def test_rows_know_the_names_of_axes():
-    hf = open_tree(parse(HF))
+    hf = ckpttools.open(parse(HF))
     names = axis_names(hf)
     assert names.keys() == hf.arrays.keys()
     rules = Rules(axes=(("embed", ("fsdp",)), ("mlp", ("tensor",)), ("heads", ("tensor",))), name="own")
@@ -144,7 +142,7 @@ def test_rows_know_the_names_of_axes():
 
 @pytest.mark.parametrize("family", ["llama3.1", "qwen3-moe", "deepseek3"])
 def test_every_large_maxtext_array_has_axis_names(family):
-    hf = open_tree(parse(GOLDEN / family / "hf"))
+    hf = ckpttools.open(parse(GOLDEN / family / "hf"))
     tree = to_maxtext(hf, ToMaxText()).state
     names = axis_names(tree)
     assert [path for path, array in tree.arrays.items() if array.ndim > 2 and path not in names] == []

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ckpttools import OtherProcessError
 from ckpttools.api.distributed import _are_done, _check_failed, _heeding
 from ckpttools.api.plan_status import PartStatus
-from ckpttools.core.errors import OtherProcessError
 from ckpttools.run.events import Publishing
 from ckpttools.sharding.distributed_job import Service
 from ckpttools.sharding.loading import JobProgress, ProgressReporter

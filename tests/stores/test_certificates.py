@@ -11,7 +11,7 @@ from support.stores_on_loopback import PATIENCE, asked_by_writer
 from support.tls import Authority, encrypted
 from support.web_server import web_server
 
-from ckpttools.core.errors import StorageError
+from ckpttools import StorageError
 from ckpttools.stores import parse
 from ckpttools.stores.certificates import VARIABLES, added_certificates, bundle_path
 from ckpttools.stores.web import https

@@ -14,9 +14,10 @@ from support.command_line import ckpt
 from support.locations import FIXTURES
 from support.mounts import while_mounted
 
-from ckpttools.core.errors import StorageError
+import ckpttools
+from ckpttools import StorageError
 from ckpttools.formats.orbax.entries import Files
-from ckpttools.formats.registry import find_unowned_files, open_tree
+from ckpttools.formats.registry import find_unowned_files
 from ckpttools.stores import parse
 from ckpttools.testing.models import LlamaSizes, write_llama
 
@@ -484,7 +485,7 @@ KEYS = {
 
 def strangers_at(top):
     where = parse(top)
-    return find_unowned_files(where, open_tree(where))
+    return find_unowned_files(where, ckpttools.open(where))
 
 
 def test_unreadable_metadata_is_not_reported_as_unowned(location, tmp_path, monkeypatch):
@@ -499,7 +500,7 @@ def test_unreadable_metadata_is_not_reported_as_unowned(location, tmp_path, monk
         return original(files, entry)
 
     directory = parse(tmp_path / "zarr")
-    tree = open_tree(directory)
+    tree = ckpttools.open(directory)
     monkeypatch.setattr(Files, "read", failing)
     with pytest.raises(StorageError, match="cannot read"):
         list(find_unowned_files(directory, tree))

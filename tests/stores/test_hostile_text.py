@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support.command_line import ckpt
 from support.orbax_items import LITTLE, write_item, zarr3
 
+from ckpttools import FormatError
 from ckpttools.cli.main import main
-from ckpttools.core.errors import FormatError
 from ckpttools.core.text import mark_style, printable, printable_text, unmark_styles
 from ckpttools.formats.json_file import DEEPEST, parse_json, read_json
 from ckpttools.formats.orbax.entries import Indexed

@@ -13,7 +13,7 @@ from support.stores_on_loopback import ask_only, cached, forget
 from support.web_server import COMMIT, cut, hub_name, stating, status, web_server
 
 import ckpttools
-from ckpttools.core.errors import MemoryBudgetError, UsageError
+from ckpttools import MemoryBudgetError, UsageError
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 HUB = "hf://org/llama"

@@ -22,7 +22,7 @@ from support.stores_on_loopback import asked_by_writer
 from support.web_server import COMMIT, Fault, status, web_server
 
 import ckpttools
-from ckpttools.core.errors import CheckpointError, NoSpaceError, SourceChangedError, StorageError
+from ckpttools import CheckpointError, NoSpaceError, SourceChangedError, StorageError
 from ckpttools.stores import parse
 from ckpttools.stores.web import hub_data_files
 from ckpttools.stores.web.hub_data_files import KEPT_BYTES, HubDataFiles

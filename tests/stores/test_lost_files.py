@@ -17,7 +17,7 @@ from support.command_line import ckpt, run
 from support.object_stores import files_in
 
 import ckpttools
-from ckpttools.core.errors import CheckpointError, SourceChangedError, StorageError, UsageError
+from ckpttools import CheckpointError, SourceChangedError, StorageError, UsageError
 from ckpttools.run.bindings import (
     BindingSink,
     FileBinding,

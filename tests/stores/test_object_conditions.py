@@ -17,7 +17,7 @@ from support.object_stores import amazon
 from support.s3_quirks import Quirks
 
 import ckpttools
-from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
+from ckpttools import DestinationExistsError, StorageError, UsageError
 from ckpttools.stores import parse
 from ckpttools.stores.objects import lock as locking
 from ckpttools.stores.objects import writing

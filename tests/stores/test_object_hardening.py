@@ -16,7 +16,7 @@ from support.gcs_server import Fault
 from support.locations import GOLDEN, HF
 from support.object_stores import azure, environment, files_in, google
 
-from ckpttools.core.errors import DestinationExistsError
+from ckpttools import DestinationExistsError
 from ckpttools.stores import parse
 from ckpttools.stores.objects import listing_cache, writing
 from ckpttools.stores.objects import lock as locking

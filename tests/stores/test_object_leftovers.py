@@ -10,7 +10,7 @@ from support.gcs_server import Fault
 from support.locations import HF
 from support.object_stores import amazon, google
 
-from ckpttools.core.errors import StorageError
+from ckpttools import StorageError
 from ckpttools.stores import parse
 from ckpttools.stores.abilities import SupportsUploads
 from ckpttools.stores.objects.writing import PART_BYTES, Upload

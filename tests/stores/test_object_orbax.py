@@ -13,7 +13,7 @@ from support.locations import HF, TRAINED
 from support.object_stores import amazon, google
 from support.scripts import answers
 
-from ckpttools.formats.registry import open_tree
+import ckpttools
 
 # What is put last, in this order, after the data: the request that fails.
 STAGES = {
@@ -94,7 +94,7 @@ class TestTensorstore:
         cloud, url = amazon_cloud
         location = f"s3://{cloud.bucket}/zarr"
         run("convert", "to-zarr3", TRAINED, location)
-        expected = leaves_by_package(open_tree(location))
+        expected = leaves_by_package(ckpttools.open(location))
         for name in [name for name, leaf in expected.items() if isinstance(leaf, dict)][:5]:
             assert _read(_on_s3(cloud.bucket, f"zarr/{name}/", url)) == expected[name]
 

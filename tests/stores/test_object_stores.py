@@ -19,7 +19,7 @@ from support.object_stores import amazon, azure, environment, files_in
 from support.safetensors_files import packed
 
 import ckpttools
-from ckpttools.core.errors import FormatError, SourceChangedError, StorageError
+from ckpttools import FormatError, SourceChangedError, StorageError
 from ckpttools.stores import FileKind, block_cache, parse, reads
 from ckpttools.stores.concurrency import Pace, requested_concurrency
 from ckpttools.stores.objects import az, client, gs, listing_cache, s3

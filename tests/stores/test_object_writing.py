@@ -22,7 +22,7 @@ from support.locations import GOLDEN, HF, TRAINED
 from support.object_stores import files_in
 
 import ckpttools
-from ckpttools.core.errors import DestinationExistsError, StorageError
+from ckpttools import DestinationExistsError, StorageError
 from ckpttools.stores import parse
 from ckpttools.stores.objects import lock as locking
 from ckpttools.stores.publishing import JobInfo, LockedError

@@ -18,19 +18,15 @@ from support.golden_data import golden_checkpoint
 from support.locations import DOCS, GOLDEN, HF
 
 import ckpttools
+from ckpttools import DTYPES, CastMap, CastTo, Metadata, Select, Tree, UsageError, mapped_by
 from ckpttools.api.tree_plan import plan_tree
-from ckpttools.array.tree import Metadata, Tree, keystr
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import UsageError
+from ckpttools.array.tree import keystr
 from ckpttools.core.notes import Notes
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree, writer_for
+from ckpttools.formats.registry import writer_for
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.testing.trees import assert_same, trees
-from ckpttools.transforms.cast import CastMap, CastTo
-from ckpttools.transforms.functions import mapped_by
-from ckpttools.transforms.select import Select
 
 PAGE = DOCS / "transforms.md"
 F32 = DTYPES["float32"]
@@ -103,8 +99,8 @@ class TestOneCommand:
     def test_option_order_does_not_change_the_output(self, names, target, order):
         options = [text for pair in self.OPTIONS[::order] for text in pair]
         run("convert", target, HF, "out", *options)
-        built = open_tree(Path("out"))
-        expected = open_tree(HF).pipe(
+        built = ckpttools.open(Path("out"))
+        expected = ckpttools.open(HF).pipe(
             Select(drop=["model.layers.*.self_attn"]),
             mapped_by({"model.layers.{i}.{...}": "blocks.{i+1}.{...}"}),
             CastMap({"blocks.*": "float32"}, "float16"),
@@ -118,14 +114,14 @@ class TestOneCommand:
     def test_convert_reads_only_selected_arrays(self, names):
         options = [text for pair in self.OPTIONS for text in pair]
         report = json.loads(run("convert", "to-orbax", HF, "out", *options, "--dry-run", "--json"))
-        tree = open_tree(HF)
+        tree = ckpttools.open(HF)
         kept = sum(a.nbytes for p, a in tree.arrays.items() if "self_attn" not in p[0])
         assert report["bytes_in"] == kept
 
     def test_convert_strips_optimizer_and_casts(self, tmp_path):
         source = GOLDEN.parent / "orbax" / "maxtext_run"
         run("convert", "to-orbax", source, tmp_path / "out", "--strip-optimizer", "--dtype", "float16")
-        before, after = open_tree(source), open_tree(tmp_path / "out")
+        before, after = ckpttools.open(source), ckpttools.open(tmp_path / "out")
         assert any(path[0] == "opt_state" for path in before.arrays)
         kept = {path: array for path, array in before.arrays.items() if path[0] == "params"}
         assert {path for path in after.arrays if path[0] == "params"} == set(kept)
@@ -136,9 +132,9 @@ class TestOneCommand:
 
     def test_runs_with_different_transforms_do_not_mix(self):
         """What is left of an interrupted conversion belongs to the transforms that began it."""
-        one = plan_tree(open_tree(HF).pipe(CastTo("float16")), ZarrWriter()).plan.fingerprint()
-        two = plan_tree(open_tree(HF).pipe(CastTo("bfloat16")), ZarrWriter()).plan.fingerprint()
-        again = plan_tree(open_tree(HF).pipe(CastTo("float16")), ZarrWriter()).plan.fingerprint()
+        one = plan_tree(ckpttools.open(HF).pipe(CastTo("float16")), ZarrWriter()).plan.fingerprint()
+        two = plan_tree(ckpttools.open(HF).pipe(CastTo("bfloat16")), ZarrWriter()).plan.fingerprint()
+        again = plan_tree(ckpttools.open(HF).pipe(CastTo("float16")), ZarrWriter()).plan.fingerprint()
         assert one == again != two
 
 
@@ -163,9 +159,9 @@ class TestPage:
         assert len(blocks) == 5
         for block in blocks:
             exec(compile(block, str(PAGE), "exec"), vars(page))
-        assert open_tree(location / "out" / "body").metadata.format == "orbax"
-        thin = open_tree(location / "out" / "thin")
-        source = open_tree(location / "maxtext" / "llama")
+        assert ckpttools.open(location / "out" / "body").metadata.format == "orbax"
+        thin = ckpttools.open(location / "out" / "thin")
+        source = ckpttools.open(location / "maxtext" / "llama")
         path = ("params", "params", "decoder", "layers", "mlp", "wo", "kernel")
         assert np.array_equal(thin[path].read(), source[path].read()[:, ::2])
 
@@ -176,9 +172,9 @@ class TestPage:
         assert len(commands) == 2
         for command in commands:
             run(*shlex.split(command)[1:])
-        norms, source = open_tree(location / "out" / "norms"), open_tree(location / "hf" / "llama")
+        norms, source = ckpttools.open(location / "out" / "norms"), ckpttools.open(location / "hf" / "llama")
         assert {array.dtype.name for array in norms.arrays.values()} == {"float32"}
-        built = open_tree(location / "out" / "remapped")
+        built = ckpttools.open(location / "out" / "remapped")
         up = [source[f"model.layers.{k}.mlp.up_proj.weight",].read().T for k in range(4)]
         path = ("params", "params", "decoder", "layers", "mlp", "wi_1", "kernel")
         assert np.array_equal(built[path].read(), np.stack(up, axis=1))

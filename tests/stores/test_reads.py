@@ -19,8 +19,7 @@ from support.object_stores import files_in, google
 from support.web_server import status, web_server
 
 import ckpttools
-from ckpttools.core.errors import StorageError
-from ckpttools.core.region import Region
+from ckpttools import Region, StorageError
 from ckpttools.plan.task import Prices, prices
 from ckpttools.stores import block_cache, concurrency, parse, reads
 from ckpttools.stores.concurrency import Pace, use_concurrency

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from support.command_line import ckpt
 from support.mounts import while_mounted
 
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.core.errors import (
+from ckpttools import (
     CheckpointError,
     DestinationExistsError,
     NoSpaceError,
     StorageError,
+    ToMaxText,
     UsageError,
+    plan_to_maxtext,
 )
-from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.run.entries import FinishedTask, entries
 from ckpttools.run.events import Publishing, Started, TaskDone
 from ckpttools.stores.local import directory, staging

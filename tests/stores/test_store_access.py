@@ -11,7 +11,7 @@ from support.locations import HF
 from support.object_stores import Google, environment
 from support.tls import Authority, encrypted
 
-from ckpttools.core.errors import StorageError
+from ckpttools import StorageError
 from ckpttools.stores import parse
 from ckpttools.stores.objects import gs
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.core.errors import StorageError, UsageError
+from ckpttools import StorageError, UsageError
 from ckpttools.stores import FileKind, parse
 from ckpttools.stores.concurrency import map_in_threads
 from ckpttools.stores.publishing import staging_of

@@ -23,7 +23,7 @@ from support.stores_on_loopback import PATIENCE, ask_only, cached, forget
 from support.web_server import COMMIT, LISTINGS, cut, stall, stating, status, web_server
 
 import ckpttools
-from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError, UsageError
+from ckpttools import CheckpointError, FormatError, SourceChangedError, StorageError, UsageError
 from ckpttools.stores import Location, block_cache, parse
 from ckpttools.stores.web import attempts as attempting
 from ckpttools.stores.web import http as plain

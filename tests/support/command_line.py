@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 from click.testing import CliRunner, Result
 
+from ckpttools import CheckpointError
 from ckpttools.api import doctor as diagnoses
 from ckpttools.cli.main import main
 from ckpttools.cli.message_terms import FlagTerms
-from ckpttools.core.errors import CheckpointError
 from ckpttools.core.message_terms import render_all
 from ckpttools.diagnosis import examine as examinations
 from ckpttools.diagnosis.examine import Diagnosis

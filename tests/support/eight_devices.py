@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttools.array.tree import Tree
+from ckpttools import Tree
 from ckpttools.stores.local.file import LocalFile
 
 MESHES = ("fsdp=8", "fsdp=2,tensor=4", "data=2,fsdp=4")

@@ -29,18 +29,18 @@ from flax import linen, nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpttools
-from ckpttools.core.dtypes import DTYPES as DTYPES_OF
-from ckpttools.core.errors import (
+from ckpttools import DTYPES as DTYPES_OF
+from ckpttools import (
     CheckpointError,
     ConfigError,
     DestinationExistsError,
     FormatError,
     MemoryBudgetError,
+    Region,
     SourceChangedError,
     UnknownNameError,
     UsageError,
 )
-from ckpttools.core.region import Region
 from ckpttools.sharding import save_shards
 from ckpttools.stores.publishing import LockedError
 from ckpttools.transforms.cast import cast as cast_to

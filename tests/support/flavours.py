@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Leaf, Path, Tree
+from ckpttools import LazyArray, Tree
+from ckpttools.array.tree import Leaf, Path
 from ckpttools.maxtext.flavours import Flavour
 from ckpttools.maxtext.view import view_of
 

@@ -15,11 +15,8 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.prepared import Resources
-from ckpttools.array.tree import Empty, Text, Tree, keystr
-from ckpttools.maxtext.conversion_options import ToMaxText
-from ckpttools.maxtext.model_options import ModelOptions
+from ckpttools import Empty, ModelOptions, Resources, Text, ToMaxText, Tree, plan_to_maxtext
+from ckpttools.array.tree import keystr
 from support.locations import GOLDEN
 
 # One group of layers, nothing in float32, every tensor mapped.

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ckpttools.core.errors import StorageError
+from ckpttools import StorageError
 from ckpttools.stores.local.files import remove_tree
 from support.command_line import ckpt
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from ckpttools.array.lazy import LazyArray
+from ckpttools import LazyArray, Region
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.region import Region
 from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
 from support.locations import ORBAX
 

@@ -9,8 +9,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from ckpttools.array.tree import Tree
-from ckpttools.core.dtypes import DTYPES
+from ckpttools import DTYPES, Tree
 from ckpttools.testing.strategies import noise, stored
 
 Arrays = dict[str, tuple[str, tuple[int, ...]]]

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import ml_dtypes
 import numpy as np
 
-from ckpttools.array.tree import Tree
-from ckpttools.core.dtypes import DTYPES
+from ckpttools import DTYPES, Tree
 from ckpttools.testing.strategies import stored
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)

@@ -21,10 +21,8 @@ import numpy as np
 
 import ckpttools
 import support.sharded_families  # noqa: F401  # its checks are among them
-from ckpttools.array.nodes import Stored
-from ckpttools.array.tree import Tree, keystr
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import (
+from ckpttools import (
+    DTYPES,
     CheckpointError,
     CoverageError,
     LostValuesWarning,
@@ -32,11 +30,14 @@ from ckpttools.core.errors import (
     MemoryBudgetError,
     PaddedVocabularyWarning,
     StorageError,
+    ToMaxText,
+    Tree,
     UncutArraysWarning,
     UsageError,
 )
+from ckpttools.array.nodes import Stored
+from ckpttools.array.tree import keystr
 from ckpttools.core.process_memory import current_bytes, peak_bytes
-from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.testing.strategies import stored
 from support.eight_devices import CHECKS as CHECKS

@@ -10,12 +10,10 @@ from pathlib import Path as Directory
 from typing import Any
 
 import ckpttools
-from ckpttools.array.lazy import LazyArray
+from ckpttools import CoverageError, LazyArray, ToMaxText, Tree
 from ckpttools.array.nodes import Stored
-from ckpttools.array.tree import Path, Tree, keystr
-from ckpttools.core.errors import CoverageError
+from ckpttools.array.tree import Path, keystr
 from ckpttools.maxtext.axis_names import axis_names
-from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.testing.strategies import stored
 from support.eight_devices import MESHES, by_path, check, counted, fitting, mesh_of, nest, same

@@ -19,10 +19,7 @@ import numpy as np
 import pytest
 
 import ckpttools
-from ckpttools.array.tree import Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, StorageError
-from ckpttools.maxtext.conversion_options import ToMaxText
+from ckpttools import DTYPES, CheckpointError, StorageError, ToMaxText, Tree
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.stores.local.file import LocalFile
 from ckpttools.testing.strategies import stored

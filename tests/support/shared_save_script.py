@@ -23,8 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpttools
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, OtherProcessError
+from ckpttools import DTYPES, CheckpointError, OtherProcessError
 from ckpttools.transforms.cast import cast
 from support.locations import HF
 from support.shared_save import SPECS, values

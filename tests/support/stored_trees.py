@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ckpttools import DTYPES, DType, Empty, Metadata, Receipt, Text, Tree
 from ckpttools.array.nodes import Stored
-from ckpttools.array.tree import Empty, Leaf, Metadata, Text, Tree
+from ckpttools.array.tree import Leaf
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import build
-from ckpttools.run.events import Receipt
 from ckpttools.run.executor import execute
 from ckpttools.testing.strategies import noise, stored
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from ckpttools.array.tree import Empty, Leaf, Metadata, Tree
+from ckpttools import DTYPES, Empty, Metadata, Tree
+from ckpttools.array.tree import Leaf
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.dtypes import DTYPES
 from ckpttools.maxtext.flavours import LINEN, NNX, PLAIN, Flavour
 from ckpttools.testing.strategies import noise
 from support.locations import TRAIN

@@ -10,13 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ckpttools.array.lazy import LazyArray
+import ckpttools
+from ckpttools import DTYPES, LazyArray, Metadata, StackLayers, ToMaxText, Tree
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Metadata, Path, Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToMaxText
-from ckpttools.maxtext.stacking import StackLayers
+from ckpttools.array.tree import Path
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.model_families.registry import family_of
 from ckpttools.testing.models import shapes_of
@@ -48,7 +45,7 @@ def tree_with(values: Mapping[Path, np.ndarray], **metadata: object) -> Tree:
 @cache
 def hugging_face(model: str) -> Tree:
     """A golden model as its family publishes it."""
-    return open_tree(GOLDEN / model / "hf")
+    return ckpttools.open(GOLDEN / model / "hf")
 
 
 def values_of(golden: str, **options: object) -> Values:

@@ -15,19 +15,26 @@ from support.locations import HF
 from support.trees import lazy
 
 import ckpttools
-from ckpttools.api.save import plan_save, save
+from ckpttools import (
+    DTYPES,
+    CastMap,
+    CastTo,
+    MappingError,
+    Metadata,
+    Region,
+    Tree,
+    UnknownNameError,
+    UsageError,
+    plan_save,
+    save,
+)
 from ckpttools.array.nodes import Elementwise, elementwise, relayout
 from ckpttools.array.scratch import Scratch
-from ckpttools.array.tree import Metadata, Tree
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import MappingError, UnknownNameError, UsageError
-from ckpttools.core.region import Region
-from ckpttools.formats.registry import open_tree
 from ckpttools.plan import plan as planning
 from ckpttools.run import threads
 from ckpttools.run.events import TaskDone
 from ckpttools.testing.strategies import lazy_arrays, noise, stored, tilings
-from ckpttools.transforms.cast import CastMap, CastTo, cast
+from ckpttools.transforms.cast import cast
 from ckpttools.transforms.conversion import Convert, is_lossless
 
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]
@@ -331,7 +338,7 @@ class TestRuns:
 @pytest.mark.parametrize("source", [HF, golden_checkpoint(True)], ids=["safetensors", "orbax"])
 def test_real_checkpoints_keep_their_format(tmp_path, source):
     run("cast", source, tmp_path / "out", "--dtype", "float32", "--dtype-map", "*norm*=float16")
-    before, after = open_tree(source), open_tree(tmp_path / "out")
+    before, after = ckpttools.open(source), ckpttools.open(tmp_path / "out")
     assert after.metadata.format == before.metadata.format
     assert set(after) == set(before)
     for path, array in before.arrays.items():
@@ -349,12 +356,12 @@ def test_cast_result_loads_with_safetensors_and_orbax(tmp_path):
 
     run("cast", HF, tmp_path / "st", "--dtype", "float16")
     loaded = load_file(tmp_path / "st" / "model.safetensors")
-    expected = open_tree(HF)
+    expected = ckpttools.open(HF)
     assert all(np.array_equal(loaded[k], expected[k,].read().astype(np.float16)) for (k,) in expected)
     run("cast", golden_checkpoint(False), tmp_path / "orbax", "--dtype", "float32")
     restored = ocp.StandardCheckpointer().restore(tmp_path / "orbax" / "0" / "items")
     scale = restored["params"]["params"]["decoder"]["decoder_norm"]["scale"]
-    source = open_tree(golden_checkpoint(False))
+    source = ckpttools.open(golden_checkpoint(False))
     path = ("params", "params", "decoder", "decoder_norm", "scale")
     assert np.array_equal(np.asarray(scale), source[path].read().astype(np.float32))
 

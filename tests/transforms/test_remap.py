@@ -16,22 +16,24 @@ from support.stored_trees import EVERYTHING
 from support.trees import tree_of
 
 import ckpttools
-from ckpttools.array.nodes import relayout, take
-from ckpttools.array.tree import Tree, keystr
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import (
+from ckpttools import (
+    DTYPES,
+    CastTo,
     CoverageError,
     FormatError,
     MappingError,
     ShapeError,
     StorageError,
+    Tree,
+    as_checkpoint_conversion_fn,
+    mapped_by,
 )
-from ckpttools.formats.registry import open_tree
+from ckpttools.array.nodes import relayout, take
+from ckpttools.array.tree import keystr
 from ckpttools.mapping.keys import parse_key
 from ckpttools.testing.strategies import noise, statements, stored
 from ckpttools.testing.trees import assert_same
-from ckpttools.transforms.cast import CastTo
-from ckpttools.transforms.functions import MapArrays, as_checkpoint_conversion_fn, mapped_by
+from ckpttools.transforms.functions import MapArrays
 from ckpttools.transforms.rename import Remap, Rule, parse_rules, parse_template, read_rules, renames
 
 F32 = DTYPES["float32"]
@@ -443,7 +445,7 @@ def code(tmp_path):
 
 class TestFunctions:
     def test_function_returns_renamed_paths(self, code):
-        tree = open_tree(HF)
+        tree = ckpttools.open(HF)
         built = tree.pipe(mapped_by(f"{code}:rename"))
         assert ("lm_head.weight",) not in built
         assert ("new", "model.norm.weight") in built
@@ -454,7 +456,7 @@ class TestFunctions:
 
     def test_function_in_a_module_is_called(self, code, monkeypatch):
         monkeypatch.syspath_prepend(code.parent)
-        assert len(open_tree(HF).pipe(mapped_by("names:rename"))) == len(open_tree(HF)) - 1
+        assert len(ckpttools.open(HF).pipe(mapped_by("names:rename"))) == len(ckpttools.open(HF)) - 1
 
     def test_locations_in_lists(self):
         tree = tree_of(("opt", 0, "mu"), ("opt", 1, "mu"))
@@ -549,7 +551,7 @@ class TestCommand:
         """Compare all arrays except query and key, whose values MaxText's converter changes."""
         (tmp_path / "llama.json").write_text(json.dumps(LLAMA))
         run("remap", HF, tmp_path / "out", "--map", tmp_path / "llama.json", "--strict", "--to", "orbax")
-        built = leaves_by_package(open_tree(tmp_path / "out"))
+        built = leaves_by_package(ckpttools.open(tmp_path / "out"))
         expected = golden_arrays("llama3.1", True)
         left_out = {f"params/params/decoder/layers/self_attention/{name}/kernel" for name in ("query", "key")}
         assert built == {path: leaf for path, leaf in expected.items() if path not in left_out | {"step"}}
@@ -563,7 +565,7 @@ class TestCommand:
         )
         run("remap", golden_checkpoint(True), tmp_path / "out", "--map", tmp_path / "names.toml")
         restored = ocp.StandardCheckpointer().restore(tmp_path / "out" / "0" / "items")
-        source = open_tree(golden_checkpoint(True))
+        source = ckpttools.open(golden_checkpoint(True))
         array = source["params", "params", "token_embedder", "embedding"].read()
         assert np.array_equal(np.asarray(restored["base"]["token_embedder"]["embedding"]), array)
 
@@ -621,7 +623,7 @@ class TestConversionFunction:
 
         rules = parse_rules(LLAMA)
         by_function = as_checkpoint_conversion_fn(rules)(load_file(HF / "model.safetensors"))
-        for path, array in open_tree(HF).pipe(rules).arrays.items():
+        for path, array in ckpttools.open(HF).pipe(rules).arrays.items():
             node = by_function
             for key in path:
                 node = node[key]
@@ -672,7 +674,7 @@ class TestConversionFunction:
             state = function(ocp.load_pytree(HF, abstract))
         expected = {
             keystr(path): described(array.read())
-            for path, array in open_tree(HF).pipe(parse_rules(LLAMA)).arrays.items()
+            for path, array in ckpttools.open(HF).pipe(parse_rules(LLAMA)).arrays.items()
         }
         got = {
             jax.tree_util.keystr(path, simple=True, separator="/"): described(np.asarray(leaf))

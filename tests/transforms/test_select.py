@@ -16,13 +16,10 @@ from support.locations import HF
 from support.stored_trees import EVERYTHING
 from support.trees import tree_of
 
-from ckpttools.api.save import save
+import ckpttools
+from ckpttools import DTYPES, FormatError, MappingError, Select, UsageError, save
 from ckpttools.array.tree import dotted, keystr
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError, MappingError, UsageError
-from ckpttools.formats.registry import open_tree
 from ckpttools.testing.trees import trees
-from ckpttools.transforms.select import Select
 
 run = partial(command_line.run, "select")
 
@@ -155,11 +152,11 @@ class TestCommand:
 
         source = golden_checkpoint(True)
         run(source, tmp_path / "out", "--keep", "params", "--drop", "*/mlp")
-        tree = open_tree(source)
+        tree = ckpttools.open(source)
         expected = {p: a for p, a in tree.arrays.items() if p[0] == "params" and "mlp" not in p}
         restored = ocp.StandardCheckpointer().restore(tmp_path / "out" / "0" / "items")
         assert set(restored) == {"params"}
-        assert list(open_tree(tmp_path / "out")) == list(expected)
+        assert list(ckpttools.open(tmp_path / "out")) == list(expected)
         for path, array in expected.items():
             node = restored
             for key in path:
@@ -172,7 +169,9 @@ class TestCommand:
         run(HF, tmp_path / "out", "--drop", "*.mlp.*", "--drop", "lm_head.weight")
         loaded = load_file(tmp_path / "out" / "model.safetensors")
         expected = {
-            k: a for (k,), a in open_tree(HF).arrays.items() if ".mlp." not in k and k != "lm_head.weight"
+            k: a
+            for (k,), a in ckpttools.open(HF).arrays.items()
+            if ".mlp." not in k and k != "lm_head.weight"
         }
         assert set(loaded) == set(expected)
         assert all(loaded[k].tobytes() == a.read().tobytes() for k, a in expected.items())
@@ -184,12 +183,12 @@ class TestCommand:
         assert (tmp_path / "out" / "7" / "state" / "_METADATA").is_file()
         run(tmp_path / "src", tmp_path / "z", "--keep", "a", "--to", "zarr3", "--compression", "zstd")
         assert (tmp_path / "z" / "zarr.json").is_file()
-        assert open_tree(tmp_path / "z").metadata.step == 7
+        assert ckpttools.open(tmp_path / "z").metadata.step == 7
 
     def test_dry_run(self, tmp_path):
         report = json.loads(run(HF, tmp_path / "out", "--keep", "*norm*", "--dry-run", "--json"))
         assert all("norm" in item["path"] for item in report["array_list"])
-        assert len(report["dropped"]) + report["arrays"] == len(open_tree(HF).arrays)
+        assert len(report["dropped"]) + report["arrays"] == len(ckpttools.open(HF).arrays)
         assert not (tmp_path / "out").exists()
 
 

@@ -12,11 +12,7 @@ from support.golden_data import FAMILIES, convert
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
-from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.api.prepared import Resources
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
+from ckpttools import Resources, ToHuggingFace, ToMaxText, plan_to_huggingface, plan_to_maxtext
 
 torch = pytest.importorskip("torch", reason="the extra `transformers` is not installed")
 transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
@@ -83,7 +79,7 @@ def test_towers_have_the_names_and_shapes_of_transformers(tmp_path, model):
     options = ToMaxText(scan=False, carry=True, exact=True)
     plan_to_maxtext(source, options, Resources(jobs=2)).run(tmp_path / "maxtext")
     plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(), Resources(jobs=2)).run(tmp_path / "hf")
-    assert any(TOWERS[model] in str(path[0]) for path in open_tree(tmp_path / "hf").arrays)
+    assert any(TOWERS[model] in str(path[0]) for path in ckpttools.open(tmp_path / "hf").arrays)
     name = json.loads((tmp_path / "hf" / "config.json").read_bytes())["architectures"][0]
     kind = getattr(transformers, name)
     built, loaded = kind.from_pretrained(tmp_path / "hf", output_loading_info=True, dtype="auto")
