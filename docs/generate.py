@@ -17,6 +17,7 @@ from reference import reference_page
 
 from ckpttools.checks.registry import OWN_CHECKS
 from ckpttools.checks.registry import checks as model_checks
+from ckpttools.cli.help import TOPICS, topic_text
 from ckpttools.cli.main import main
 from ckpttools.cli.output import with_flags
 from ckpttools.core.message_terms import option
@@ -61,6 +62,8 @@ def commands_page() -> str:
     # Render the help as in a terminal of 80 columns.
     root = click.Context(main, info_name="ckpt", **{**main.context_settings, "terminal_width": 80})
     parts = [f"## `{name}`\n\n```\n{text}\n```\n" for name, text in commands(main, root)]
+    # Headings of a lower level: a page has one section for each command.
+    parts += [f"### `ckpt help {name}`\n\n```\n{topic_text(root, name)}\n```\n" for name in TOPICS]
     return "\n".join([COMMANDS, *parts])
 
 

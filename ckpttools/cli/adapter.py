@@ -21,8 +21,9 @@ def adapter() -> None:
     """Merge, extract and convert LoRA adapters.
 
     \b
-    Example:
-      ckpt adapter merge ~/base ~/adapter ~/merged
+    Examples:
+      $ ckpt adapter merge ~/base ~/adapter ~/merged
+      $ ckpt adapter extract ~/tuned ~/base ~/adapter --rank 16
     """
 
 
@@ -43,10 +44,10 @@ def merge() -> WriteFunction:
     once. Pass --dtype to merge into a quantized BASE.
 
     \b
-    Example:
-      ckpt adapter merge ~/base ~/adapter ~/merged
-      ckpt adapter merge ~/base-fp8 ~/adapter ~/merged --dtype bfloat16
-      ckpt adapter merge ~/maxtext/llama3.1-8b ~/adapter ~/maxtext/merged
+    Examples:
+      $ ckpt adapter merge ~/base ~/adapter ~/merged
+      $ ckpt adapter merge ~/base-fp8 ~/adapter ~/merged --dtype bfloat16
+      $ ckpt adapter merge ~/maxtext/llama3.1-8b ~/adapter ~/maxtext/merged
     """
     from ckpttools.api.adapters import merge_adapter
 
@@ -69,9 +70,9 @@ def extract() -> WriteFunction:
     plan reads both models to report the remaining error.
 
     \b
-    Example:
-      ckpt adapter extract ~/tuned ~/base ~/adapter --rank 16
-      ckpt adapter extract ~/tuned ~/base ~/adapter --error 0.05 --rank 128
+    Examples:
+      $ ckpt adapter extract ~/tuned ~/base ~/adapter --rank 16
+      $ ckpt adapter extract ~/tuned ~/base ~/adapter --error 0.05 --rank 128
     """
     from ckpttools.api.adapters import extract_adapter
 
@@ -94,8 +95,9 @@ def to_maxtext() -> WriteFunction:
     cannot adapt are refused.
 
     \b
-    Example:
-      ckpt adapter to-maxtext ~/adapter ~/maxtext/adapter --base ~/base
+    Examples:
+      $ ckpt adapter to-maxtext ~/adapter ~/maxtext/adapter --base ~/base
+      $ ckpt adapter to-maxtext ~/adapter ~/lora --base ~/base --layout converter
     """
     from ckpttools.api.adapters import adapter_to_maxtext
 
@@ -116,8 +118,9 @@ def to_peft() -> WriteFunction:
     Tunix (STEP/model_params), from MaxText's converter, or in the layout of its inference engine.
 
     \b
-    Example:
-      ckpt adapter to-peft ~/run/checkpoints ~/adapter --base ~/base
+    Examples:
+      $ ckpt adapter to-peft ~/run/checkpoints ~/adapter --base ~/base
+      $ ckpt adapter to-peft ~/run/checkpoints ~/adapter --base ~/base --step 500
     """
     from ckpttools.api.adapters import adapter_to_peft
 

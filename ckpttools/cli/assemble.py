@@ -53,10 +53,10 @@ def assemble(
     byte. Files are hard-linked where possible, else copied.
 
     \b
-    Example:
-      ckpt assemble /mnt/ramdisks --list
-      ckpt assemble /mnt/ramdisks ~/out/run/checkpoints
-      ckpt assemble host0 host3 gs://bucket/mtc/host1 DST --prefer host0
+    Examples:
+      $ ckpt assemble /mnt/ramdisks --list
+      $ ckpt assemble /mnt/ramdisks ~/out/run/checkpoints
+      $ ckpt assemble host0 host3 gs://bucket/mtc/host1 DST --prefer host0
     """
     from ckpttools.api.assemble import assemble as put_together
     from ckpttools.api.calls import absolute

@@ -50,9 +50,9 @@ def average() -> WriteFunction:
     With --no-normalize, --weights computes any sum: A + 0.5 (B - C) is A B C with --weights 1,0.5,-0.5.
 
     \b
-    Example:
-      ckpt average ~/run/checkpoints ~/merged --steps 1000..5000/500 --decay sqrt
-      ckpt average ~/seed-1 ~/seed-2 ~/seed-3 ~/soup
+    Examples:
+      $ ckpt average ~/run/checkpoints ~/merged --steps 1000..5000/500 --decay sqrt
+      $ ckpt average ~/seed-1 ~/seed-2 ~/seed-3 ~/soup
     """
     from ckpttools.api.average import average
 

@@ -11,6 +11,7 @@ import click
 
 from ckpttools.api.options import OPENING, REQUESTS
 from ckpttools.api.options.inspect import CAT
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, ParamType, flags, json_option, memory_option
 from ckpttools.cli.output import print_json, print_lines, print_stderr, styled, width
 from ckpttools.cli.stats import format_number
@@ -42,7 +43,7 @@ class _ArrayName(ParamType):
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-@click.command("cat", short_help="Print the values of an array or a region of it.")
+@click.command("cat", short_help="Print the values of an array or a region of it.", cls=BaseCommand)
 @click.argument("path", type=ANY_PATH)
 @click.argument("name", metavar="NAME[INDEX]", type=_ArrayName())
 @json_option
@@ -67,10 +68,10 @@ def cat(
     more than 1,000 values, only the first and last of each axis are read and printed.
 
     \b
-    Example:
-      ckpt cat ~/models/Llama-3.2-1B model.norm.weight
-      ckpt cat ~/models/Llama-3.2-1B 'model.embed_tokens.weight[3, 10:20]'
-      ckpt cat ~/models/Llama-3.2-1B model.norm.weight --stats
+    Examples:
+      $ ckpt cat ~/models/Llama-3.2-1B model.norm.weight
+      $ ckpt cat ~/models/Llama-3.2-1B 'model.embed_tokens.weight[3, 10:20]'
+      $ ckpt cat ~/models/Llama-3.2-1B model.norm.weight --stats
     """
     from ckpttools.api.cat import cat
 

@@ -13,6 +13,7 @@ import click
 
 from ckpttools.api.options import OPENING
 from ckpttools.api.options.inspect import CHUNKS
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option
 from ckpttools.cli.output import print_json, print_lines, report_fields, styled, width, wrap
 from ckpttools.cli.table import Column, draw_table
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ckpttools.api.sources import Opening
 
 
-@click.command(short_help="Show files, chunk grids and codecs; predict load I/O.")
+@click.command(short_help="Show files, chunk grids and codecs; predict load I/O.", cls=BaseCommand)
 @click.argument("path", type=ANY_PATH)
 @json_option
 @flags(*CHUNKS, *OPENING)
@@ -47,9 +48,9 @@ def chunks(
     it needs and fetches; with --processes, the reads of processes that load together.
 
     \b
-    Example:
-      ckpt inspect chunks ~/maxtext/llama3.1-8b --mesh fsdp=8 --spec "P('fsdp')"
-      ckpt inspect chunks ~/llama --mesh fsdp=4,tensor=2 --processes 2
+    Examples:
+      $ ckpt inspect chunks ~/maxtext/llama3.1-8b --mesh fsdp=8 --spec "P('fsdp')"
+      $ ckpt inspect chunks ~/llama --mesh fsdp=4,tensor=2 --processes 2
     """
     from ckpttools.api.chunks import chunks as look
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.command_line import COMPLETION_VARIABLE
 
 _SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
-@click.command()
+@click.command(cls=BaseCommand)
 @click.argument("shell", type=click.Choice(tuple(_SHELLS)))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
@@ -19,10 +20,10 @@ def completion(ctx: click.Context, shell: str) -> None:
     Add the line for bash to ~/.bashrc, or that for zsh to ~/.zshrc, after compinit.
 
     \b
-    Example:
-      ckpt completion fish > ~/.config/fish/completions/ckpt.fish
-      eval "$(ckpt completion bash)"
-      eval "$(ckpt completion zsh)"
+    Examples:
+      $ ckpt completion fish > ~/.config/fish/completions/ckpt.fish
+      $ eval "$(ckpt completion bash)"
+      $ eval "$(ckpt completion zsh)"
     """
     complete = _SHELLS[shell](ctx.find_root().command, {}, "ckpt", COMPLETION_VARIABLE)
     # Not `source()`: for bash it starts a bash process to check the version.

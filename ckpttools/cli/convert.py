@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from ckpttools.api.options import OPENING
 from ckpttools.api.options.convert import CONVERT
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.convert_many import ConvertCommand
 from ckpttools.cli.lazy import Deferred, LazyGroup, is_path, lazy_command
 from ckpttools.cli.options import flags, given_flags
@@ -69,8 +70,8 @@ class _ConvertGroup(LazyGroup):
             refuse_swapped(*map(parse, words))
         return super().resolve_command(ctx, [first, *rest])
 
-    def _instead(self, ctx: click.Context, args: Sequence[str], known: Sequence[str]) -> str:
-        meant = super()._instead(ctx, args, known)
+    def suggest(self, ctx: click.Context, args: Sequence[str], known: Sequence[str]) -> str:
+        meant = super().suggest(ctx, args, known)
         return meant if meant.startswith("Did") else f"No path has this name either. {meant}"
 
 
@@ -79,7 +80,7 @@ def _parse_conversion(args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     from ckpttools.cli.models import hf_to_maxtext, maxtext_to_hf
 
     both = {item.name: item for item in (*hf_to_maxtext.params, *maxtext_to_hf.params)}
-    parser = click.Command(
+    parser = BaseCommand(
         "convert",
         params=[item for item in both.values() if isinstance(item, click.Option)],
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
@@ -121,10 +122,10 @@ def convert() -> None:
     MaxText checkpoint a Hugging Face model. The options are those of hf-to-maxtext or maxtext-to-hf.
 
     \b
-    Example:
-      ckpt convert ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
-      ckpt convert ~/models/* --into ~/maxtext
-      ckpt convert to-zarr3 ~/maxtext/run/checkpoints ~/run.zarr
+    Examples:
+      $ ckpt convert ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
+      $ ckpt convert ~/models/* --into ~/maxtext
+      $ ckpt convert to-zarr3 ~/maxtext/run/checkpoints ~/run.zarr
     """
 
 

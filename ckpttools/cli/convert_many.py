@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ckpttools.cli.command import BaseCommand, PanelOption
 from ckpttools.cli.options import ANY_PATH
 from ckpttools.cli.output import print_json, print_stderr
 from ckpttools.cli.write import REPORTS, OutputOptions, WriteCommand
@@ -25,7 +26,7 @@ class ConvertCommand(WriteCommand):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         text = "Convert each SRC to a directory of its name in DIR: SRC... --into DIR."
-        self.params.append(click.Option([_INTO], metavar="DIR", type=ANY_PATH, expose_value=False, help=text))
+        self.params.append(PanelOption([_INTO], metavar="DIR", type=ANY_PATH, expose_value=False, help=text))
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -39,14 +40,14 @@ class ConvertCommand(WriteCommand):
         return _ConvertMany(self)
 
 
-class _ConvertMany(click.Command):
+class _ConvertMany(BaseCommand):
     """The same conversion of several sources."""
 
     def __init__(self, one: ConvertCommand) -> None:
         source = next(item for item in one.params if item.name == "source")
         sources = click.Argument(["sources"], metavar="SRC...", nargs=-1, required=True, type=source.type)
         options = [item for item in one.params if isinstance(item, click.Option) and item.name != "into"]
-        into = click.Option([_INTO], metavar="DIR", required=True, type=ANY_PATH)
+        into = PanelOption([_INTO], metavar="DIR", required=True, type=ANY_PATH)
         super().__init__(one.name, params=[sources, into, *options], help=one.help)
         self._one = one
 

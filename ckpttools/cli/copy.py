@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.api.options.runs import COPY
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.command_line import command_line
 from ckpttools.cli.options import (
     ANY_PATH,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ckpttools.copying.report import CopiedPart, CopyReport
 
 
-@click.command(short_help="Copy a checkpoint or run between stores, byte for byte.")
+@click.command(short_help="Copy a checkpoint or run between stores, byte for byte.", cls=BaseCommand)
 @click.argument("source", metavar="SRC", type=ANY_PATH)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
 @flags(*COPY[:3])
@@ -61,10 +62,10 @@ def copy(
     the same command copies new steps and resumes an interrupted copy.
 
     \b
-    Example:
-      ckpt copy ~/maxtext/run/checkpoints gs://my-bucket/runs/run/checkpoints
-      ckpt copy gs://my-bucket/runs/run/checkpoints ~/run --latest 1
-      ckpt copy hf://org/name s3://my-bucket/models/name
+    Examples:
+      $ ckpt copy ~/maxtext/run/checkpoints gs://my-bucket/runs/run/checkpoints
+      $ ckpt copy gs://my-bucket/runs/run/checkpoints ~/run --latest 1
+      $ ckpt copy hf://org/name s3://my-bucket/models/name
     """
     from ckpttools.api.copy import copy as copy_checkpoint
 
@@ -92,7 +93,7 @@ def copy(
         print_stderr(line)
     with progress_events(progress) as observe:
         report = prepared.run(observe)
-    print_report(report, [*_plan_lines(report), _closing_line(report)], as_json=as_json)
+    print_report(report, [*_plan_lines(report), _closing_line(report)], as_json=as_json, is_summary=True)
 
 
 def _note_lines(report: CopyReport) -> Iterator[str]:

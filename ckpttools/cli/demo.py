@@ -9,11 +9,12 @@ from pathlib import Path
 
 import click
 
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.output import print_lines
 from ckpttools.core.errors import DestinationExistsError
 
 
-@click.command(short_help="Convert a small model to MaxText and back, and load it.")
+@click.command(short_help="Convert a small model to MaxText and back, and load it.", cls=BaseCommand)
 @click.argument("directory", required=False, type=click.Path(path_type=Path))
 def demo(directory: Path | None) -> None:
     """Create a small model, convert it, inspect it, load it, and convert it back.
@@ -21,8 +22,9 @@ def demo(directory: Path | None) -> None:
     DIRECTORY keeps the results; without it, a temporary directory is used and deleted.
 
     \b
-    Example:
-      ckpt demo ./demo
+    Examples:
+      $ ckpt demo ./demo
+      $ ckpt demo
     """
     with _demo_directory(directory) as location:
         source, target, back = location / "hf", location / "maxtext", location / "back"

@@ -11,6 +11,7 @@ import click
 
 from ckpttools.api.options import MAX_HEADER_BYTES, MAX_INDEX_BYTES, PREFER_RANK
 from ckpttools.api.options.inspect import DIFF
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
 from ckpttools.cli.output import exit_with_differences, labeled_lines, print_json, print_lines, styled, width
 from ckpttools.cli.progress import progress_events
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ckpttools.digest.pairing import Remark
 
 
-@click.command(short_help="Compare two checkpoints: what differs, how much, and why.")
+@click.command(short_help="Compare two checkpoints: what differs, how much, and why.", cls=BaseCommand)
 @click.argument("first", metavar="A", type=ANY_PATH)
 @click.argument("second", metavar="B", type=ANY_PATH)
 @flags(*DIFF)
@@ -66,9 +67,9 @@ def diff(
     Exit codes: 0 equal, 1 different; 3 (bad input) and 5 (input/output) mean that no comparison was possible.
 
     \b
-    Example:
-      ckpt diff ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
-      ckpt diff checkpoints/100 checkpoints/200 --rtol 1e-3 --filter '*norm*'
+    Examples:
+      $ ckpt diff ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
+      $ ckpt diff checkpoints/100 checkpoints/200 --rtol 1e-3 --filter '*norm*'
     """
     from ckpttools.api.diff import diff as compare
 
@@ -129,7 +130,7 @@ _OUTCOMES: dict[Outcome, str] = {
 
 def print_diff(report: DiffReport) -> None:
     """Print both sides, how they were aligned, their differences, and a summary."""
-    print_lines(_report_lines(report))
+    print_lines(_report_lines(report), is_summary=True)
 
 
 def _report_lines(report: DiffReport) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.api.options.inspect import DOCTOR
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option
 from ckpttools.cli.output import labeled_lines, print_json, print_lines, print_report, prose_width, styled
 from ckpttools.cli.progress import progress_events
@@ -26,7 +27,7 @@ _COLUMN = 8
 _COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
-@click.command(short_help="Diagnose a checkpoint and suggest fixes.")
+@click.command(short_help="Diagnose a checkpoint and suggest fixes.", cls=BaseCommand)
 @click.argument("path", type=ANY_PATH, required=False)
 @json_option
 @flags(*DOCTOR[:2], switch("as_list", "List the checks and the fixes.", flag="--list"), *DOCTOR[2:])
@@ -52,10 +53,10 @@ def doctor(
     or 5 if the system did not allow it.
 
     \b
-    Example:
-      ckpt doctor ~/maxtext/run/checkpoints
-      ckpt doctor ~/maxtext/run/checkpoints --fix merge --fix commit-marker
-      ckpt doctor ~/deepspeed/global_step300 --checksums
+    Examples:
+      $ ckpt doctor ~/maxtext/run/checkpoints
+      $ ckpt doctor ~/maxtext/run/checkpoints --fix merge --fix commit-marker
+      $ ckpt doctor ~/deepspeed/global_step300 --checksums
     """
     from ckpttools.api.doctor import doctor as look
 
@@ -75,7 +76,7 @@ def doctor(
             requests=requests,
             observe=observe,
         )
-    print_report(diagnosis, _to_view(diagnosis, fix, checksums), as_json=as_json)
+    print_report(diagnosis, _to_view(diagnosis, fix, checksums), as_json=as_json, is_summary=True)
     ctx.exit(diagnosis.exit_code)
 
 

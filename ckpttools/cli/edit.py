@@ -40,8 +40,9 @@ def strip_optimizer() -> WriteFunction:
     If there is nothing to strip, nothing is written and the exit code is 2.
 
     \b
-    Example:
-      ckpt strip-optimizer ~/run/checkpoints ~/llama --dtype bfloat16
+    Examples:
+      $ ckpt strip-optimizer ~/run/checkpoints ~/llama --dtype bfloat16
+      $ ckpt strip-optimizer ~/run/checkpoints ~/llama --step 5000 --keep-step
     """
     from ckpttools.api.transforms import strip_optimizer
 
@@ -67,9 +68,9 @@ def stack() -> WriteFunction:
     If layers are already stacked, nothing is written and the exit code is 2.
 
     \b
-    Example:
-      ckpt stack ~/maxtext/llama-unscanned ~/maxtext/llama-scanned
-      ckpt stack ~/gemma3-unscanned ~/gemma3-scanned --family gemma3
+    Examples:
+      $ ckpt stack ~/maxtext/llama-unscanned ~/maxtext/llama-scanned
+      $ ckpt stack ~/gemma3-unscanned ~/gemma3-scanned --family gemma3
     """
     from ckpttools.api.transforms import stack
 
@@ -92,9 +93,9 @@ def unstack() -> WriteFunction:
     If layers are not stacked, nothing is written and the exit code is 2.
 
     \b
-    Example:
-      ckpt unstack ~/maxtext/llama-scanned ~/maxtext/llama-unscanned
-      ckpt unstack ~/run/checkpoints ~/decode --force-unroll --dtype bfloat16
+    Examples:
+      $ ckpt unstack ~/maxtext/llama-scanned ~/maxtext/llama-unscanned
+      $ ckpt unstack ~/run/checkpoints ~/decode --force-unroll --dtype bfloat16
     """
     from ckpttools.api.transforms import unstack
 
@@ -117,10 +118,10 @@ def select() -> WriteFunction:
     matches nothing is an error.
 
     \b
-    Example:
-      ckpt select ~/maxtext/run/checkpoints ~/weights --keep params
-      ckpt select ~/ppo/step-100 ~/policy --prefix policy --to safetensors
-      ckpt select ~/llama ~/body --drop '*embed_tokens*' --drop lm_head.weight
+    Examples:
+      $ ckpt select ~/maxtext/run/checkpoints ~/weights --keep params
+      $ ckpt select ~/ppo/step-100 ~/policy --prefix policy --to safetensors
+      $ ckpt select ~/llama ~/body --drop '*embed_tokens*' --drop lm_head.weight
     """
     from ckpttools.api.transforms import select
 
@@ -146,10 +147,10 @@ def cast() -> WriteFunction:
     clips.
 
     \b
-    Example:
-      ckpt cast ~/maxtext/llama ~/maxtext/llama-bf16 --dtype bfloat16
-      ckpt cast ~/DeepSeek-V3 ~/DeepSeek-V3-bf16 --dtype bfloat16
-      ckpt cast ~/llama ~/mixed --dtype-map '*norm*=float32' --dtype bfloat16
+    Examples:
+      $ ckpt cast ~/maxtext/llama ~/maxtext/llama-bf16 --dtype bfloat16
+      $ ckpt cast ~/DeepSeek-V3 ~/DeepSeek-V3-bf16 --dtype bfloat16
+      $ ckpt cast ~/llama ~/mixed --dtype-map '*norm*=float32' --dtype bfloat16
     """
     from ckpttools.api.transforms import cast
 
@@ -184,10 +185,10 @@ def remap() -> WriteFunction:
     where router biases are. Stacked layers stay stacked, and training state stays.
 
     \b
-    Example:
-      ckpt remap ~/maxtext/llama ~/renamed --map names.toml --strict
-      ckpt remap ~/qwen3-next ~/qwen3-next-new --maxtext 0.2.5
-      ckpt remap ~/llama ~/renamed --map ./names.py:rename --to safetensors
+    Examples:
+      $ ckpt remap ~/maxtext/llama ~/renamed --map names.toml --strict
+      $ ckpt remap ~/qwen3-next ~/qwen3-next-new --maxtext 0.2.5
+      $ ckpt remap ~/llama ~/renamed --map ./names.py:rename --to safetensors
     """
     from ckpttools.api.transforms import remap
 

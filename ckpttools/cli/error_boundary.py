@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 import click
 
-from ckpttools.cli.output import click_error, error_width, labeled_lines, print_stderr, with_flags
+from ckpttools.cli.output import click_error, error_width, labeled_lines, print_error, style_label, with_flags
 from ckpttools.cli.signals import Stopped
 from ckpttools.core.errors import (
     CheckpointError,
@@ -46,9 +46,9 @@ def exit_code_of(end: BaseException, *, traceback: bool) -> int:
         if isinstance(end, click.ClickException):
             click_error(end)
         elif isinstance(end, Stopped):
-            print_stderr(str(end))
+            print_error(str(end))
         else:
-            print_stderr(*_describe_error(end, traceback))
+            print_error(*_describe_error(end, traceback))
     if isinstance(end, (click.ClickException, Stopped)):
         return end.exit_code
     error = _translate_click(end)
@@ -95,7 +95,8 @@ def _describe_error(end: BaseException, traceback: bool) -> list[str]:
     from traceback import format_tb
 
     way = [item.rstrip("\n") for item in format_tb(end.__traceback__)] if traceback else []
-    return [*way, *_error_lines(_translate_click(end) or _describe_internal_error(end), error_width())]
+    lines = _error_lines(_translate_click(end) or _describe_internal_error(end), error_width())
+    return [*way, *(style_label(line) for line in lines)]
 
 
 def _error_lines(error: CheckpointError, room: int | None) -> list[str]:

@@ -9,6 +9,7 @@ import click
 
 from ckpttools.api.options import FAMILY
 from ckpttools.api.options.inspect import CHECK_FAMILY
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.options import completion_of, flags, json_option
 from ckpttools.cli.output import labeled_lines, print_json, print_lines, print_report, styled, width, wrap
@@ -41,8 +42,10 @@ def families(ctx: click.Context, as_json: bool) -> None:
     `ckpt convert … --family FILE`.
 
     \b
-    Example:
-      ckpt families
+    Examples:
+      $ ckpt families
+      $ ckpt families show llama
+      $ ckpt families check my_family.toml
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -98,9 +101,9 @@ def show_family(family: str, as_toml: bool, as_json: bool) -> None:
     Each row shows MaxText's name and axes, Hugging Face's, when the row applies, and how it changes values.
 
     \b
-    Example:
-      ckpt families show llama
-      ckpt families show llama --toml > my_family.toml
+    Examples:
+      $ ckpt families show llama
+      $ ckpt families show llama --toml > my_family.toml
     """
     import tomllib
 
@@ -172,8 +175,9 @@ def check(
     Lists all errors and exits with 3 if there are any.
 
     \b
-    Example:
-      ckpt families check my_family.toml --against ~/models/tiny-7b
+    Examples:
+      $ ckpt families check my_family.toml --against ~/models/tiny-7b
+      $ ckpt families check my_family.toml --config ~/models/tiny-7b/config.json
     """
     from ckpttools.api.families import check_family
 
@@ -214,7 +218,7 @@ def _section_lines(kind: str, findings: list[FamilyFinding]) -> Iterator[str]:
         yield from (f"  {first}", *(f"      {part}" for part in more))
 
 
-@click.command()
+@click.command(cls=BaseCommand)
 @json_option
 def formats(as_json: bool) -> None:
     """List the supported checkpoint formats.
@@ -222,8 +226,9 @@ def formats(as_json: bool) -> None:
     Packages add formats under the entry point ckpttools.formats.
 
     \b
-    Example:
-      ckpt formats
+    Examples:
+      $ ckpt formats
+      $ ckpt formats --json
     """
     from ckpttools.formats.known_formats import formats, writable
 

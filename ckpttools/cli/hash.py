@@ -8,6 +8,7 @@ import click
 
 from ckpttools.api.options import OPENING
 from ckpttools.api.options.inspect import HASH
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
 from ckpttools.cli.output import print_json, print_lines, print_stderr
 from ckpttools.cli.progress import progress_events
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ckpttools.api.sources import Scanning
 
 
-@click.command("hash", short_help="Print layout-independent digests of every array.")
+@click.command("hash", short_help="Print layout-independent digests of every array.", cls=BaseCommand)
 @click.argument("path", type=ANY_PATH)
 @json_option
 @flags(*HASH)
@@ -49,9 +50,9 @@ def hash_command(
     unscanned checkpoints of one model agree.
 
     \b
-    Example:
-      ckpt hash ~/maxtext/llama3.1-8b --manifest llama.json
-      diff <(ckpt hash a) <(ckpt hash b)
+    Examples:
+      $ ckpt hash ~/maxtext/llama3.1-8b --manifest llama.json
+      $ diff <(ckpt hash a) <(ckpt hash b)
     """
     from ckpttools.api.hash import hash
 

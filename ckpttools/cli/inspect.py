@@ -20,6 +20,8 @@ def inspect() -> None:
     """Show a checkpoint's tree, statistics, chunks or report.
 
     \b
-    Example:
-      ckpt inspect tree ~/models/Llama-3.1-8B
+    Examples:
+      $ ckpt inspect tree ~/models/Llama-3.1-8B
+      $ ckpt inspect stats ~/maxtext/run/checkpoints --nan
+      $ ckpt inspect report ~/models/Llama-3.1-8B -o report.html
     """

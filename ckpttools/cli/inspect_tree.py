@@ -13,6 +13,7 @@ import click
 
 from ckpttools.api.options import OPENING, REQUESTS, count
 from ckpttools.api.options.inspect import TREE
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option
 from ckpttools.cli.output import (
     exit_with_differences,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from ckpttools.inspection.tree import TreeReport
 
 
-@click.command(short_help="Show names, shapes, dtypes, sizes and the kind.")
+@click.command(short_help="Show names, shapes, dtypes, sizes and the kind.", cls=BaseCommand)
 @click.argument("path", type=ANY_PATH)
 @flags(
     count("depth", "Show at most N levels; totals include everything."),
@@ -70,8 +71,9 @@ def tree(
     file. Only headers and indexes are read. Repeated layers are folded into one: layers_{0..31}.
 
     \b
-    Example:
-      ckpt inspect tree ~/maxtext/llama3.1-8b --filter '*self_attention*'
+    Examples:
+      $ ckpt inspect tree ~/maxtext/llama3.1-8b --filter '*self_attention*'
+      $ ckpt inspect tree ~/models/Llama-3.1-8B --against llama
     """
     if flat and depth:
         raise click.UsageError("--flat has no levels: leave out --flat or --depth")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import click
 
+from ckpttools.cli.command import BaseCommand, HelpFormatter
 from ckpttools.cli.suggestions import near_commands
 
 
@@ -54,7 +55,7 @@ def is_path(word: str) -> bool:
     return not word.startswith("-") and ("/" in word or parse(word).exists())
 
 
-class LazyGroup(click.Group):
+class LazyGroup(BaseCommand, click.Group):
     """A group that imports its commands on demand, so that `--help` imports none of them.
 
     Attributes:
@@ -62,6 +63,7 @@ class LazyGroup(click.Group):
         more: finds commands of plug-ins; called for unknown names and when all are listed.
     """
 
+    command_class = BaseCommand
     lazy: Mapping[str, Deferred]
     more: Callable[[], Mapping[str, Deferred]]
 
@@ -91,7 +93,7 @@ class LazyGroup(click.Group):
         # click looks for near names among imported commands only.
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
-            instead = self._instead(ctx, args, self.list_commands(ctx))
+            instead = self.suggest(ctx, args, self.list_commands(ctx))
             raise click.UsageError(f"No such command {name!r}. {instead}", ctx)
         result = super().resolve_command(ctx, args)
         ctx.meta[_COMMAND_KEY] = result[1]
@@ -105,7 +107,7 @@ class LazyGroup(click.Group):
         assert command is not None  # unknown names are errors
         return name or "", command, words
 
-    def _instead(self, ctx: click.Context, args: Sequence[str], known: Sequence[str]) -> str:
+    def suggest(self, ctx: click.Context, args: Sequence[str], known: Sequence[str]) -> str:
         """Suggest what is probably meant, here or one level below, or list all commands."""
         name = args[0]
         for group in known:
@@ -120,9 +122,9 @@ class LazyGroup(click.Group):
             return f"It is a path: {path} identifies it and suggests commands. {there_are}"
         return there_are
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_details(self, ctx: click.Context, formatter: HelpFormatter) -> None:
         eager = {name: command.get_short_help_str(100) for name, command in self.commands.items()}
         entries = {**self.more(), **self.lazy}
         helps = {**eager, **{name: entry.help for name, entry in entries.items()}}
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(helps.items()))
+            formatter.write_terms(sorted(helps.items()))

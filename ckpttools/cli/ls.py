@@ -9,6 +9,7 @@ from itertools import chain, islice
 import click
 
 from ckpttools.api.options import REQUESTS
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option
 from ckpttools.cli.output import labeled_lines, print_report, styled, width
 from ckpttools.cli.table import Column, draw_table
@@ -20,7 +21,7 @@ from ckpttools.runs.listing import ItemListing, RunListing, StepListing
 from ckpttools.stores.location import Location
 
 
-@click.command(short_help="List the steps in a training run.")
+@click.command(short_help="List the steps in a training run.", cls=BaseCommand)
 @click.argument("paths", metavar="RUN...", type=ANY_PATH, nargs=-1, required=True)
 @json_option
 @flags(REQUESTS)
@@ -36,11 +37,11 @@ def ls(paths: tuple[Location, ...], as_json: bool, requests: int | None) -> None
     prints an object with "listings".
 
     \b
-    Example:
-      ckpt ls ~/maxtext/run/checkpoints
-      ckpt ls gs://my-bucket/out/run --json
-      ckpt ls ~/models ~/maxtext
-      ckpt ls ~/verl/checkpoints/project/experiment
+    Examples:
+      $ ckpt ls ~/maxtext/run/checkpoints
+      $ ckpt ls gs://my-bucket/out/run --json
+      $ ckpt ls ~/models ~/maxtext
+      $ ckpt ls ~/verl/checkpoints/project/experiment
     """
     from ckpttools.api.ls import list_paths
     from ckpttools.api.ls import ls as look

@@ -14,6 +14,7 @@ import click
 
 from ckpttools import __version__
 from ckpttools.cli import signals
+from ckpttools.cli.command import GLOBAL_PANEL, MAX_WIDTH, HelpFormatter, PanelOption
 from ckpttools.cli.command_line import COMPLETION_VARIABLE, command_with, remember_command
 from ckpttools.cli.error_boundary import (
     exit_code_of,
@@ -23,7 +24,7 @@ from ckpttools.cli.error_boundary import (
     translate_click_errors,
 )
 from ckpttools.cli.lazy import Deferred, LazyGroup, has_written, is_path, is_writer, lazy_command
-from ckpttools.cli.output import print_stderr
+from ckpttools.cli.output import chosen, has_color, print_stderr, reset_choices, styled
 from ckpttools.cli.suggestions import ALIASES, find_synonym, translate_maxtext_script
 from ckpttools.cli.units import format_disk
 from ckpttools.core.errors import CheckpointWarning, SeveralCheckpointsError, StepWarning, UsageError
@@ -136,6 +137,7 @@ _GROUPS = {
         "families": lazy_command("families", "families", "List, show and check model families."),
         "formats": lazy_command("families", "formats", "List the supported checkpoint formats."),
         "demo": lazy_command("demo", "demo", "Convert a small model to MaxText and back, and load it."),
+        "help": lazy_command("help", "help_command", "Show the help of a command, or of a topic."),
         "completion": lazy_command("completion", "completion", "Print a shell completion script."),
     },
 }
@@ -158,6 +160,7 @@ class _Root(LazyGroup):
     ) -> Any:
         """Run a command and end the process; with `standalone_mode=False`, raise errors instead."""
         code: int | None
+        reset_choices()
         run = partial(super().main, args, prog_name, complete_var, False, **extra)
         if not standalone_mode:
             return run()
@@ -170,7 +173,8 @@ class _Root(LazyGroup):
                 code = run()
         except BaseException as end:
             words = sys.argv[1:] if args is None else args
-            code = exit_code_of(end, traceback="--traceback" in words)
+            # A usage error may come before the option is parsed.
+            code = exit_code_of(end, traceback=bool(chosen("traceback")) or "--traceback" in words)
         finish_output()
         sys.exit(code)
 
@@ -179,7 +183,7 @@ class _Root(LazyGroup):
     ) -> click.Context:
         words = list(args)
         with translate_click_errors():
-            context = super().make_context(info_name, args, parent, **extra)
+            context = super().make_context(info_name, args, parent, color=has_color(), **extra)
         remember_command(context, words)
         return context
 
@@ -205,7 +209,7 @@ class _Root(LazyGroup):
             command = command.get_command(ctx, name) if isinstance(command, click.Group) else None
         return command
 
-    def _instead(self, ctx: click.Context, args: Sequence[str], known: Sequence[str]) -> str:
+    def suggest(self, ctx: click.Context, args: Sequence[str], known: Sequence[str]) -> str:
         name = args[0]
         from ckpttools.formats.interrupted import next_step
         from ckpttools.stores.publishing import find_unfinished
@@ -216,17 +220,20 @@ class _Root(LazyGroup):
             return f"Interrupted conversion: {next_step(begun)}."
         if synonym := find_synonym(name):
             return f"Did you mean {synonym}?"
-        meant = super()._instead(ctx, args, known)
+        meant = super().suggest(ctx, args, known)
         return meant if meant.startswith("Did") else f"No path has this name either. {meant}"
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def help_text(self, ctx: click.Context, *, is_full: bool) -> str:
+        return super().help_text(ctx, is_full=True)
+
+    def format_details(self, ctx: click.Context, formatter: HelpFormatter) -> None:
         groups: dict[str, Mapping[str, Deferred]] = {**_GROUPS}
         if others := {name: entry for name, entry in self.more().items() if name not in _COMMANDS}:
             groups["Plug-ins"] = dict(sorted(others.items()))
         column = max(len(name) for group in groups.values() for name in group)
         for title, group in groups.items():
             with formatter.section(title):
-                formatter.write_dl([(f"{name:<{column}}", entry.help) for name, entry in group.items()])
+                formatter.write_terms((f"{name:<{column}}", entry.help) for name, entry in group.items())
 
     def invoke(self, ctx: click.Context) -> None:
         with warnings.catch_warnings():
@@ -281,7 +288,8 @@ def _is_checkpoint(word: str) -> bool:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning of the library without its source location."""
-    print_stderr(f"Warning: {message.args[0] if isinstance(message, CheckpointWarning) else message}")
+    label = styled("Warning:", fg="yellow", bold=True)
+    print_stderr(f"{label} {message.args[0] if isinstance(message, CheckpointWarning) else message}")
 
 
 @click.command(
@@ -289,28 +297,24 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     cls=_Root,
     lazy=_COMMANDS,
     more=plugin_commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_WIDTH},
 )
-# `exit_code_of` looks for this flag itself, since it also reports usage errors that precede any command.
-@click.option("--traceback", is_flag=True, expose_value=False, help="Show the Python traceback of an error.")
-@click.version_option(__version__, message="%(prog)s %(version)s")
+@click.version_option(
+    __version__, "-V", "--version", message="%(prog)s %(version)s", cls=PanelOption, panel=GLOBAL_PANEL
+)
 def main() -> None:
     """Convert, inspect, compare and repair LLM checkpoints.
 
     Pass a path instead of a command to identify a checkpoint and see what you can do with it. Write ./NAME
     for a directory that has the name of a command.
 
-    \b
-    Exit codes: 0 done, 1 differences found, 2 usage, 3 bad input,
-    4 does not fit into memory or disk, 5 input/output,
-    70 internal error, 129 stopped by SIGHUP,
-    130 stopped by SIGINT (Ctrl-C), 141 broken pipe,
-    143 stopped by SIGTERM.
+    `ckpt help COMMAND` describes all options of a command. `ckpt help` also has topics: options, exit-codes
+    and environment.
 
     \b
-    Example:
-      ckpt ~/models/Llama-3.1-8B
-      ckpt inspect tree ~/models/Llama-3.1-8B
+    Examples:
+      $ ckpt ~/models/Llama-3.1-8B
+      $ ckpt inspect tree ~/models/Llama-3.1-8B
     """
 
 

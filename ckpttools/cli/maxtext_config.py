@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.api.options.convert import MAXTEXT_CONFIG
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import MODEL, flags, json_option
 from ckpttools.cli.output import (
     exit_with_differences,
@@ -37,6 +38,7 @@ _PROGRAM_NAMES = {"train": ("run_name=NAME", "base_output_directory=DIR"), "deco
     "maxtext-config",
     short_help="Print the MaxText settings for a checkpoint, or check yours.",
     context_settings={"ignore_unknown_options": True},
+    cls=BaseCommand,
 )
 @click.argument("path", type=MODEL, metavar="PATH")
 @click.argument("words", metavar="[COMMAND] [CONFIG.yml] [NAME=VALUE]...", nargs=-1, type=click.UNPROCESSED)
@@ -75,12 +77,11 @@ def maxtext_config(
     Exit codes: 0 done; 1 a setting contradicts the checkpoint, or MaxText refuses it (--check).
 
     \b
-    Example:
-      ckpt maxtext-config ~/maxtext/llama3.1-8b
-      ckpt maxtext-config ~/maxtext/llama3.1-8b --command train
-      ckpt maxtext-config ~/models/Llama-3.2-1B --check my.yml rope_type=default
-      ckpt maxtext-config llama --check \\
-        python3 -m maxtext.trainers.pre_train.train my.yml steps=10
+    Examples:
+      $ ckpt maxtext-config ~/maxtext/llama3.1-8b
+      $ ckpt maxtext-config ~/maxtext/llama3.1-8b --command train
+      $ ckpt maxtext-config ~/models/Llama-3.2-1B --check my.yml rope_type=default
+      $ ckpt maxtext-config llama --check python3 -m train my.yml steps=10
     """
     from ckpttools.api.maxtext_config import maxtext_config as call
 

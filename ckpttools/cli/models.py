@@ -32,8 +32,10 @@ def hf_to_maxtext() -> WriteFunction:
     again to resume an interrupted conversion.
 
     \b
-    Example:
-      ckpt convert hf-to-maxtext ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
+    Examples:
+      $ ckpt convert hf-to-maxtext ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
+      $ ckpt convert hf-to-maxtext ~/Llama-3.1-8B ~/out --no-scan --dtype bfloat16
+      $ ckpt convert hf-to-maxtext hf://Qwen/Qwen3-8B gs://bucket/qwen3 --dry-run
     """
     from ckpttools.api.hf_to_maxtext import hf_to_maxtext
 
@@ -59,8 +61,9 @@ def maxtext_to_hf() -> WriteFunction:
     that hf-to-maxtext stored or --like has.
 
     \b
-    Example:
-      ckpt convert maxtext-to-hf ~/run/checkpoints ~/tuned --like ~/Llama-3.1-8B
+    Examples:
+      $ ckpt convert maxtext-to-hf ~/run/checkpoints ~/tuned --like ~/Llama-3.1-8B
+      $ ckpt convert maxtext-to-hf gs://bucket/run ~/tuned --step 500
     """
     from ckpttools.api.maxtext_to_hf import maxtext_to_hf
 

@@ -11,11 +11,12 @@ import click
 from click.core import ParameterSource
 
 from ckpttools.api.options import DOWNLOAD, LIMITS, MEMORY, WRITING
+from ckpttools.cli.command import PanelOption
 from ckpttools.cli.message_terms import flag
 from ckpttools.cli.output import print_stderr, with_flags
 from ckpttools.core.budget import format_size, limit_memory, parse_size
 from ckpttools.core.errors import CheckpointError, MemoryBudgetError
-from ckpttools.core.options import PLACEHOLDER, Option, any_text, switch
+from ckpttools.core.options import PLACEHOLDER, Option, any_text, shared, switch
 from ckpttools.stores.location import Location
 from ckpttools.stores.models import model_at
 from ckpttools.stores.publishing import allowing_unprotected
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 else:
     ParamType = click.ParamType  # generic from click 8.2 on
 
-Command = Callable[..., Any]
-Decorator = Callable[[Command], Command]
+CommandBody = Callable[..., Any]
+Decorator = Callable[[CommandBody], CommandBody]
 
 # Positional arguments of commands that help texts mention.
 _POSITIONALS = {"source": "SRC", "destination": "DST", "base": "BASE"}
@@ -114,13 +115,13 @@ _TYPES: dict[object, click.ParamType[Any]] = {
 def combine_options(*decorators: Decorator) -> Decorator:
     """Combine decorators into one, in the order of the help."""
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: CommandBody) -> CommandBody:
         return functools.reduce(lambda built, decorator: decorator(built), reversed(decorators), command)
 
     return decorate
 
 
-class _GivenOption(click.Option):
+class _GivenOption(PanelOption):
     """An option that the command gets only if the user gave it."""
 
     def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> Any:
@@ -154,6 +155,7 @@ def flag_help(option: Option) -> str:
 
 def _make_flag(option: Option, *, is_parsed: bool = True, **settings: Any) -> Decorator:
     spelling, many = option.flag or flag(option.name), option.many
+    settings = {"cls": PanelOption, "declared": option, **settings}
     settings |= {"help": flag_help(option), "required": option.is_required}
     if option.complete is not None:
         settings["shell_complete"] = completion_of(option)
@@ -194,8 +196,14 @@ def completion_of(option: Option) -> Callable[[click.Context, click.Parameter, s
     return complete
 
 
-json_option = flags(switch("as_json", "Print the result as JSON.", flag="--json"))
-progress_option = flags(Option("progress", bool, True, "Report progress on stderr."))
+DRY_RUN, PROGRESS, JSON = shared(
+    "Output",
+    switch("dry_run", "Print the plan and write nothing."),
+    Option("progress", bool, True, "Report progress on stderr.", env=True),
+    switch("as_json", "Print the result as JSON.", flag="--json", env=True),
+)
+json_option = flags(JSON)
+progress_option = flags(PROGRESS)
 
 
 # Below it the libraries that numpy loads end the process without an error that could be caught: with OpenBLAS
@@ -237,18 +245,20 @@ def _allow_unprotected(context: click.Context, option: click.Parameter, is_allow
         context.with_resource(allowing_unprotected())
 
 
-unprotected_option = click.option(
-    "--allow-unprotected",
-    is_flag=True,
-    expose_value=False,
-    callback=_allow_unprotected,
-    help="Accept a bucket whose server does not detect a second writer; make sure that there is only one.",
+(_ALLOW_UNPROTECTED,) = shared(
+    "Destination",
+    switch(
+        "allow_unprotected",
+        "Accept a bucket whose server does not detect a second writer; make sure that there is only one.",
+    ),
 )
-DRY_RUN = switch("dry_run", "Print the plan and write nothing.")
-_DISTRIBUTED = (
+unprotected_option = _make_flag(_ALLOW_UNPROTECTED, expose_value=False, callback=_allow_unprotected)
+_DISTRIBUTED = shared(
+    "Many hosts",
     switch(
         "distributed",
         "Share the work among the processes of a jax.distributed job; each runs this command.",
+        env=True,
     ),
     Option(
         "coordinator",
@@ -256,13 +266,15 @@ _DISTRIBUTED = (
         None,
         "Coordinator address of the job. Default: detected on GKE, TPU, SLURM and MPI.",
         "HOST:PORT",
+        env=True,
     ),
     Option(
         "process",
         any_text,
         None,
-        "Process index, from 0, and process count. Default: detected as above.",
+        "Process index, from 0, and process count. Default: detected like the coordinator.",
         "I/N",
+        env=True,
     ),
 )
 output_options = combine_options(

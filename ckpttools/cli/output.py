@@ -23,6 +23,35 @@ if TYPE_CHECKING:
 # Counts changes of the JSON output after which a program has to read it in another way.
 SCHEMA = 1
 
+# Global options of the running command by name, without defaults.
+_chosen: dict[str, object] = {}
+
+
+def choose(name: str, value: object) -> None:
+    """Set a global option for all output of the process."""
+    _chosen[name] = value
+
+
+def chosen(name: str) -> object:
+    """Return the value of a global option; None unless it was given."""
+    return _chosen.get(name)
+
+
+def reset_choices() -> None:
+    """Forget the global options of an earlier command in this process."""
+    _chosen.clear()
+
+
+def has_color() -> bool | None:
+    """Return whether output has colors; None if that depends on the stream."""
+    if _chosen.get("color"):
+        return _chosen["color"] == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if any(os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+        return True
+    return False if os.environ.get("TERM") == "dumb" else None
+
 
 def print_json(value: object) -> None:
     """Print one JSON value on stdout; an object begins with the version of its schema.
@@ -58,12 +87,12 @@ def with_flags(text: str) -> str:
     return render(text, FlagTerms())
 
 
-def print_report(report: object, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print a report as JSON or as these lines."""
+def print_report(report: object, lines: Iterable[str], *, as_json: bool, is_summary: bool = False) -> None:
+    """Print a report as JSON or as these lines; `is_summary` as for `print_lines`."""
     if as_json:
         print_json(report)
     else:
-        print_lines(lines)
+        print_lines(lines, is_summary=is_summary)
 
 
 def exit_with_differences() -> None:
@@ -92,26 +121,50 @@ def styled(text: str, **style: Any) -> str:
     return f"{''.join(map(mark_style, codes))}{text}{mark_style('0')}"
 
 
-def print_lines(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str], *, is_summary: bool = False) -> None:
     """Print lines on stdout. click removes the colors if stdout is not a terminal.
 
-    All text for people goes through this function, `print_stderr` or `click_error`, so that names of files
+    All text for people goes through this function, `print_stderr` or `print_error`, so that names of files
     and arrays cannot control the terminal.
+
+    Args:
+        lines: the text.
+        is_summary: whether they only say what was done, or what the exit code says: --quiet omits them.
     """
+    if is_summary and chosen("quiet"):
+        return
     text = unmark_styles("\n".join(printable_text(with_flags(line)) for line in lines))
-    click.echo(text, color=False if "NO_COLOR" in os.environ else None)
+    click.echo(text, color=has_color())
 
 
 def print_stderr(*texts: str) -> None:
-    """Print texts on stderr, escaped as by `print_lines`; each text starts a line."""
-    click.echo(unmark_styles("\n".join(printable_text(with_flags(text)) for text in texts)), err=True)
+    """Print remarks on stderr, escaped as by `print_lines`; each text starts a line. --quiet omits them."""
+    if not chosen("quiet"):
+        print_error(*texts)
+
+
+def print_error(*texts: str) -> None:
+    """Print texts on stderr even with --quiet."""
+    text = unmark_styles("\n".join(printable_text(with_flags(text)) for text in texts))
+    click.echo(text, err=True, color=has_color())
 
 
 def click_error(error: click.ClickException) -> None:
-    """Print an error of click, which quotes user input, escaped as by `print_stderr`."""
-    text = io.StringIO()
-    error.show(text)
-    print_stderr(*text.getvalue().rstrip("\n").split("\n"))
+    """Print an error of click, which quotes user input, escaped as by `print_error`."""
+    shown = io.StringIO()
+    error.show(shown)
+    print_error(*map(style_label, shown.getvalue().rstrip("\n").split("\n")))
+
+
+def style_label(line: str) -> str:
+    """Color the label that begins a line of an error."""
+    found = _LABELS.match(line)
+    if found is None:
+        return line
+    return styled(found[0], fg="red" if line.startswith("Error") else None, bold=True) + line[found.end() :]
+
+
+_LABELS = re.compile("Error:|Usage:|  (?:at|got|expected|hint) ")
 
 
 def width() -> int | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import flags, json_option
 from ckpttools.cli.output import print_json, print_lines, print_stderr
 from ckpttools.cli.units import format_disk
@@ -65,6 +66,7 @@ def _not_shareable_error(names: Sequence[str]) -> UsageError:
     context_settings={"ignore_unknown_options": True},
     options_metavar="-o PLAN",
     no_args_is_help=True,
+    cls=BaseCommand,
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]...")
 @flags(Option("output", parse, None, "File for the plan.", "PLAN", is_required=True, short="-o"))
@@ -78,8 +80,9 @@ def plan(words: tuple[str, ...], output: Location, as_json: bool) -> None:
     checkpoint with `ckpt run PLAN --publish`.
 
     \b
-    Example:
-      ckpt plan convert hf-to-maxtext ~/Llama-3.1-405B /shared/llama -o llama.plan
+    Examples:
+      $ ckpt plan convert hf-to-maxtext ~/Llama-3.1-405B /shared/llama -o llama.plan
+      $ ckpt plan cast ~/DeepSeek-V3 /shared/bf16 --dtype bfloat16 -o cast.plan
     """
     from ckpttools.api.plans import write_plan
 
@@ -94,5 +97,6 @@ def plan(words: tuple[str, ...], output: Location, as_json: bool) -> None:
     limit = f"at most {plural(written.groups, 'part')}"
     moved = f"{format_disk(written.bytes_in)} to read, {format_disk(written.bytes_out)} to write"
     print_lines(
-        [f"{output}: {plural(written.tasks, 'task')}, {moved}, {limit}; next: ckpt run {output} --part 0/N"]
+        [f"{output}: {plural(written.tasks, 'task')}, {moved}, {limit}; next: ckpt run {output} --part 0/N"],
+        is_summary=True,
     )

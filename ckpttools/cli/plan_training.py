@@ -9,6 +9,7 @@ import click
 
 from ckpttools.api.options import OPENING
 from ckpttools.api.options.runs import PLAN_TRAINING
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import MODEL, flags, json_option
 from ckpttools.cli.output import (
     exit_with_differences,
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 _LABEL = 12
 
 
-@click.command("plan-training", short_help="Plan checkpoint sizes and save intervals of a training run.")
+@click.command(
+    "plan-training", short_help="Plan checkpoint sizes and save intervals of a training run.", cls=BaseCommand
+)
 @click.argument("source", metavar="SRC", type=MODEL)
 @click.argument("settings", metavar="[NAME=VALUE]...", nargs=-1)
 @flags(*PLAN_TRAINING, *OPENING)
@@ -63,10 +66,10 @@ def plan_training(
     of the plan. --mtbf adds optimal intervals. A TIME is 90 (seconds), 4s, 30min, 6h or 7d.
 
     \b
-    Example:
-      ckpt plan-training ~/Llama-3.1-70B/config.json --hosts 32
-      ckpt plan-training ~/run --hosts 32 --slices 4 --step-time 8s --mtbf 6h
-      ckpt plan-training run.yml model_name=llama3.1-8b --hosts 8 --mode emergency
+    Examples:
+      $ ckpt plan-training ~/Llama-3.1-70B/config.json --hosts 32
+      $ ckpt plan-training ~/run --hosts 32 --slices 4 --step-time 8s --mtbf 6h
+      $ ckpt plan-training run.yml model_name=llama3.1-8b --hosts 8 --mode emergency
     """
     from ckpttools.api.plan_training import plan_training as planned
 

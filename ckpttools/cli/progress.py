@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from ckpttools.cli.output import print_stderr
+from ckpttools.cli.output import chosen, has_color, print_stderr
 from ckpttools.cli.units import format_disk, format_duration, format_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.process_memory import current_bytes
@@ -41,6 +41,7 @@ def progress_events(expected: bool) -> Iterator[Observe | None]:
 
 @contextmanager
 def _display(expected: bool) -> Iterator[Lines | Bar | None]:
+    expected = expected and not chosen("quiet")
     if expected and sys.stderr.isatty():
         with ExitStack() as until:
             yield Bar(until)
@@ -170,5 +171,8 @@ def progress_bar() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = (BarColumn(bar_width=None), TextColumn("{task.fields[status]}", markup=False))
-    return Progress(*columns, console=Console(stderr=True), transient=True, expand=True)
+    bar = BarColumn(bar_width=None, style="bright_black", complete_style="default", finished_style="default")
+    columns = (bar, TextColumn("{task.fields[status]}", markup=False))
+    return Progress(
+        *columns, console=Console(stderr=True, no_color=has_color() is False), transient=True, expand=True
+    )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.api.options.runs import PRUNE
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option
 from ckpttools.cli.output import labeled_lines, print_report, styled, width, with_flags
 from ckpttools.cli.table import Column, draw_table
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _COLUMNS = (Column("step", right=True), Column(""), Column("size", right=True, spare=1), Column("why"))
 
 
-@click.command(short_help="Delete old steps of a run, or only their optimizer state.")
+@click.command(short_help="Delete old steps of a run, or only their optimizer state.", cls=BaseCommand)
 @click.argument("path", metavar="RUN", type=ANY_PATH)
 @flags(
     *PRUNE[:5],
@@ -53,10 +54,10 @@ def prune(
     unknown files are never deleted. Without --yes nothing is deleted, completed or restored.
 
     \b
-    Example:
-      ckpt prune ~/run/checkpoints --keep-last 3 --keep-every 10000
-      ckpt prune ~/run --keep-last 2 --keep-best loss:3 --strip-older --yes
-      ckpt prune ~/run/checkpoints --finish --yes
+    Examples:
+      $ ckpt prune ~/run/checkpoints --keep-last 3 --keep-every 10000
+      $ ckpt prune ~/run --keep-last 2 --keep-best loss:3 --strip-older --yes
+      $ ckpt prune ~/run/checkpoints --finish --yes
     """
     from ckpttools.api.prune import prune as plan
 
@@ -74,7 +75,7 @@ def prune(
         requests=requests,
     )
     report = prepared.run() if yes else prepared.report
-    print_report(report, _report_lines(report), as_json=as_json)
+    print_report(report, _report_lines(report), as_json=as_json, is_summary=yes)
 
 
 def _report_lines(report: PruneReport) -> Iterator[str]:

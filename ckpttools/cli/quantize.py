@@ -26,9 +26,9 @@ def quantize() -> WriteFunction:
     array. Arrays with NaN or infinity are refused.
 
     \b
-    Example:
-      ckpt quantize ~/run/checkpoints ~/tuned-fp8 --like ~/Qwen3-8B
-      ckpt quantize ~/Qwen3-8B ~/Qwen3-8B-FP8 --exclude '*.down_proj.weight'
+    Examples:
+      $ ckpt quantize ~/run/checkpoints ~/tuned-fp8 --like ~/Qwen3-8B
+      $ ckpt quantize ~/Qwen3-8B ~/Qwen3-8B-FP8 --exclude '*.down_proj.weight'
     """
     from ckpttools.api.quantize import quantize
 

@@ -9,6 +9,7 @@ import click
 
 from ckpttools.api.options import OPENING
 from ckpttools.api.options.inspect import REPORT
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
 from ckpttools.cli.output import print_json, print_lines, print_stderr, report_fields
 from ckpttools.cli.progress import progress_events
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ckpttools.api.sources import Scanning
 
 
-@click.command(short_help="Write an HTML report: treemap, heat map, histograms, table.")
+@click.command(short_help="Write an HTML report: treemap, heat map, histograms, table.", cls=BaseCommand)
 @click.argument("path", type=ANY_PATH)
 @flags(
     Option("name", str, "report.html", "Page to write; - for stdout.", "FILE", flag="--output", short="-o"),
@@ -48,8 +49,9 @@ def report(
     arrays. It supports light and dark screens, and print.
 
     \b
-    Example:
-      ckpt inspect report ~/maxtext/llama3.1-8b -o llama3.1-8b.html
+    Examples:
+      $ ckpt inspect report ~/maxtext/llama3.1-8b -o llama3.1-8b.html
+      $ ckpt inspect report ~/maxtext/llama3.1-70b --no-stats
     """
     from ckpttools.api.report import report as built
 
@@ -69,4 +71,4 @@ def report(
     elif as_json:
         print_json({key: value for key, value in report_fields(page).items() if key != "html"})
     else:
-        print_lines([f"{output}: {text}"])
+        print_lines([f"{output}: {text}"], is_summary=True)

@@ -23,9 +23,9 @@ def reshard() -> WriteFunction:
     SRC may have any format and is read once; no device is needed.
 
     \b
-    Example:
-      ckpt reshard ~/llama ~/llama-32 --mesh fsdp=16,tensor=2
-      ckpt inspect chunks ~/llama-32 --mesh fsdp=16,tensor=2 --rules maxtext
+    Examples:
+      $ ckpt reshard ~/llama ~/llama-32 --mesh fsdp=16,tensor=2
+      $ ckpt inspect chunks ~/llama-32 --mesh fsdp=16,tensor=2 --rules maxtext
     """
     from ckpttools.api.reshard import reshard
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.api.options.runs import RESOLVE
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import flags, json_option
 from ckpttools.cli.output import exit_with_differences, labeled_lines, print_report, styled, width
 from ckpttools.core.text import printable
@@ -24,6 +25,7 @@ _COLORS = {"loads": "green", "fails": "red", "scratch": "yellow", "unknown": "ye
     short_help="Predict which checkpoint a MaxText run would load.",
     # In a complete command, Python's own options, such as -m, are ignored.
     context_settings={"ignore_unknown_options": True},
+    cls=BaseCommand,
 )
 @click.argument("words", metavar="[--] [CONFIG.yml] [NAME=VALUE]...", nargs=-1)
 @flags(*RESOLVE)
@@ -41,10 +43,10 @@ def resolve(words: tuple[str, ...], maxtext: str, requests: int | None, as_json:
     parameters.
 
     \b
-    Example:
-      ckpt resolve base_output_directory=gs://bucket/out run_name=llama
-      ckpt resolve load_parameters_path=gs://bucket/x/0/items
-      ckpt resolve -- base.yml run_name=llama load_full_state_path=gs://bucket/x/3
+    Examples:
+      $ ckpt resolve base_output_directory=gs://bucket/out run_name=llama
+      $ ckpt resolve load_parameters_path=gs://bucket/x/0/items
+      $ ckpt resolve -- base.yml run_name=llama load_full_state_path=gs://bucket/x/3
     """
     from ckpttools.api.resolve import resolve as find
 

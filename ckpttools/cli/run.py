@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.api.options.runs import CODE, PLAN_LIMITS, RUN_PART
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.command_line import command_line
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, unprotected_option
 from ckpttools.cli.output import print_json, print_report, print_stderr
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
     from ckpttools.stores.relocation import Relocation
 
 
-@click.command("run", short_help="Run part of a plan, show its status, or publish it.", no_args_is_help=True)
+@click.command(
+    "run",
+    short_help="Run part of a plan, show its status, or publish it.",
+    no_args_is_help=True,
+    cls=BaseCommand,
+)
 @click.argument("plan", type=ANY_PATH, metavar="PLAN")
 @flags(
     *RUN_PART,
@@ -72,10 +78,10 @@ def run(
     it is published.
 
     \b
-    Example:
-      ckpt run llama.plan --part 3/8
-      ckpt run llama.plan --status
-      ckpt run llama.plan --publish
+    Examples:
+      $ ckpt run llama.plan --part 3/8
+      $ ckpt run llama.plan --status
+      $ ckpt run llama.plan --publish
     """
     from ckpttools.plan.plan_encoding import read_plan
     from ckpttools.stores.relocation import Relocation
@@ -119,7 +125,7 @@ def _run_part(
 
     with progress_observer(progress) as observe:
         receipt = run_part(file, part, root=root, observe=observe, **how)
-    print_report(receipt, [part_line(receipt)], as_json=as_json)
+    print_report(receipt, [part_line(receipt)], as_json=as_json, is_summary=True)
 
 
 def _is_last_part(file: PlanFile, root: Relocation) -> bool:
@@ -158,7 +164,10 @@ def _publish_plan(
         return
     if isinstance(receipt, PublishedPlan):
         print_report(
-            receipt, [f"{receipt.destination}: published before; nothing is left to do"], as_json=as_json
+            receipt,
+            [f"{receipt.destination}: published before; nothing is left to do"],
+            as_json=as_json,
+            is_summary=True,
         )
         return
     if not as_json:

@@ -31,9 +31,9 @@ def shrink() -> WriteFunction:
     copies of DST do not contain the rest; --reference shares chunks with other files too.
 
     \b
-    Example:
-      ckpt shrink ~/Llama-3.1-70B ~/four-layers --layers 4
-      ckpt shrink ~/deepseek3 ~/small --layers 6 --experts 16 --vocab 32000
+    Examples:
+      $ ckpt shrink ~/Llama-3.1-70B ~/four-layers --layers 4
+      $ ckpt shrink ~/deepseek3 ~/small --layers 6 --experts 16 --vocab 32000
     """
     from ckpttools.api.shrink import shrink
 

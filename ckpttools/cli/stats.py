@@ -9,6 +9,7 @@ import click
 
 from ckpttools.api.options import OPENING
 from ckpttools.api.options.inspect import STATS
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
 from ckpttools.cli.output import exit_with_differences, print_json, print_lines, styled, width
 from ckpttools.cli.progress import progress_events
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ckpttools.api.sources import Scanning
 
 
-@click.command(short_help="Show statistics of every array: min, max, mean, norm, NaN.")
+@click.command(short_help="Show statistics of every array: min, max, mean, norm, NaN.", cls=BaseCommand)
 @click.argument("path", type=ANY_PATH)
 @json_option
 @flags(
@@ -51,9 +52,9 @@ def stats(
     cover finite elements; for complex values, their magnitudes.
 
     \b
-    Example:
-      ckpt inspect stats ~/maxtext/llama3.1-8b --per-layer --filter '*mlp*'
-      ckpt inspect stats ~/maxtext/run/checkpoints --nan
+    Examples:
+      $ ckpt inspect stats ~/maxtext/llama3.1-8b --per-layer --filter '*mlp*'
+      $ ckpt inspect stats ~/maxtext/run/checkpoints --nan
     """
     from ckpttools.api.stats import stats as look
 

@@ -52,7 +52,6 @@ _COMMAND_SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("models", "supported"), "'families'"),
     **dict.fromkeys(("resume", "continue"), "the interrupted command again, which resumes"),
     "version": "'ckpt --version'",
-    "help": "'ckpt --help'",
     "open": "'ckpt PATH', or 'inspect tree'",
     "shard": "'reshard'",
     "optimizer": "'strip-optimizer'",

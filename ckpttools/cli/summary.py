@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.api.options import REQUESTS
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option
 from ckpttools.cli.output import print_report, styled, width
 from ckpttools.core.text import printable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ckpttools.api.summary import Summary
 
 
-@click.command("summary", hidden=True)
+@click.command("summary", hidden=True, cls=BaseCommand)
 @click.argument("path", type=ANY_PATH)
 @json_option
 @flags(REQUESTS)

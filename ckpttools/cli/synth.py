@@ -27,9 +27,9 @@ def synth() -> WriteFunction:
     Without --to, DST has safetensors for Hugging Face and Orbax for MaxText.
 
     \b
-    Example:
-      ckpt synth ~/DeepSeek-V3/config.json ~/noise
-      ckpt synth ~/Llama-3.1-8B ~/noise --as maxtext --seed 7
+    Examples:
+      $ ckpt synth ~/DeepSeek-V3/config.json ~/noise
+      $ ckpt synth ~/Llama-3.1-8B ~/noise --as maxtext --seed 7
     """
     from ckpttools.api.synth import synth
 
@@ -50,8 +50,9 @@ def stitch() -> WriteFunction:
     a text-only model. config.json and the tokenizer come from SRC.
 
     \b
-    Example:
-      ckpt stitch ~/Qwen3-VL-8B ~/tuned-text ~/tuned-vl
+    Examples:
+      $ ckpt stitch ~/Qwen3-VL-8B ~/tuned-text ~/tuned-vl
+      $ ckpt stitch ~/gemma-3-4b-it ~/gemma-tuned ~/gemma-tuned-vision --overwrite
     """
     from ckpttools.api.synth import stitch
 

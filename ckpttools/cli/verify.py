@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from ckpttools.api.options import OPENING
 from ckpttools.api.options.inspect import VERIFY
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.message_terms import flag
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
 from ckpttools.cli.output import exit_with_differences, print_report, styled
@@ -38,7 +39,7 @@ _REASONS: dict[Reason, str] = {
 }
 
 
-@click.command(short_help="Verify bit for bit that two checkpoints hold the same arrays.")
+@click.command(short_help="Verify bit for bit that two checkpoints hold the same arrays.", cls=BaseCommand)
 @click.argument("path", metavar="DST", type=ANY_PATH)
 @flags(*VERIFY)
 @json_option
@@ -74,11 +75,11 @@ def verify(
     Exit codes: 0 equal, 1 different; 3 (bad input) and 5 (input/output) mean that no comparison was possible.
 
     \b
-    Example:
-      ckpt verify ~/unscanned --against ~/maxtext/llama3.1-8b
-      ckpt verify ~/decode --against ~/run/checkpoints --parameters
-      ckpt verify ~/maxtext/llama3.1-8b --manifest llama.json
-      ckpt verify hf://meta-llama/Llama-3.1-8B
+    Examples:
+      $ ckpt verify ~/unscanned --against ~/maxtext/llama3.1-8b
+      $ ckpt verify ~/decode --against ~/run/checkpoints --parameters
+      $ ckpt verify ~/maxtext/llama3.1-8b --manifest llama.json
+      $ ckpt verify hf://meta-llama/Llama-3.1-8B
     """
     if against is None and manifest is None and isinstance(path.store, SupportsContents):
         _verify_files(path, as_json, progress, scanning)
@@ -101,7 +102,7 @@ def verify(
             parameters=parameters,
             **scanning,
         )
-    print_report(result, _report_lines(result), as_json=as_json)
+    print_report(result, _report_lines(result), as_json=as_json, is_summary=True)
     if not result.equal:
         exit_with_differences()
 
@@ -131,7 +132,7 @@ def _verify_files(path: Location, as_json: bool, progress: bool, scanning: Scann
             jobs=scanning["jobs"],
             requests=scanning["requests"],
         )
-    print_report(result, _file_lines(result), as_json=as_json)
+    print_report(result, _file_lines(result), as_json=as_json, is_summary=True)
     if not result.equal:
         exit_with_differences()
 

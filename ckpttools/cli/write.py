@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.array.blockwise import QuantizationError, total_error
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.command_line import command_line, resumable_command
 from ckpttools.cli.lazy import mark_written
 from ckpttools.cli.output import print_json, print_lines, print_stderr, width
@@ -49,7 +50,7 @@ class OutputOptions:
         return cls(**{item.name: ctx.params.pop(item.name) for item in fields(cls)})
 
 
-class WriteCommand(click.Command):
+class WriteCommand(BaseCommand):
     """A command whose function returns planned work, which is then printed, run or saved.
 
     The function gets the arguments of a call in `ckpttools.api`, and `OutputOptions` in `context.obj`. It
@@ -191,7 +192,7 @@ def finish(receipt: Receipt, *, as_json: bool) -> Receipt:
     from ckpttools.cli.plan_text import closing_line, print_next
 
     if not as_json:
-        print_lines([*error_lines(receipt.errors), closing_line(receipt)])
+        print_lines([*error_lines(receipt.errors), closing_line(receipt)], is_summary=True)
     steps = next_steps(receipt.destination) or NextSteps(())
     if not as_json:
         print_next(steps)

@@ -23,10 +23,11 @@ import click
 
 from ckpttools.api.options import OPENING
 from ckpttools.api.options.convert import FORMAT, TARGET
+from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import (
     ANY_PATH,
     MODEL,
-    Command,
+    CommandBody,
     Decorator,
     combine_options,
     flags,
@@ -65,7 +66,7 @@ class WriteFunction(Protocol):
         """The function that only plans the work."""
 
 
-def writes(find: Callable[[], WriteFunction]) -> Command:
+def writes(find: Callable[[], WriteFunction]) -> CommandBody:
     """Make the body of a command that passes its options to a function that writes; the last decorator.
 
     Args:
@@ -84,16 +85,16 @@ def make_command(
     help: str,
     body: Callable[..., Any],
     *decorators: Decorator,
-    cls: type[click.Command] = click.Command,
+    cls: type[click.Command] = BaseCommand,
 ) -> click.Command:
-    """Create a command whose examples in the help text, after "Example:", are not wrapped.
+    """Create a command whose help has examples after "Examples:", one line each.
 
     Raises:
         UsageError: two options have one flag.
     """
-    text = help if "\nExample:" in help else f"{help.rstrip()}\n\nExample:\n  ckpt {name} SRC DST\n"
+    text = help if "\nExamples:" in help else f"{help.rstrip()}\n\nExamples:\n  $ ckpt {name} SRC DST\n"
     command = combine_options(*decorators)(body)
-    built = click.command(name, cls, help=text.replace("\nExample:", "\n\b\nExample:"))(command)
+    built = click.command(name, cls, help=text.replace("\nExamples:", "\n\b\nExamples:"))(command)
     flags = Counter(opt for param in built.params for opt in (*param.opts, *param.secondary_opts))
     if twice := sorted(item for item, count in flags.items() if count > 1):
         raise UsageError(

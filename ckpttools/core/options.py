@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, get_args
 
 from ckpttools.core.budget import parse_size
 from ckpttools.core.dataclass import dataclass
@@ -16,6 +17,20 @@ from ckpttools.core.message_terms import render
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _ARGS = "\n    Args:\n"
 Call = TypeVar("Call", bound=Callable[..., Any])
+Panel: TypeAlias = Literal[
+    "Options",
+    "Model",
+    "Source",
+    "Destination",
+    "Layout",
+    "Performance",
+    "Many hosts",
+    "Hub",
+    "Output",
+    "Global options",
+]
+PANELS: tuple[Panel, ...] = get_args(Panel)
+"""Headings for options, in the order of the help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +53,9 @@ class Option:
         negative: flag of a switch for False; "" if it has none, None for --no-NAME.
         short: one-letter flag.
         complete: returns values that the shell may complete.
+        panel: heading of the option in the help of a command.
+        is_shared: whether many commands have the option, so that one page describes it for all of them.
+        env: whether the environment variable CKPT_NAME gives the command a value.
     """
 
     name: str
@@ -54,6 +72,9 @@ class Option:
     negative: str | None = None
     short: str = ""
     complete: Callable[[], Iterable[str]] | None = None
+    panel: Panel = "Options"
+    is_shared: bool = False
+    env: bool = False
 
     def keyword_help(self) -> str:
         """Return the entry of the argument in a docstring."""
@@ -106,6 +127,16 @@ class Option:
 def switch(name: str, help: str, **more: Any) -> Option:
     """Declare an option that is off unless it is given."""
     return Option(name, bool, False, help, negative="", **more)
+
+
+def shared(panel: Panel, *options: Option) -> tuple[Option, ...]:
+    """Return options of many commands, with their panel."""
+    return tuple(replace(option, panel=panel, is_shared=True) for option in options)
+
+
+def variant(option: Option, **changes: Any) -> Option:
+    """Return an option of one command that differs from the shared one, for example in its default."""
+    return replace(option, is_shared=False, **changes)
 
 
 def any_text(value: str) -> str:

@@ -379,7 +379,7 @@ class Writable(Protocol):
 
     @property
     def help(self) -> str:
-        """Description of the output for the command's help; may end with "Example:" and lines."""
+        """Description of the output for the command's help; may end with "Examples:" and lines."""
 
     def writer(self, target: Target, /, **options: Any) -> Writer:
         """Create the writer for a target.

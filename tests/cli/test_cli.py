@@ -63,7 +63,7 @@ class TestCommands:
 
     def test_every_command_has_an_example_and_every_option_a_help(self):
         for path, command in _commands(main, "ckpt"):
-            assert re.search(rf"Example:\n +{path}", command.help or ""), path
+            assert re.search(rf"Examples:\n +\$ {path}", command.help or ""), path
             options = [param for param in command.params if isinstance(param, click.Option)]
             assert all(option.help for option in options), path
 

@@ -533,7 +533,7 @@ def test_adapters_page_is_correct(tmp_path, monkeypatch):
 def test_every_command_has_an_example():
     page = (ROOT / "docs" / "cli.md").read_text()
     for section in page.split("\n## ")[1:]:
-        assert "Example:" in section, section.splitlines()[0]
+        assert "Examples:" in section, section.splitlines()[0]
 
 
 def test_map_names_existing_modules():

@@ -72,6 +72,7 @@ GOOD = {"hf-to-maxtext": "HF", "ls": "RUN", "prune": "RUN", "stack": "UNSCANNED"
 OTHERS = {
     "cat",
     "completion",
+    "help",
     "demo",
     "families show",
     "formats",

@@ -190,7 +190,7 @@ def test_options_become_flags_that_pass_given_values():
     help = CliRunner().invoke(command, ["--help"]).output
     for text in (
         "Does it.",
-        "Example:\n    ckpt x SRC DST",
+        "Examples:\n  $ ckpt x SRC DST",
         "--fast / --no-fast",
         "[a|b]",
         "[default: 2KiB]",

@@ -10,12 +10,12 @@ Type, default and help of an option are declared here. The command line makes it
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from typing import Any
 
 from ckpttools.core.budget import parse_size
 from ckpttools.core.dtypes import DTYPES, parse_dtype
 from ckpttools.core.message_terms import action
-from ckpttools.core.options import Option, any_text, switch
+from ckpttools.core.options import Option, any_text, shared, switch, variant
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.stores.models import model_at
 from ckpttools.stores.registry import parse
@@ -26,9 +26,9 @@ def patterns(name: str, help: str) -> Option:
     return Option(name, any_text, (), help, "PATTERN", many=tuple)
 
 
-def count(name: str, help: str) -> Option:
+def count(name: str, help: str, **more: Any) -> Option:
     """Declare an option that takes an integer from 1."""
-    return Option(name, int, None, help, "N", least=1)
+    return Option(name, int, None, help, "N", least=1, **more)
 
 
 def _family_names() -> Iterable[str]:
@@ -38,36 +38,52 @@ def _family_names() -> Iterable[str]:
 
 
 # How a path is opened.
-STEP = Option("step", int, None, "Training step to open. Default: the latest finished one.", "N")
-MAX_HEADER_BYTES = Option(
-    "max_header_bytes", parse_size, "100MB", "Reject safetensors headers larger than this."
+OPENING = shared(
+    "Source",
+    Option("step", int, None, "Training step to open. Default: the latest finished one.", "N"),
+    Option(
+        "max_header_bytes",
+        parse_size,
+        "100MB",
+        "Reject safetensors headers larger than this.",
+        "SIZE",
+        env=True,
+    ),
+    Option(
+        "max_index_bytes",
+        parse_size,
+        "256MiB",
+        "Memory limit for OCDBT index nodes that decode to more than their file size.",
+        "SIZE",
+        env=True,
+    ),
+    switch("with_optimizer", "Also read DeepSpeed's optimizer state; other formats always include it."),
+    Option(
+        "prefer_rank",
+        int,
+        (),
+        "If ranks disagree about a tensor (verl, SkyRL), use the copy of rank N.",
+        "N",
+        many=tuple,
+    ),
 )
-MAX_INDEX_BYTES = Option(
-    "max_index_bytes",
-    parse_size,
-    "256MiB",
-    "Memory limit for OCDBT index nodes that decode to more than their file size.",
+STEP, READING = OPENING[0], OPENING[1:]
+MAX_HEADER_BYTES, MAX_INDEX_BYTES, WITH_OPTIMIZER, PREFER_RANK = READING
+(DOWNLOAD,) = shared(
+    "Source",
+    switch("download", "Download hf:// inputs to the Hugging Face cache first, and verify them.", env=True),
 )
-WITH_OPTIMIZER = switch(
-    "with_optimizer", "Also read DeepSpeed's optimizer state; other formats always include it."
-)
-PREFER_RANK = Option(
-    "prefer_rank",
-    int,
-    (),
-    "If ranks disagree about a tensor (verl, SkyRL), use the copy of rank N.",
-    "N",
-    many=tuple,
-)
-READING = (MAX_HEADER_BYTES, MAX_INDEX_BYTES, WITH_OPTIMIZER, PREFER_RANK)
-OPENING = (STEP, *READING)
 
 # How much a function may use.
-MEMORY = Option("memory", parse_size, "1GiB", "Peak memory limit, such as 512MiB or 2GB.")
-JOBS = count("jobs", "Parallel workers. Default: one per core, two per core when writing, at most 16.")
-REQUESTS = count("requests", "Concurrent network requests. Default: adjusted between 4 and 32.")
-DOWNLOAD = switch("download", "Download hf:// inputs to the Hugging Face cache first, and verify them.")
-LIMITS = (MEMORY, JOBS, REQUESTS)
+LIMITS = shared(
+    "Performance",
+    Option("memory", parse_size, "1GiB", "Peak memory limit, such as 512MiB or 2GB.", "SIZE", env=True),
+    count(
+        "jobs", "Parallel workers. Default: one per core, two per core when writing, at most 16.", env=True
+    ),
+    count("requests", "Concurrent network requests. Default: adjusted between 4 and 32.", env=True),
+)
+MEMORY, JOBS, REQUESTS = LIMITS
 RESOURCES = (*LIMITS, DOWNLOAD)
 PROGRESS_CALL = Option(
     "observe",
@@ -79,24 +95,30 @@ PROGRESS_CALL = Option(
 SCANNING = (*OPENING, *RESOURCES, PROGRESS_CALL)
 
 # How a function writes.
-OVERWRITE = switch(
-    "overwrite",
-    "Replace {destination} if it exists; the old one is deleted only after the new one is complete.",
+OVERWRITE, RESUME, MANIFEST = shared(
+    "Destination",
+    switch(
+        "overwrite",
+        "Replace {destination} if it exists; the old one is deleted only after the new one is complete.",
+    ),
+    switch("resume", "Fail unless there is an interrupted conversion to resume."),
+    Option(
+        "manifest",
+        parse,
+        None,
+        f"Also write digests of all arrays to FILE, for {action('verify', 'DST', manifest='FILE')}.",
+        "FILE",
+    ),
 )
-RESUME = switch("resume", "Fail unless there is an interrupted conversion to resume.")
-MANIFEST = Option(
-    "manifest",
-    parse,
-    None,
-    f"Also write digests of all arrays to FILE, for {action('verify', 'DST', manifest='FILE')}.",
-    "FILE",
+PUBLIC, ALLOW_OUTSIDE_LINKS, MODEL_CARD = shared(
+    "Hub",
+    switch("public", "Make the new Hub repository public."),
+    switch(
+        "allow_outside_links",
+        "With {public}, also publish files outside {source} that symbolic links in {source} point to.",
+    ),
+    switch("model_card", "Also write a stub README.md to {destination} on the Hub."),
 )
-PUBLIC = switch("public", "Make the new Hub repository public.")
-ALLOW_OUTSIDE_LINKS = switch(
-    "allow_outside_links",
-    "With {public}, also publish files outside {source} that symbolic links in {source} point to.",
-)
-MODEL_CARD = switch("model_card", "Also write a stub README.md to {destination} on the Hub.")
 COMMAND = Option(
     "command", any_text, "", "Command line of the user, for messages about unfinished work.", flag=None
 )
@@ -133,12 +155,14 @@ FAMILY = Option(
     "config.json's own family also fits but gives different values.",
     "NAME|FILE",
     complete=_family_names,
+    panel="Model",
 )
 ROPE_LAYOUT = Option(
     "rope_layout",
     ("halves", "interleaved"),
     None,
     "RoPE layout of MaxText's query and key weights. Default: inferred from the model's RoPE type.",
+    panel="Model",
 )
 TIED = Option(
     "tied",
@@ -146,6 +170,7 @@ TIED = Option(
     None,
     "Output head: keep the arrays as stored, drop it, or copy it from the embedding if none is stored. "
     "Default: follow config.json, and refuse arrays that contradict it.",
+    panel="Model",
 )
 MODEL = (ROPE_LAYOUT, FAMILY, TIED)
 LIKE = Option(
@@ -154,12 +179,14 @@ LIKE = Option(
     None,
     "Original Hugging Face model or config.json. Default: the one stored in the checkpoint.",
     "HF_DIR|CONFIG",
+    panel="Model",
 )
 MAXTEXT = Option(
     "maxtext",
     tuple(VERSIONS),
     NEWEST,
     "MaxText version that will load it: a release, or a commit of its main branch.",
+    env=True,
 )
 
 # Which arrays.
@@ -176,4 +203,4 @@ PADDING_ROWS = Option(
 
 def with_help(option: Option, help: str) -> Option:
     """Return an option with another help text."""
-    return replace(option, help=help)
+    return variant(option, help=help)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ckpttools.adapters.to_maxtext import LORA_LAYOUTS
 from ckpttools.api.options import (
     DTYPE,
@@ -19,7 +17,7 @@ from ckpttools.api.options import (
 from ckpttools.api.options.convert import SCAN
 from ckpttools.api.options.edit import SCAN_AXIS
 from ckpttools.core.message_terms import action
-from ckpttools.core.options import Option, any_text
+from ckpttools.core.options import Option, any_text, variant
 from ckpttools.stores.models import model_at
 
 SCALE = Option(
@@ -67,19 +65,19 @@ EXTRACT_ADAPTER = (
         "X",
         below=1,
     ),
-    replace(DTYPE, default="float32", help="Dtype of the factors."),
+    variant(DTYPE, default="float32", help="Dtype of the factors."),
     BASE_NAME,
     _LIKE,
     FAMILY,
 )
 ADAPTER_TO_MAXTEXT = (
     *BASE,
-    replace(
+    variant(
         SCAN,
         default=None,
         help="Stack the layers, as in the model that will use the adapter. Default: as in a MaxText {base}.",
     ),
-    replace(
+    variant(
         SCAN_AXIS, help="Axis on which layers are stacked. Default: as in a MaxText {base}, else 1.", most=1
     ),
     with_help(MAXTEXT, "MaxText version that will load it."),

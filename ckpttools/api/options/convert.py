@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from shlex import split
 
 from ckpttools.api.options import (
@@ -26,7 +25,7 @@ from ckpttools.api.options.edit import DTYPE_MAP, FORCE, MAP, SCAN_AXIS, SELECT,
 from ckpttools.core.budget import parse_size
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import action
-from ckpttools.core.options import Option, any_text, switch
+from ckpttools.core.options import Option, any_text, shared, switch, variant
 from ckpttools.formats.orbax.options import OPTIONS, STORAGE
 from ckpttools.formats.safetensors.format import MAX_SHARD
 
@@ -55,13 +54,16 @@ def split_words(texts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(word for text in texts for word in split(text))
 
 
-FORMAT = Option(
-    "format",
-    parse_format,
-    None,
-    "Format of {destination}. Default: that of {source}. Orbax gets <step>/<item>, both named as in "
-    "{source}.",
-    complete=format_names,
+(FORMAT,) = shared(
+    "Destination",
+    Option(
+        "format",
+        parse_format,
+        None,
+        "Format of {destination}. Default: that of {source}. Orbax gets <step>/<item>, both named as in "
+        "{source}.",
+        complete=format_names,
+    ),
 )
 TARGET = (FORMAT, *STORAGE)
 """Options of the format that is written, and how Orbax stores it."""
@@ -95,7 +97,7 @@ SCAN = Option("scan", bool, True, "Stack layers for MaxText's scan_layers=true, 
 CARRY = switch("carry", "Take missing arrays (towers, MTP layers) from {like}.")
 HF_TO_MAXTEXT = (
     SCAN,
-    replace(
+    variant(
         SCAN_AXIS, default=1, help="Axis on which layers are stacked, 0 or 1 (MaxText's param_scan_axis)."
     ),
     MAXTEXT,
@@ -161,7 +163,7 @@ MAXTEXT_TO_HF = (
         "writes the text model of a multimodal one, with its own config.json.",
         flag="--names",
     ),
-    replace(
+    variant(
         SCAN_AXIS, help="Axis on which layers are stacked, 0 or 1, if the arrays do not show it.", most=1
     ),
     CARRY,

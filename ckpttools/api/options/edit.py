@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ckpttools.api.options import DEQUANTIZE_LIKE, DTYPE, FAMILY, MAXTEXT, count, patterns, with_help
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import action
-from ckpttools.core.options import Option, switch
+from ckpttools.core.options import Option, switch, variant
 
 
 def parse_dtype_of_pattern(text: str) -> tuple[str, DType]:
@@ -65,9 +63,10 @@ STRICT = switch("strict", "Refuse arrays that no rule of {map} matches.")
 REMAP = (
     MAP,
     STRICT,
-    replace(
+    variant(
         MAXTEXT,
         default=None,
+        env=False,
         help="Write a checkpoint of MaxText in the layout of this version of it, in place of {map}.",
     ),
     with_help(
@@ -122,9 +121,10 @@ STACK = (
         "and global_layer (gemma4), these below layers (qwen3-next), or scanned_blocks/layers_0 after "
         "single layers (deepseek4). Default: those of the model's family.",
     ),
-    replace(
+    variant(
         MAXTEXT,
         default=None,
+        env=False,
         help=f"MaxText version that will load it. Default: the layout from before {action('unstack')}, "
         "else the "
         "newest.",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ckpttools.api.options import MAXTEXT, MEMORY, REPOSITORY, REQUESTS, STEP, count, with_help
 from ckpttools.core.budget import parse_size
-from ckpttools.core.options import Option, any_text, switch
+from ckpttools.core.options import Option, any_text, switch, variant
 from ckpttools.maxtext.planning.commands import MODES
 from ckpttools.stores.registry import parse
 
@@ -99,6 +97,6 @@ CODE = (
     Option("family", any_text, None, "Confirm the Python file that PLAN names in {family}.", "FILE.py"),
 )
 PLAN_LIMITS = (
-    replace(MEMORY, default=None, help="Peak memory limit. Default: the plan's."),
+    variant(MEMORY, default=None, help="Peak memory limit. Default: the plan's."),
     count("jobs", "Parallel workers."),
 )

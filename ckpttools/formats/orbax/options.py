@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpttools.core.budget import parse_size
-from ckpttools.core.options import Option
+from ckpttools.core.options import Option, shared
 from ckpttools.formats.zarr.given_chunks import CHUNKS
 from ckpttools.formats.zarr.options import COMPRESSION
 
@@ -15,11 +15,12 @@ MaxText lay it out. With --level step DST itself is the step, with --level item 
 Keys of lists, empty nodes, strings, scalars, typed PRNG keys, custom metadata and the step are kept. Arrays
 restore as numpy arrays by default, typed PRNG keys on one device.
 
-Example:
-  ckpt convert to-orbax ~/run/checkpoints ~/smaller --compression zstd:9
-  ckpt convert to-orbax weights.safetensors ~/orbax --item params --no-ocdbt
+Examples:
+  $ ckpt convert to-orbax ~/run/checkpoints ~/smaller --compression zstd:9
+  $ ckpt convert to-orbax weights.safetensors ~/orbax --item params --no-ocdbt
 """
-STORAGE = (
+STORAGE = shared(
+    "Layout",
     Option(
         "ocdbt",
         bool,
@@ -48,7 +49,8 @@ STORAGE = (
 )
 """Options for how chunks are stored."""
 
-OPTIONS = (
+OPTIONS = shared(
+    "Layout",
     Option(
         "level",
         ("run", "step", "item"),

@@ -15,7 +15,7 @@ from ckpttools.core.budget import check_memory, parse_size
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.notes import Notes
-from ckpttools.core.options import Option
+from ckpttools.core.options import Option, shared
 from ckpttools.core.text import first_names
 from ckpttools.formats import flat
 from ckpttools.formats.adapters import WEIGHTS_STEM
@@ -52,17 +52,21 @@ model-00001-of-00003.safetensors and so on with model.safetensors.index.json.
 Content that safetensors cannot express (keys of lists, empty nodes, strings, custom metadata, the step) is
 stored in the metadata of the first file, and is restored when that is converted or inspected.
 
-Example:
-  ckpt convert to-safetensors ~/maxtext/llama ~/llama --dtype bfloat16
+Examples:
+  $ ckpt convert to-safetensors ~/maxtext/llama ~/llama --dtype bfloat16
+  $ ckpt convert to-safetensors ~/model/pytorch_model.bin ~/model-safetensors
 """
-MAX_SHARD = Option(
-    "max_shard_size",
-    parse_size,
-    # Default of huggingface_hub (MAX_SHARD_SIZE); transformers uses 50 GB from version 5 on.
-    "5GB",
-    "Limit of tensor bytes in one file; a larger tensor gets its own file. Files are split as by "
-    "huggingface_hub.",
-    "SIZE",
+(MAX_SHARD,) = shared(
+    "Layout",
+    Option(
+        "max_shard_size",
+        parse_size,
+        # Default of huggingface_hub (MAX_SHARD_SIZE); transformers uses 50 GB from version 5 on.
+        "5GB",
+        "Limit of tensor bytes in one file; a larger tensor gets its own file. Files are split as by "
+        "huggingface_hub.",
+        "SIZE",
+    ),
 )
 SEPARATOR = Option(
     "separator", (".", "/"), ".", "Separator between the keys of a path in the name of a tensor."

@@ -14,8 +14,9 @@ zarr-python opens their neighbors by name, but cannot list the group.
 Content that zarr cannot express (keys of lists, empty nodes, strings, custom metadata, the step) is stored in
 the attributes of the root, and is restored when the checkpoint is converted or inspected.
 
-Example:
-  ckpt convert to-zarr3 ~/maxtext/llama ~/zarr/llama --dtype float32
+Examples:
+  $ ckpt convert to-zarr3 ~/maxtext/llama ~/zarr/llama --dtype float32
+  $ ckpt convert to-zarr3 ~/maxtext/llama ~/zarr/llama --compression zstd
 """
 COMPRESSION = Option(
     "compression",

@@ -21,7 +21,7 @@ COMMANDS = {
     "check M": "Did you mean 'doctor'",
     "keys M": "Did you mean 'inspect tree'?",
     "version": "Did you mean 'ckpt --version'?",
-    "help": "Did you mean 'ckpt --help'?",
+    "help inspct": "Did you mean 'inspect'?",
     "inspct tree M": "Did you mean 'inspect'?",
     "dif M M": "Did you mean 'diff'?",
     "zzzz": "Commands: adapter, assemble,",
@@ -89,7 +89,7 @@ OPTIONS = {
     "convert hf-to-maxtext M x --device cpu": "No device is needed",
     "convert hf-to-maxtext M x --trust-remote-code": "No code of a model is ever run",
     "copy M --to x": "The destination is an argument",
-    "copy M x --verbos": "`ckpt copy --help` lists all options.",
+    "copy M x --zzzz": "`ckpt copy --help` lists all options.",
     "inspect tree M --include '*'": "Did you mean --filter?",
     "diff M M --dtyp": "lists all options",
 }
