@@ -1,1 +1,1 @@
-"""The intermediate representation: lazy arrays, the closed set of lazy nodes, trees of them."""
+"""The intermediate representation of a checkpoint: lazy arrays, lazy nodes, and trees of them."""

@@ -1,7 +1,7 @@
-"""Arrays quantized on the fly: the codes of another array's elements, and the scales of its blocks.
+"""Quantization on the fly: the codes of an array's elements, and the scales of its blocks.
 
-Both are computed from the same elements, in whole blocks, so that the bits of a region do not depend on how
-an array is split. Blocks are on the last two axes.
+Codes and scales are computed from complete blocks of the same elements, so the bits of a region do not depend
+on how an array is split. Blocks are on the last two axes.
 """
 
 from __future__ import annotations
@@ -28,55 +28,56 @@ if TYPE_CHECKING:
 
 
 class NonFiniteError(Exception):
-    """A block with an element that no scale can encode."""
+    """Raised when no scale can encode a block because it has NaN or infinity."""
 
 
 class BlockEncoder(Protocol):
-    """An encoder of blocks of elements to codes with one scale each. Its `repr` identifies it completely."""
+    """Encodes blocks of elements as codes with one scale per block. Its `repr` identifies it completely."""
 
     @property
     def block(self) -> tuple[int, int]:
-        """Return the elements of a block on the last two axes."""
+        """Return the shape of a block on the last two axes."""
 
     @property
     def packed(self) -> int:
-        """Return the elements per code, neighbors on the last axis; blocks have complete codes."""
+        """Return the number of elements per code, along the last axis; a code never spans two blocks."""
 
     @property
     def code(self) -> DType:
-        """Return the dtype of codes."""
+        """Return the dtype of the codes."""
 
     @property
     def scale(self) -> DType:
-        """Return the dtype of scales."""
+        """Return the dtype of the scales."""
 
     def scales(self, values: np.ndarray) -> np.ndarray:
         """Compute the scale of each block, as carriers of `scale`.
 
         Args:
-            values: elements (rows, columns) of a floating-point dtype, from the edge of a block on.
+            values: Floating-point elements (rows, columns); the first row and column are at the edge of a
+                block.
 
         Raises:
-            NotFiniteError: the values contain NaN or infinity.
+            NonFiniteError: The values contain NaN or infinity.
         """
 
     def codes(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Encode elements to codes (rows, columns / packed), as carriers of `code`; arguments as `scales`."""
+        """Encode elements as carriers of `code`, (rows, columns / packed); arguments as for `scales`."""
 
     def decoded(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Decode codes to float32; the inverse of `codes`, except for rounding."""
+        """Decode codes to float32: the inverse of `codes`, except for rounding."""
 
     def lost(self, values: np.ndarray, decoded: np.ndarray) -> Mapping[str, float]:
-        """Return the counts of quantization errors, which add up as in `ckpttools.core.tally`."""
+        """Return sums of quantization errors that can be added up as in `ckpttools.core.tally`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Blockwise(Derived):
-    """A node computed from another array's complete blocks.
+    """A node computed from complete blocks of another array.
 
     Attributes:
-        encoder: the encoder.
-        name: of the other array, for messages.
+        encoder: Encodes the blocks.
+        name: Name of the other array, for messages.
     """
 
     encoder: BlockEncoder
@@ -84,19 +85,19 @@ class _Blockwise(Derived):
 
     @abstractmethod
     def _source_blocks(self, region: Region) -> Region:
-        """Return the complete blocks of the other array that a region depends on."""
+        """Return the complete blocks of the other array that a region needs."""
 
     @abstractmethod
     def _encode(
         self, part: Region, values: np.ndarray, region: Region, out: np.ndarray, scratch: Scratch
     ) -> None:
-        """Encode some complete blocks.
+        """Encode some complete blocks into `out`.
 
         Args:
-            part: the blocks' region in the other array, of one coordinate on all axes but the last two.
-            values: its elements (rows, columns).
-            region, out: region and destination, as for `read_into`.
-            scratch: receives the counts.
+            part: The blocks' region in the other array; it has length one on all axes but the last two.
+            values: The elements of that region (rows, columns).
+            region, out: The region to read and its destination, as for `read_into`.
+            scratch: Receives the counts of quantization errors.
         """
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
@@ -118,7 +119,7 @@ class _Blockwise(Derived):
                     ) from error
 
     def _parts(self, needed: Region) -> Iterator[Region]:
-        """Yield complete blocks in read blocks with as many columns as fit, so that reads are long."""
+        """Yield the needed blocks in pieces of read-block size, as wide as possible for long reads."""
         if not needed.size:
             return
         rows, columns = _part_shape(self.source, self.encoder.block)
@@ -177,7 +178,7 @@ class BlockCodes(_Blockwise):
         )
 
     def _elements(self, region: Region) -> Region:
-        """Return the elements of the codes of a region."""
+        """Return the region of the elements that a region of codes encodes."""
         last, packed = region.rank - 1, self.encoder.packed
         return region.replaced(last, region.start[last] * packed, region.stop[last] * packed)
 
@@ -206,15 +207,15 @@ class BlockCodes(_Blockwise):
 
 
 def block_codes(source: LazyArray, encoder: BlockEncoder, name: str = "") -> tuple[BlockCodes, BlockScales]:
-    """Quantize an array to its codes and the scales of its blocks.
+    """Quantize an array to codes and the scales of its blocks.
 
     Args:
-        source: floating-point numbers, at least of two axes.
-        encoder: of the blocks.
-        name: of the array, for messages.
+        source: Floating-point numbers with at least two axes.
+        encoder: Encodes the blocks.
+        name: Name of the array, for messages.
 
     Raises:
-        ShapeError: the array has fewer than two axes, or the last axis has a partial code.
+        ShapeError: The array has fewer than two axes, or the last axis does not fill complete codes.
     """
     if not source.dtype.is_float or source.ndim < 2 or source.shape[-1] % encoder.packed:
         raise ShapeError(
@@ -234,7 +235,7 @@ def block_codes(source: LazyArray, encoder: BlockEncoder, name: str = "") -> tup
 
 
 def _part_shape(source: LazyArray, block: tuple[int, int]) -> tuple[int, int]:
-    """Return the rows and columns to read at a time: one row of blocks, as wide as a read block."""
+    """Return the number of rows and columns to read at a time: one row of blocks, as wide as a read block."""
     rows, columns = (max(1, length) for length in source.shape[-2:])
     limit = read_blocks.elements(source.dtype.itemsize)
     high = min(block[0], rows)
@@ -250,21 +251,21 @@ def _last_two(region: Region) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _blocked(region: Region, block: tuple[int, int]) -> Region:
-    """Return the blocks that overlap a region of elements."""
+    """Return the region of the blocks that overlap a region of elements."""
     for axis, size in zip((region.rank - 2, region.rank - 1), block, strict=True):
         region = region.replaced(axis, region.start[axis] // size, ceil_div(region.stop[axis], size))
     return region
 
 
 def _unblocked(region: Region, block: tuple[int, int], shape: Shape) -> Region:
-    """Return the elements of a region of blocks."""
+    """Return the region of the elements in a region of blocks."""
     for axis, size in zip((region.rank - 2, region.rank - 1), block, strict=True):
         stop = min(region.stop[axis] * size, shape[axis])
         region = region.replaced(axis, region.start[axis] * size, stop)
     return region
 
 
-# Quantization errors: maximum and root mean square, added up from parts in any order.
+# Keys of the quantization error counts: the maximum and the sums of squares, which parts add up in any order.
 _MAX, _ELEMENTS = f"{LARGEST}quantization_error", "quantized_elements"
 _SQUARES, _OWN = "quantization_error_squares", "quantized_squares"
 
@@ -274,10 +275,10 @@ class QuantizationError:
     """The deviation of a quantized array from its original values.
 
     Attributes:
-        elements: number of elements.
-        largest: the largest absolute error.
-        rms: root mean square of the errors.
-        rms_of_values: root mean square of the values.
+        elements: Number of elements.
+        largest: The largest absolute error.
+        rms: Root mean square of the errors.
+        rms_of_values: Root mean square of the values.
         relative: `rms` divided by `rms_of_values`; 0 if all values are zero.
     """
 
@@ -289,11 +290,11 @@ class QuantizationError:
 
 
 def error_sums(values: np.ndarray, decoded: np.ndarray) -> dict[str, float]:
-    """Compute the contribution of a part to the tally of its array.
+    """Return a part's contribution to the error tally of its array.
 
     Args:
-        values: the original values, of any floating-point dtype.
-        decoded: float32 of the same shape, the decoded values.
+        values: The original values, of any floating-point dtype.
+        decoded: The decoded values, float32 of the same shape.
     """
     import numpy as np
 
@@ -320,7 +321,7 @@ def _squares(values: np.ndarray) -> float:
 
 
 def quantization_errors(counts: Mapping[str, Mapping[str, float]]) -> dict[str, QuantizationError]:
-    """Return the errors in the tallies of arrays by name, the largest first."""
+    """Return the quantization error of each array in the tallies, the largest first."""
     result = {
         name: _error(int(tally[_ELEMENTS]), tally[_MAX], tally[_SQUARES], tally[_OWN])
         for name, tally in counts.items()
@@ -330,7 +331,7 @@ def quantization_errors(counts: Mapping[str, Mapping[str, float]]) -> dict[str, 
 
 
 def total_error(errors: Mapping[str, QuantizationError]) -> QuantizationError:
-    """Return the error of several arrays together."""
+    """Return the combined error of several arrays."""
     result = errors.values()
     return _error(
         sum(item.elements for item in result),
@@ -341,7 +342,7 @@ def total_error(errors: Mapping[str, QuantizationError]) -> QuantizationError:
 
 
 def drop_error_counts(counts: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, int]]:
-    """Return the tallies of arrays without error counts."""
+    """Remove the error counts from the tallies of arrays."""
     own = {_MAX, _ELEMENTS, _SQUARES, _OWN}
     left = {
         name: {kind: int(n) for kind, n in tally.items() if kind not in own} for name, tally in counts.items()

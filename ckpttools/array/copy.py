@@ -1,9 +1,9 @@
-"""Copying between two views of equal shape whose memory orders differ, at memory speed.
+"""Copy between two views of equal shape and different memory order, at memory speed.
 
-numpy copies a transposed 16-bit matrix one element at a time: 0.3 GB/s as a whole, 1.0 GB/s in tiles.
-Here k rows are first interleaved into elements of 16 bytes, and those are transposed: the same
-strided loop then moves k elements at once. Measured on one core (4096 x 14336, 16 bits): 2.1 to 3.4 GB/s on
-different days of one machine.
+numpy copies a transposed 16-bit matrix one element at a time: at 0.3 GB/s in one call, at 1.0 GB/s in tiles.
+This module first interleaves k rows into 16-byte elements and then transposes those, so that the same strided
+loop moves k elements at once. Measured on one core (4096 x 14336, 16 bits): 2.1 to 3.4 GB/s on different days
+on the same machine.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ import numpy as np
 
 from ckpttools.array.scratch import Scratch, round_up_to_page
 
-# One tile: source, interleaved buffer and target together stay in a core's L2 cache. Measured with 16-bit
-# elements, before rows were spread (_LINE_BYTES), and 128, 256, 512, 1024 KiB: 3.4 GB/s plain in all; with
-# RoPE's row order 2.5, 3.6, 2.9, 4.0; rows of an odd length 2.1, 2.1, 1.3, 1.3. As a process with four
-# workers on two cores, where fewer calls wait less for the interpreter's lock, 2.47 GB back to safetensors:
-# 1.94, 1.80, 1.83 s with 256, 512, 1024.
+# The source, interleaved buffer and target of one tile together fit in a core's L2 cache. Measured with
+# 16-bit elements and tiles of 128, 256, 512 and 1024 KiB, before rows were spread (_LINE_BYTES): a plain
+# transpose reaches 3.4 GB/s with all sizes; RoPE's row order 2.5, 3.6, 2.9 and 4.0; rows of an odd length
+# 2.1, 2.1, 1.3 and 1.3. Converting 2.47 GB back to safetensors with four workers on two cores, where fewer
+# calls mean less waiting for the interpreter lock, takes 1.94, 1.80 and 1.83 s with 256, 512 and 1024 KiB.
 _TILE_BYTES = 512 * 1024
-# The maximum that rounding rows and columns up adds to a tile.
+# Upper bound for what rounding up rows and columns adds to a tile.
 _EDGE_BYTES = 16 * 1024
-# Rows on separate pages are written one after the other, each as one run. Into uncached memory with rows 64
-# KiB apart, this reaches 2.6 GB/s, and 1.2 to 1.4 without a tile between.
+# If the target's rows are on separate pages, each row is written in one run. Writing to uncached memory with
+# rows 64 KiB apart reaches 2.6 GB/s this way, but only 1.2 to 1.4 GB/s without a tile in between.
 _FAR_BYTES = 4096
-# Columns are read from the interleaved buffer. If its rows were a power of two apart, all lines of a column
-# would share a few cache sets: 512 x 512 elements take 6 GB/s so, 23 to 32 with rows of an odd number of
-# lines.
+# Columns are read from the interleaved buffer. If its row stride were a power of two, all cache lines of a
+# column would share a few cache sets. For 512 x 512 elements that gives 6 GB/s; an odd number of lines per
+# row gives 23 to 32.
 _LINE_BYTES = 64
-# Below this, transposing along the source's contiguous axis alone moves too little at a time: with pairs of
-# 16-bit elements 0.1 GB/s, as whole runs 1.7 to 2.2.
+# Below this length, transposing only along the source's contiguous axis moves too little at a time: 0.1 GB/s
+# with pairs of 16-bit elements, compared to 1.7 to 2.2 with longer runs.
 _SHORT_AXIS = 16
 _WIDEST = np.dtype("<c16")
 
 
 def _side(itemsize: int) -> int:
-    """Return the rows and columns of a tile."""
+    """Return the side length of a square tile, in elements."""
     return int((_TILE_BYTES // itemsize) ** 0.5)
 
 
 def scratch_bytes() -> int:
-    """Return the maximum scratch of one `copy`."""
+    """Return the maximum scratch memory of one `copy`, in bytes."""
     return 3 * round_up_to_page(_TILE_BYTES + _EDGE_BYTES)
 
 
 def copy(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
-    """Copy target[...] = source for one shape, one dtype, and any strides."""
+    """Compute target[...] = source for arrays of the same shape and dtype, with any strides."""
     axes = _merged_axes(target, source)
     target = np.lib.stride_tricks.as_strided(
         target, [a.length for a in axes], [a.target for a in axes], writeable=True
@@ -73,7 +73,7 @@ class _Axis(NamedTuple):
 
 
 def _merged_axes(target: np.ndarray, source: np.ndarray) -> list[_Axis]:
-    """Join axes that are contiguous in both memories; return the remaining axes, target-major."""
+    """Merge axes that are contiguous in both arrays; return the rest in the target's memory order."""
     triples = zip(target.shape, target.strides, source.strides, strict=True)
     axes = sorted((_Axis(*t) for t in triples if t[0] != 1), key=lambda a: -a.target)
     merged: list[_Axis] = []
@@ -88,12 +88,12 @@ def _merged_axes(target: np.ndarray, source: np.ndarray) -> list[_Axis]:
 
 
 def _contiguous_axis(array: np.ndarray) -> int | None:
-    """Return the axis along which neighbors are adjacent in memory."""
+    """Return the axis along which neighbors are adjacent in memory, or None."""
     return next((k for k, s in enumerate(array.strides) if s == array.itemsize), None)
 
 
 def _copy_transposed(target: np.ndarray, source: np.ndarray, fast: int, scratch: Scratch) -> None:
-    """Copy where the source's contiguous axis `fast` is not the target's last one.
+    """Copy when the source's contiguous axis `fast` is not the target's last axis.
 
     The target's trailing axes form the rows of a matrix whose columns run along `fast`.
     """
@@ -112,7 +112,7 @@ def _copy_transposed(target: np.ndarray, source: np.ndarray, fast: int, scratch:
 def _run_axes(source: np.ndarray, fast: int) -> list[int]:
     """Return the axes of the source's shortest useful run, outermost first, `fast` last.
 
-    The last axis, along which the target is contiguous, is excluded.
+    The target's contiguous axis, which is the last one, is excluded.
     """
     run, length = [fast], source.shape[fast]
     while length < _side(source.itemsize):
@@ -127,9 +127,9 @@ def _run_axes(source: np.ndarray, fast: int) -> list[int]:
 
 
 def _copy_scattered(target: np.ndarray, source: np.ndarray, run: list[int], scratch: Scratch) -> None:
-    """Copy where the source's runs span several axes that have another order in the target.
+    """Copy when a run of the source spans several axes that the target orders differently.
 
-    RoPE's pairs, which are apart in the target, are an example: runs are transposed first, then rows are
+    An example is RoPE's pairs, which are not adjacent in the target: runs are transposed first, then rows are
     moved.
     """
     last = target.ndim - 1
@@ -140,7 +140,7 @@ def _copy_scattered(target: np.ndarray, source: np.ndarray, run: list[int], scra
 
 
 def _scatter(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
-    """Copy target[*r, c] = source[*r, c]: `r` is a run in the source, `c` contiguous in the target."""
+    """Compute target[*r, c] = source[*r, c], where `r` is contiguous in the source and `c` in the target."""
     columns, inner = source.shape[-1], prod(source.shape[1:-1])
     side = _side(source.itemsize)
     step = max(1, side // inner)
@@ -154,7 +154,7 @@ def _scatter(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
 
 
 def _first_row_axis(target: np.ndarray, fast: int) -> int:
-    """Return the first of the trailing axes in one contiguous run of the target, without `fast`."""
+    """Return the first of the trailing axes, without `fast`, that form one contiguous run of the target."""
     axis = target.ndim - 1
     run = target.itemsize * target.shape[axis]
     while axis - 1 > fast and target.strides[axis - 1] == run:
@@ -164,7 +164,7 @@ def _first_row_axis(target: np.ndarray, fast: int) -> int:
 
 
 def _copy_matrix(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
-    """Copy target[c, *r] = source[*r, c]: rows contiguous in the target, columns in the source."""
+    """Compute target[c, *r] = source[*r, c], with contiguous rows in the target and columns in the source."""
     columns = target.shape[0]
     rows = target.size // columns
     flat = target.reshape(columns, rows)
@@ -197,7 +197,7 @@ def _copy_tile(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None
 
 
 def _interleave(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
-    """Copy target = source.T, through a tile if rows of the target are far apart or not aligned."""
+    """Compute target = source.T, through a tile if the target's rows are far apart or not aligned."""
     rows, columns = source.shape
     width = _WIDEST.itemsize // target.itemsize
     if width == 1 or rows < width:
@@ -213,7 +213,7 @@ def _interleave(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> Non
 
 
 def _interleave_near(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
-    """Copy target = source.T through wide elements; rows that do not fill one are copied singly."""
+    """Compute target = source.T through wide elements; copy the rows that do not fill one separately."""
     rows, columns = source.shape
     width = _WIDEST.itemsize // target.itemsize
     even = rows // width * width

@@ -1,4 +1,4 @@
-"""Arrays of low-precision codes multiplied by scales that blocks of them share."""
+"""Dequantized arrays: low-precision codes multiplied by scales that are shared by blocks of elements."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
     from ckpttools.array.scratch import Scratch
 
-# Bytes of scales for one decoded piece. Blocks of 32 values with 16-bit scales need half of it.
+# Maximum bytes of scales for one decoded piece. Blocks of 32 values with 16-bit scales need half of that.
 _SCALES_BYTES = 256 * 1024
 _PAGE = 4096
 
 
 class Decoding(Protocol):
-    """A function from codes and scales to values. Its `repr` is a complete description."""
+    """Computes values from codes and scales. Its `repr` is a complete description."""
 
     @property
     def kind(self) -> Hashable:
-        """Equal for decodings that do the same to arrays of other names."""
+        """Return a key that is equal for decodings that differ only in the name of the array."""
 
     def working_bytes(self, size: int, packed: int, scales: int) -> int:
-        """Return the maximum bytes that `decode` takes from the scratch and allocates.
+        """Return the maximum number of bytes that `decode` takes from the scratch memory and allocates.
 
         Args:
-            size: elements of a piece.
-            packed: elements in each code.
-            scales: elements of each array of scales that a piece touches.
+            size: Number of elements in a piece.
+            packed: Number of elements per code.
+            scales: Number of scales that a piece needs from each array of scales.
         """
 
     def decode(
@@ -49,28 +49,28 @@ class Decoding(Protocol):
         out: np.ndarray,
         scratch: Scratch,
     ) -> None:
-        """Write the values of a piece.
+        """Decode a piece into `out`.
 
         Args:
-            codes: carriers of all codes that the piece touches.
-            scales: of each array of scales the carriers of those that the piece touches.
-            piece: which elements of the whole array they are.
-            out: of the piece's shape and the result's carrier, any strides.
-            scratch: with as much left as `working_bytes` says.
+            codes: The codes of the piece, as carriers.
+            scales: The scales of the piece from each array of scales, as carriers.
+            piece: The piece's position in the full array.
+            out: Destination of the piece's shape and the result's carrier dtype, with any strides.
+            scratch: Has `working_bytes` bytes free.
 
         Raises:
-            FormatError: a scale is not a usable number.
+            FormatError: A scale is not a usable number.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class DequantizedPiece:
-    """A part of a dequantized array.
+    """A region of a dequantized array, and the codes and scales that it needs.
 
     Attributes:
-        region: the elements of the piece.
-        packed: elements in each code, along the last axis.
-        blocks: for each array of scales, the shape of the region that shares one scale.
+        region: The region of the elements.
+        packed: Number of elements per code, along the last axis.
+        blocks: For each array of scales, the shape of the region that shares one scale.
     """
 
     region: Region
@@ -79,29 +79,29 @@ class DequantizedPiece:
 
     @property
     def codes(self) -> Region:
-        """The region of the codes."""
+        """The region of the codes of this piece."""
         last = self.region.rank - 1
         start, stop = self.region.start[last], self.region.stop[last]
         return self.region.replaced(last, start // self.packed, ceil_div(stop, self.packed))
 
     @property
     def scales(self) -> list[Region]:
-        """The region of each array of scales."""
+        """The region of the scales of this piece, for each array of scales."""
         return [touched_cells(self.region, block) for block in self.blocks]
 
     def part(self, region: Region) -> DequantizedPiece:
-        """Return the piece of a smaller region."""
+        """Return the piece for a smaller region."""
         return DequantizedPiece(region, self.packed, self.blocks)
 
     def transposed(self, order: Sequence[int]) -> DequantizedPiece:
-        """Return the piece with its axes in another order."""
+        """Return the piece with its axes reordered."""
         blocks = tuple(tuple(block[axis] for axis in order) for block in self.blocks)
         start, stop = (tuple(ends[axis] for axis in order) for ends in (self.region.start, self.region.stop))
         return DequantizedPiece(Region(start, stop), self.packed, blocks)
 
 
 def touched_cells(region: Region, block: Shape) -> Region:
-    """Return the cells of a grid of blocks that overlap a region."""
+    """Return the region of the blocks that overlap a region of elements."""
     start = tuple([a // n for a, n in zip(region.start, block, strict=True)])
     stop = tuple([ceil_div(b, n) for b, n in zip(region.stop, block, strict=True)])
     return Region(start, stop)
@@ -112,11 +112,12 @@ class Dequantized(LazyArray):
     """An array of codes multiplied by scales.
 
     Attributes:
-        codes: of this array's shape, but that each element of the last axis holds `packed` numbers.
-        scales: of this array's rank, with one element for each of its blocks.
-        blocks: the shape of the blocks of each of `scales`; those at the edges are cut short.
-        packed: numbers in a code; the last code of a row may hold more than the row has.
-        decoding: computes the values.
+        codes: The codes, with this array's shape except that each code holds `packed` numbers along the last
+            axis.
+        scales: Arrays of scales with this array's rank and one element per block.
+        blocks: The block shape of each array of scales; blocks at the edges are truncated.
+        packed: Number of elements per code; the last code of a row may be partly unused.
+        decoding: Computes the values from codes and scales.
     """
 
     codes: LazyArray
@@ -137,7 +138,7 @@ class Dequantized(LazyArray):
         return self.packed == 1
 
     def read_in_any_order(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        """Read as `read_into` does, but rearrange codes instead of values into the order of `out`.
+        """Read like `read_into`, but rearrange codes instead of values into the memory order of `out`.
 
         Converting FP8 to bfloat16 takes 2.3 ns per element instead of 2.5. In addition to
         `scratch_bytes`, it needs the scratch of `ckpttools.array.copy.copy` and room for the codes of a
@@ -151,7 +152,7 @@ class Dequantized(LazyArray):
                 self._read_region(piece, subview(out, piece.region.relative_to(region)), scratch, order)
 
     def _pieces(self, piece: DequantizedPiece) -> Iterator[DequantizedPiece]:
-        """Yield the piece, or parts of it whose codes and scales fit into the scratch."""
+        """Yield the piece, or smaller pieces whose codes and scales fit in the scratch memory."""
         if self._fits(piece) or piece.region.size == 1:
             yield piece
             return
@@ -204,7 +205,7 @@ class Dequantized(LazyArray):
 
     @property
     def stored_bits(self) -> int:
-        """Bits of a code; the few scales are not counted."""
+        """The size of a code in bits; the few scales are not counted."""
         return self.codes.stored_bits // self.packed
 
     def first_byte(self, region: Region) -> tuple[str, int]:
@@ -218,11 +219,12 @@ class Dequantized(LazyArray):
 def _split_codes_and_scales(
     array: Dequantized, split: Sequence[Shape]
 ) -> tuple[Dequantized, tuple[Shape, ...]]:
-    """Split the axes of quantized values and scales like those of the numbers.
+    """Split the axes of codes and scales like the axes of the dequantized array.
 
-    Then interleaved rows are decoded only if they are expected. Also return the splits that remain.
+    Reads then decode only the interleaved rows that they need. Also return the splits that remain to be
+    applied.
 
-    An axis along which a scale is for several numbers, but not for all, stays whole; so does the last.
+    An axis stays unsplit if some, but not all, of its values share a scale. The last axis is never split.
     """
     groups = [
         group if len(group) > 1 and axis < array.ndim - 1 and _can_split_axis(array, axis) else (length,)
@@ -255,20 +257,20 @@ def _split_codes_and_scales(
 
 
 def _can_split_axis(array: Dequantized, axis: int) -> bool:
-    """Return whether each value along an axis has its own scale, or all share one."""
+    """Return whether each index along an axis has its own scale, or all share one."""
     both = zip(array.scales, array.blocks, strict=True)
     return all(block[axis] == 1 or scale.shape[axis] == 1 for scale, block in both)
 
 
 def _block_lengths(group: Shape, cell: int) -> Shape:
-    """Return the lengths of a block along the parts of an axis."""
+    """Return the lengths of a block along the axes that an axis is split into."""
     if len(group) == 1:
         return (cell,)
     return (1,) * len(group) if cell == 1 else group
 
 
 def _scale_lengths(group: Shape, length: int) -> Shape:
-    """Return the lengths into which an axis of scales is split."""
+    """Return the lengths of the axes that an axis of scales is split into."""
     if len(group) == 1:
         return (length,)
     return (1,) * len(group) if length == 1 else group

@@ -1,4 +1,4 @@
-"""Descriptions of arrays that are equal if the same bytes of the same files make up the same elements."""
+"""Fingerprints of arrays: equal if their elements come from the same bytes of the same files."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from ckpttools.stores.registry import parse
 
 
 def sources(arrays: Iterable[LazyArray]) -> Iterator[ByteSource]:
-    """Yield the files of these arrays; a file may come several times."""
+    """Yield the files that hold the arrays; a file may occur several times."""
     for array in distinct_arrays(arrays):
         if not source_arrays(array):
             yield from array.sources()
 
 
-# An array with chunks takes this many times the memory of a contiguous one: keys, offsets and metadata.
+# Memory of a chunked array relative to a contiguous one: it also has keys, offsets and metadata.
 _CHUNKED = 3
 
 
 def nodes(arrays: Iterable[LazyArray]) -> int:
-    """Count these arrays and all their sources once each, weighted by the memory that they take."""
+    """Count the arrays and all their sources once each, weighted by their memory use."""
     return sum(_CHUNKED if isinstance(array, Chunked) else 1 for array in distinct_arrays(arrays))
 
 
 Identify: TypeAlias = Callable[[ByteSource], tuple[str, str]]
-"""A function from a file to its unique name and a version that changes with its content."""
+"""Maps a file to its canonical name and a version that changes with its content."""
 
 
 def identity(source: ByteSource) -> tuple[str, str]:
-    """Return the canonical name of a file, and its version."""
-    # Data inside an index is named after its array, whatever the working directory is.
+    """Return the canonical name of a file and its version."""
+    # Data stored inside an index is named after its array, which does not depend on the working directory.
     return source.path if isinstance(source, Bytes) else str(parse(source.path).resolve()), source.version
 
 
 def fingerprint_once(identify: Identify) -> Identify:
-    """Cache `identify` for each file, because many arrays share few files.
+    """Cache `identify` per file, because many arrays share few files.
 
-    Use the result for one fingerprint only: links and the working directory may change later.
+    Use the returned function for a single fingerprint: links and the working directory may change later.
     """
     known: dict[tuple[str, str], tuple[str, str]] = {}
 
@@ -67,10 +67,10 @@ def fingerprint_once(identify: Identify) -> Identify:
 
 
 class Describer:
-    """Describes arrays as plain values; a shared source is described once and then referred to by its index.
+    """Describes arrays as plain values. A shared source is described once, then referred to by its index.
 
     Args:
-        identify: returns the identity of a source file.
+        identify: Returns the identity of a source file.
     """
 
     def __init__(self, identify: Identify = identity) -> None:
@@ -78,7 +78,7 @@ class Describer:
         self._numbers: dict[int, int] = {}
 
     def lines(self, array: LazyArray) -> Iterator[object]:
-        """Yield the descriptions of sources that are new, then the index of the array."""
+        """Yield the descriptions of new sources, then the index of the array."""
         yield from self._new(array)
         yield self._numbers[id(array)]
 
@@ -100,7 +100,7 @@ def _described(array: LazyArray, identify: Identify) -> list[object]:
     """Describe an array by plain values; arrays with equal descriptions have the same elements.
 
     Raises:
-        TypeError: not a node of the closed set.
+        TypeError: The array is not a known node type.
     """
     match array:
         case Stored(source=source):
@@ -123,12 +123,12 @@ def _described(array: LazyArray, identify: Identify) -> list[object]:
 
 
 def _own_fields(array: LazyArray) -> list[object]:
-    """Return the values of the fields that are not source arrays."""
+    """Return the values of all fields except the source arrays."""
     kind = type(array)
     return [kind.__name__, *[repr(getattr(array, name)) for name in _own_names(kind)]]
 
 
 @cache
 def _own_names(kind: type[LazyArray]) -> tuple[str, ...]:
-    """Return the names of the fields of a class that are not source arrays."""
+    """Return the names of all fields of a class except the source arrays."""
     return tuple(field.name for field in fields(kind) if field.name not in INNER)

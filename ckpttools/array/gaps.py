@@ -1,4 +1,4 @@
-"""Missing chunks of arrays: reported by inspections, refused by commands that read complete arrays."""
+"""Missing chunks of arrays. Inspections report them; commands that read complete arrays refuse them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class MissingChunks:
     """The missing chunks of several arrays.
 
     Attributes:
-        missing, chunks: number of missing chunks, and of all chunks, of those arrays.
-        arrays: the gaps of each array.
-        hint: the likely location of the chunks.
+        missing, chunks: Number of missing chunks and of all chunks in the incomplete arrays.
+        arrays: The gaps of each incomplete array.
+        hint: A suggestion for finding the chunks.
     """
 
     missing: int
@@ -30,7 +30,7 @@ class MissingChunks:
 
     @property
     def summary(self) -> str:
-        """`6 of 12 chunks of 3 arrays are missing, such as w/c/1/0`, with the files that should hold them"""
+        """Format as `6 of 12 chunks of 3 arrays are missing, such as w/c/1/0`, with the files concerned."""
         number, faults = len(self.arrays), self._faults
         of = f"{self.missing:,} of {self.chunks:,} chunks of {number:,} array{'s' * (number != 1)}"
         are = "cannot be read" if faults else "is missing" if self.missing == 1 else "are missing"
@@ -44,7 +44,7 @@ class MissingChunks:
 
 
 def missing_chunks(arrays: Iterable[LazyArray]) -> MissingChunks | None:
-    """Return the missing chunks of the stored sources of these arrays, or None if they are complete."""
+    """Return the missing chunks of the arrays' stored sources, or None if all arrays are complete."""
     gaps = tuple(array.gaps for array in distinct_arrays(arrays) if isinstance(array, Chunked) and array.gaps)
     if not gaps:
         return None
@@ -55,7 +55,8 @@ def refuse_incomplete(arrays: Iterable[LazyArray], location: str) -> None:
     """Raise an error that lists all arrays with missing chunks.
 
     Raises:
-        FormatError, StorageError: chunks are missing; the class is that of reading the first such array.
+        FormatError, StorageError: Chunks are missing; the class is the one that reading the first such array
+            would raise.
     """
     lacking = missing_chunks(arrays)
     if lacking is not None:

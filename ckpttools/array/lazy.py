@@ -1,7 +1,7 @@
-"""Lazy arrays: a shape, a dtype and a source of bytes. Bytes are read only on demand.
+"""Lazy arrays: a shape, a dtype and a source of bytes, which are read on demand.
 
 Elements are handled as opaque unsigned integers of their size (`DType.carrier`), so bits never change by
-accident; only value ops interpret them as numbers.
+accident. Only value ops interpret them as numbers.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class ByteSource(Protocol):
 
     @property
     def version(self) -> str:
-        """Return an identifier that changes with the content."""
+        """Return an identifier that changes when the content changes."""
 
     def read_into(self, offset: int, out: Buffer) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCost:
-    """The cost of a read: bytes fetched and the number of separate reads. Costs can be added."""
+    """The cost of a read: the bytes fetched and the number of separate reads. Costs can be added."""
 
     nbytes: int = 0
     reads: int = 0
@@ -59,9 +59,9 @@ class ReadCost:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LazyArray(ABC):
-    """An array of `shape` and `dtype` whose regions can each be read at the cost of that region.
+    """An array of `shape` and `dtype` whose regions can be read separately, each at its own cost.
 
-    The set of implementations is closed: `ckpttools.array.nodes`.
+    The set of implementations is closed; see `ckpttools.array.nodes`.
     """
 
     shape: Shape
@@ -72,22 +72,22 @@ class LazyArray(ABC):
         """Read the elements of `region` into `out`.
 
         Args:
-            region: a box within `shape`.
-            out: of the region's shape and `dtype.carrier`, any strides.
-            scratch: has `scratch_bytes` free.
+            region: A region within `shape`.
+            out: Destination of the region's shape and dtype `dtype.carrier`, with any strides.
+            scratch: Has `scratch_bytes` bytes free.
 
         Raises:
-            FormatError, StorageError: the bytes do not exist or cannot be read.
+            FormatError, StorageError: The bytes do not exist or cannot be read.
         """
 
     @property
     @abstractmethod
     def scratch_bytes(self) -> int:
-        """Return the maximum scratch for reading any region, in bytes."""
+        """Return the maximum scratch memory for reading any region, in bytes."""
 
     @abstractmethod
     def read_cost(self, region: Region) -> ReadCost:
-        """Return the bytes and the number of reads that `read_into` of this region takes."""
+        """Return the number of bytes and reads that `read_into` needs for this region."""
 
     @property
     def read_kind(self) -> Hashable:
@@ -96,17 +96,17 @@ class LazyArray(ABC):
 
     @property
     def stored_bits(self) -> int:
-        """Return the stored bits per element; 0 if nothing is stored."""
+        """Return the number of stored bits per element; 0 if nothing is stored."""
         return 8 * self.dtype.itemsize
 
     @property
     def is_computed(self) -> bool:
-        """Return whether elements are computed, so that reading one twice doubles the work."""
+        """Return whether elements are computed, so that reading them twice doubles the work."""
         return False
 
     @abstractmethod
     def first_byte(self, region: Region) -> tuple[str, int]:
-        """Return the file and offset at which reading this region starts; orders tasks by locality."""
+        """Return the file and offset at which reading a region starts, for ordering tasks by locality."""
 
     @abstractmethod
     def sources(self) -> Iterator[ByteSource]:
@@ -118,25 +118,25 @@ class LazyArray(ABC):
         return False
 
     def permuted(self, permutation: Permutation) -> LazyArray | None:
-        """Return the permuted array, built from permuted sources.
+        """Return the permuted array, built from permuted sources, if possible.
 
         Returns:
-            None if the array itself has to be read and its elements moved.
+            None if elements have to be moved after reading the array itself.
         """
         return None
 
     @property
     def can_read_in_any_order(self) -> bool:
-        """Return whether `read_in_any_order` writes elements in the memory order of `out`."""
+        """Return whether `read_in_any_order` uses the memory order of `out`."""
         return False
 
     def read_in_any_order(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        """Read as `read_into` does, in the memory order of `out` if that is faster."""
+        """Read like `read_into`, in the memory order of `out` if that is faster."""
         self.read_into(region, out, scratch)
 
     @property
     def stacked_axes(self) -> tuple[int, ...]:
-        """Return the axes whose coordinates are stored separately, such as stacked layers and experts."""
+        """Return the axes whose indices are stored separately, such as stacked layers and experts."""
         return ()
 
     @property
@@ -151,15 +151,15 @@ class LazyArray(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes in memory; elements of less than a byte take one."""
+        """Return the size in memory, in bytes; elements of less than a byte take one byte."""
         return self.size * self.dtype.itemsize
 
     def read(self, region: Region | None = None) -> np.ndarray:
-        """Read a region (by default everything) as a new C-ordered numpy array of `dtype.numpy`.
+        """Read a region (by default the full array) as a new C-ordered numpy array of dtype `dtype.numpy`.
 
         Raises:
-            FormatError: as `read_into`; or an array of booleans has bytes other than 0 and 1.
-            StorageError: as `read_into`.
+            FormatError: As for `read_into`, or a boolean array has bytes other than 0 and 1.
+            StorageError: As for `read_into`.
         """
         import numpy as np
 
@@ -173,21 +173,21 @@ class LazyArray(ABC):
         return out.view(self.dtype.numpy)
 
     def __getitem__(self, index: Index) -> np.ndarray:
-        """Read with numpy's basic indexing: `array[3, :, 10:20]`. Reads the smallest enclosing region.
+        """Read with numpy's basic indexing (`array[3, :, 10:20]`) from the smallest enclosing region.
 
         Raises:
-            IndexError: the index has anything but integers, slices and an ellipsis, or is out of bounds.
-            FormatError, StorageError: as `read_into`.
+            IndexError: The index is out of bounds or contains anything but integers, slices and an ellipsis.
+            FormatError, StorageError: As for `read_into`.
         """
 
         chosen = parse_index(self.shape, index)
         return self.read(chosen.region)[chosen.within]
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        """Read the whole array again at each call: `np.asarray(array)`.
+        """Read the full array for `np.asarray(array)`; each call reads again.
 
         Raises:
-            ValueError: asked for without a copy; there is no memory to share.
+            ValueError: `copy` is False; a lazy array has no memory to share.
         """
         if copy is False:
             raise ValueError("a lazy array has no memory that numpy could share: it is read")
@@ -199,7 +199,7 @@ class LazyArray(ABC):
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Unstored(LazyArray):
-    """An array without a file: reading it fetches nothing."""
+    """An array that is not stored in a file, so reading it fetches nothing."""
 
     def read_cost(self, region: Region) -> ReadCost:
         return ReadCost()
@@ -217,10 +217,10 @@ class Unstored(LazyArray):
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Derived(LazyArray):
-    """An array derived from one other.
+    """An array derived from one other array.
 
     Attributes:
-        source: the other array.
+        source: The other array.
     """
 
     source: LazyArray
@@ -239,11 +239,11 @@ class Derived(LazyArray):
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Regionwise(Derived):
-    """An array whose regions are each read from one region of the other."""
+    """An array whose regions are each read from one region of its source."""
 
     @abstractmethod
     def _source_region(self, region: Region) -> Region | None:
-        """Return the source's region for a region; None if the source is not needed."""
+        """Return the source region that a region is read from, or None if the source is not needed."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -260,10 +260,10 @@ class Regionwise(Derived):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Composite(LazyArray):
-    """An array composed of several others; a region overlaps some of them.
+    """An array composed of several others; each region overlaps some of them.
 
     Attributes:
-        parts: the others, in order; at least one.
+        parts: The other arrays, in order; at least one.
     """
 
     parts: tuple[LazyArray, ...]
@@ -287,7 +287,7 @@ class Composite(LazyArray):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ElementwiseCombination(Composite):
-    """An array whose elements combine the elements at the same index of all parts, which have its shape."""
+    """An array whose elements combine elements at the same index of all parts, which share its shape."""
 
     @property
     def is_computed(self) -> bool:
@@ -306,11 +306,11 @@ Index = Key | tuple[Key, ...]
 
 @dataclass(frozen=True, slots=True)
 class Indexing:
-    """A parsed index.
+    """A parsed numpy index.
 
     Attributes:
-        region: the smallest enclosing region.
-        within: the index within that region.
+        region: The smallest enclosing region.
+        within: The index within that region.
     """
 
     region: Region
@@ -318,10 +318,10 @@ class Indexing:
 
 
 def parse_index(shape: Shape, index: Index) -> Indexing:
-    """Parse integers, slices and an ellipsis with numpy's meaning: `array[3, :, -1]`, `array[..., ::2]`.
+    """Parse an index of integers, slices and an ellipsis like numpy: `array[3, :, -1]`, `array[..., ::2]`.
 
     Raises:
-        IndexError: anything else, too many indices, or an index out of bounds.
+        IndexError: The index has other types or too many entries, or is out of bounds.
     """
     keys = _expand_ellipsis(index if isinstance(index, tuple) else (index,), len(shape))
     starts, stops, within = [], [], []
@@ -334,7 +334,7 @@ def parse_index(shape: Shape, index: Index) -> Indexing:
 
 
 def _expand_ellipsis(keys: tuple[Key, ...], rank: int) -> tuple[Key, ...]:
-    """Expand the ellipsis, and add full slices at the end."""
+    """Replace the ellipsis with full slices, and append full slices for missing axes."""
     locations = [location for location, key in enumerate(keys) if key is Ellipsis]
     missing = rank - (len(keys) - len(locations))
     if missing < 0 or len(locations) > 1:
@@ -345,8 +345,8 @@ def _expand_ellipsis(keys: tuple[Key, ...], rank: int) -> tuple[Key, ...]:
 
 
 def _axis_indices(key: Key, length: int, axis: int) -> tuple[range, int | slice]:
-    """Return the requested coordinates, and their position between the first and the last one."""
-    # numpy treats a boolean as a mask, `operator.index` treats it as 0 or 1.
+    """Return the requested coordinates, and their positions in the range from the first to the last."""
+    # numpy treats a boolean as a mask, but `operator.index` treats it as 0 or 1.
     if isinstance(key, bool) or not isinstance(key, SupportsIndex | slice):
         raise _index_error(key)
     try:
@@ -367,15 +367,15 @@ def _index_error(key: object) -> IndexError:
 
 
 def require_booleans(values: np.ndarray, dtype: DType, name: str) -> None:
-    """Refuse booleans other than 0 and 1, which readers interpret differently.
+    """Refuse boolean arrays with bytes other than 0 and 1, which readers interpret differently.
 
     Args:
-        values: elements as carriers of `dtype`, which may be any.
-        dtype: of the array.
-        name: of the array or its file, for the message.
+        values: Elements, as carriers of `dtype`.
+        dtype: The dtype of the array; dtypes other than boolean are not checked.
+        name: Name of the array or its file, for the message.
 
     Raises:
-        FormatError: the array is of booleans, and a byte is neither 0 nor 1.
+        FormatError: The array is boolean and has a byte other than 0 or 1.
     """
     if dtype.kind == "bool" and values.size and (limit := int(values.max())) > 1:
         raise FormatError(

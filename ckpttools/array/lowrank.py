@@ -1,9 +1,9 @@
 """Products of low-rank factors, and sums with them, for adapters.
 
-A product is summed in float64, multiplied with its scale, and rounded to float32; a sum is added in float32,
-or in float64 for float64 arrays, and rounded once to the array's dtype. Elements therefore do not depend on
-how a matrix is split, or on the linear algebra library, except that the last
-float32 bit of one in about 10**8 may differ.
+A product is summed in float64, multiplied by its scale and rounded to float32. A sum is added in float32, or
+in float64 for float64 arrays, and rounded once to the array's dtype. Elements therefore do not depend on how
+a matrix is split or on the linear algebra library, except that the last float32 bit of about one element in
+10**8 may differ.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 FLOAT32 = DTYPES["float32"]
 _WIDE = 8
 # OpenBLAS stays in the calling thread if a product has at most 2**18 multiplications. With its own threads in
-# addition to the workers', it was ten times slower. Many such products are one numpy call: with rank 16, an
-# element takes 0.88 ns in tiles of 8 rows and 1 MiB, and 1.15 ns in single products of 32 rows.
+# addition to the workers, it was ten times slower. Many small products are computed in one numpy call: with
+# rank 16, an element takes 0.88 ns in tiles of 8 rows and 1 MiB, and 1.15 ns in single products of 32 rows.
 _TILE_ROWS, _TILE_PRODUCTS, _TILE = 8, 1 << 18, 1 << 17
-# The block size of sums that are computed and rounded at once: a merge takes 2.0 ns per element, and 2.25 ns
-# with 256 KiB, which stay in a core's cache but take four times as many calls.
+# Bytes of sums that are computed and rounded at a time. A merge takes 2.0 ns per element with this size, and
+# 2.25 ns with 256 KiB, which stay in a core's cache but need four times as many calls.
 _BLOCK_BYTES = 1 << 20
 
 
@@ -45,8 +45,8 @@ class _FactorView:
     """A view of a factor for reading.
 
     Attributes:
-        array: the factor; its last two axes are swapped if that makes its numbers more contiguous.
-        is_swapped: whether they are swapped.
+        array: The factor, with its last two axes swapped if that makes reads more contiguous.
+        is_swapped: Whether they are swapped.
     """
 
     array: LazyArray
@@ -59,7 +59,7 @@ class _FactorView:
         return cls(factor, is_swapped=False)
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        """Read a matrix of the factor into `out`, in float64 and C order."""
+        """Read a matrix of the factor into `out` as float64, in C order."""
         if self.is_swapped:
             _read_as(self.array, region.swapped(), out.T, scratch)
         else:
@@ -68,12 +68,12 @@ class _FactorView:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LowRank(Composite):
-    """`scale * left @ right` of each coordinate of the axes before the last two, float32.
+    """The product `scale * left @ right` over the last two axes, in float32.
 
-    `parts` are the left factor (…, rows, rank) and the right one (…, rank, columns), floating-point numbers.
+    `parts` are the floating-point factors left (…, rows, rank) and right (…, rank, columns).
 
     Attributes:
-        scale: of the product; multiplied with it in float64.
+        scale: Scale of the product, multiplied in float64.
     """
 
     scale: float
@@ -83,9 +83,9 @@ class LowRank(Composite):
         return True
 
     def permuted(self, permutation: Permutation) -> LazyArray | None:
-        """Permute the factors instead, unless atoms of rows and of columns alternate.
+        """Permute the factors instead of the product, unless atoms of rows and columns alternate.
 
-        The product is then computed in the required order, without moving elements.
+        The product is then computed in the new order, without moving elements.
         """
         if self.ndim != 2:
             return None
@@ -140,11 +140,13 @@ class LowRank(Composite):
 
     @cached_property
     def _scales(self) -> tuple[float, float]:
-        """Return the scales of the left factor and of the sums.
+        """Return the scale of the left factor and the scale of the sums.
 
-        Sums of bfloat16 and float16 are exact, in any order, and many lie halfway between numbers of float32
-        then, with a scale of 16/7 those that 7 divides. A left factor that was rounded before would turn them
-        as the order has it: 40 of 10**5. But powers of two round nothing, and the factor has fewer numbers.
+        Sums of bfloat16 or float16 factors are exact in any order, and after scaling many lie halfway between
+        two float32 numbers; for example, with a scale of 16/7, the sums that are multiples of 7. If the left
+        factor were scaled and rounded first, the order of summation would decide how those round (40 of 10**5
+        elements). Powers of two scale without rounding, so they are applied to the left factor, which has
+        fewer numbers.
         """
         return (self.scale, 1.0) if abs(frexp(self.scale)[0]) == 0.5 else (1.0, self.scale)
 
@@ -155,12 +157,12 @@ class LowRank(Composite):
 
     @property
     def _columns(self) -> int:
-        """Return the number of columns of the right factor in memory at a time."""
+        """Return how many columns of the right factor are held in memory at a time."""
         return max(1, min(self.shape[-1], read_blocks.READ_BLOCK_BYTES // (_WIDE * max(1, self.rank))))
 
     @property
     def _rows(self) -> int:
-        """Return the number of rows of the left factor in memory at a time."""
+        """Return how many rows of the left factor are held in memory at a time."""
         return max(1, min(self.shape[-2], read_blocks.READ_BLOCK_BYTES // (_WIDE * max(1, self.rank))))
 
     @property
@@ -195,7 +197,7 @@ def low_rank(left: LazyArray, right: LazyArray, scale: float = 1.0) -> LowRank:
     """Return `scale * left @ right`.
 
     Raises:
-        ShapeError: the factors do not fit together, or are not of floating-point numbers.
+        ShapeError: The shapes of the factors do not match, or a dtype is not floating-point.
     """
     fits = (
         left.ndim == right.ndim >= 2
@@ -213,12 +215,12 @@ def low_rank(left: LazyArray, right: LazyArray, scale: float = 1.0) -> LowRank:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plus(ElementwiseCombination):
-    """The sum of `parts`, an array and an addend, rounded once to the array's dtype."""
+    """The sum of an array and an addend (`parts`), rounded once to the array's dtype."""
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         array, addend = self.parts
         if self.parts[1].stacked_axes:
-            # Single layers or experts would require many short reads.
+            # Reading single layers or experts would take many short reads.
             array.read_into(region, out, scratch)
         for box in self._boxes(region, self.parts[1].stacked_axes):
             values = subview(out, box.relative_to(region))
@@ -229,7 +231,7 @@ class Plus(ElementwiseCombination):
                 self._add(box, total, values, scratch)
 
     def _boxes(self, region: Region, apart: Sequence[int]) -> Iterator[Region]:
-        """Split a region into parts of one layer or expert each, so that products are large matrices."""
+        """Split a region into boxes of one layer or expert each, so that products are large matrices."""
         if not apart:
             yield from split_evenly(region, read_blocks.elements(self._widest))
             return
@@ -280,12 +282,12 @@ class Plus(ElementwiseCombination):
 
     @property
     def _sums(self) -> DType:
-        """Return the dtype of sums."""
+        """Return the dtype of the sums."""
         return DTYPES["float64"] if self.dtype.bits > 32 else FLOAT32
 
     @property
     def _widest(self) -> int:
-        """Return the maximum bytes per element, of the sum or of any part."""
+        """Return the largest element size of the sum and its parts, in bytes."""
         return max(4, *(part.dtype.itemsize for part in self.parts))
 
     @property
@@ -303,7 +305,7 @@ def add_arrays(array: LazyArray, addend: LazyArray) -> Plus:
     """Return `array` plus `addend`.
 
     Raises:
-        ShapeError: their shapes differ, or one is not of floating-point numbers.
+        ShapeError: The shapes differ, or a dtype is not floating-point.
     """
     if array.shape != addend.shape or not (array.dtype.is_float and addend.dtype.is_float):
         raise ShapeError(
@@ -316,11 +318,10 @@ def add_arrays(array: LazyArray, addend: LazyArray) -> Plus:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DoraUpdate(Composite):
-    """The update that adds `parts[1]` to a matrix and scales its rows to the norms `parts[2]`.
+    """Adds a matrix and its addend, then scales the rows to given norms, as in DoRA.
 
-    `parts` are the matrix (rows, columns), its addend, and the norms (rows,); the result is float32. Norms
-    are summed
-    in float64.
+    `parts` are the matrix (rows, columns), its addend, and the norms (rows,). The result is float32. Norms
+    are summed in float64.
     """
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
@@ -336,7 +337,7 @@ class DoraUpdate(Composite):
                 subview(out, piece.relative_to(region)).view(FLOAT32.numpy)[...] = total[:, columns]
 
     def _read(self, whole: Region, matrix: np.ndarray, total: np.ndarray, scratch: Scratch) -> None:
-        """Read rows of the matrix and of the other parts."""
+        """Read rows of the matrix and the same rows of the other parts."""
         import numpy as np
 
         array, addend, lengths = self.parts
@@ -353,7 +354,7 @@ class DoraUpdate(Composite):
 
     @property
     def _rows(self) -> int:
-        """Return the number of rows in memory at a time."""
+        """Return how many rows are held in memory at a time."""
         return max(1, min(self.shape[0], read_blocks.elements(4) // max(1, self.shape[1])))
 
     @property
@@ -380,10 +381,10 @@ class DoraUpdate(Composite):
 
 
 def dora_update(matrix: LazyArray, addend: LazyArray, lengths: LazyArray) -> DoraUpdate:
-    """Return the update that gives the sum of both arrays with these row norms, as in DoRA.
+    """Return the sum of two arrays with its rows scaled to the given norms, as in DoRA.
 
     Raises:
-        ShapeError: the shapes do not match, or a dtype is not floating-point.
+        ShapeError: The shapes do not match, or a dtype is not floating-point.
     """
     parts = (matrix, addend, lengths)
     fits = matrix.ndim == 2 and addend.shape == matrix.shape and lengths.shape == matrix.shape[:1]
@@ -396,7 +397,7 @@ def dora_update(matrix: LazyArray, addend: LazyArray, lengths: LazyArray) -> Dor
 
 
 def _read_as(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-    """Read as many elements as `out` has, in its shape and dtype: float32 or float64."""
+    """Read a region into `out`, converted to its dtype (float32 or float64)."""
     from ckpttools.array.elements import widen
 
     with scratch.take(region.shape, array.dtype.carrier) as buffer:
@@ -415,7 +416,7 @@ def _read_as(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch
 def _multiply_scaled(
     left: np.ndarray, right: np.ndarray, out: np.ndarray, tile: np.ndarray, scale: float
 ) -> None:
-    """Compute out = scale * left @ right in `tile`, then round to float32; `left` is in C order."""
+    """Compute out = scale * left @ right in `tile`, rounded to float32; `left` is in C order."""
     import numpy as np
 
     (rows, rank), length = left.shape, right.shape[1]
@@ -433,7 +434,7 @@ def _multiply_scaled(
 
 
 def _multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
-    """Compute out = left @ right, a few rows at a time, in one call for all but the last rows."""
+    """Compute out = left @ right in batches of a few rows; all but the last rows take one call."""
     import numpy as np
 
     whole = len(left) // _TILE_ROWS * _TILE_ROWS

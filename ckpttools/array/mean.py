@@ -1,4 +1,4 @@
-"""Weighted sums of arrays, element by element: means of checkpoints, and differences of them."""
+"""Elementwise weighted sums of arrays, for averaging and subtracting checkpoints."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ if TYPE_CHECKING:
     from ckpttools.array.scratch import Scratch
 
 _WIDE = DTYPES["float64"]
-# Maximum exponent of powers of two whose inverse is a float32 number.
+# The largest exponent of a power of two whose inverse is a float32 number.
 _MOST_EXPONENT = 100
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mean(ElementwiseCombination):
-    """(w1 x1 + w2 x2 + …) / total in float32 or float64, for floating-point arrays of one shape.
+    """The weighted mean (w1 x1 + w2 x2 + …) / total of floating-point arrays, in float32 or float64.
 
-    The order of the sum is that of the parts, for each element alone: the bits do not depend on how the work
-    is split or scheduled. Every term and sum is rounded to the 24 or 53 digits of the dtype; an element that
-    is not finite in float32 is computed in float64.
+    Each element is summed in the order of the parts, so the bits do not depend on how the work is split or
+    scheduled. Every term and sum is rounded to the precision of the dtype (24 or 53 bits). An element that is
+    not finite in float32 is recomputed in float64.
 
     Attributes:
-        weights: one for each part.
-        total: the divisor of the sum; 1 for a plain sum.
+        weights: One for each part.
+        total: The divisor of the sum; 1 for a plain sum.
     """
 
     weights: tuple[float, ...]
     total: float
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        # A quarter of a million elements at once: workers take the interpreter's lock for each call of numpy.
+        # Elements processed at a time: large enough that workers rarely compete for the interpreter lock,
+        # which every numpy call takes.
         for block in split_evenly(region, read_blocks.elements(_WIDE.itemsize)):
             target = subview(out, block.relative_to(region))
             if target.flags.c_contiguous:
@@ -58,7 +59,7 @@ class Mean(ElementwiseCombination):
             self._replace_nonfinite(block, built, scratch)
 
     def _sum(self, block: Region, built: np.ndarray, scratch: Scratch, weights: Sequence[float]) -> None:
-        """Write the weighted sum of a block."""
+        """Compute the weighted sum of a block."""
         flat = built.reshape(-1)
         with scratch.take(flat.shape, flat.dtype) as spare:
             for location, (part, weight) in enumerate(zip(self.parts, weights, strict=True)):
@@ -68,7 +69,7 @@ class Mean(ElementwiseCombination):
                     _add(flat, values, weight, None if location == 0 else spare)
 
     def _replace_nonfinite(self, block: Region, built: np.ndarray, scratch: Scratch) -> None:
-        """Recompute nonfinite elements in float64, with weights whose sum is at most 1.
+        """Recompute non-finite elements in float64, with weights that sum to at most 1.
 
         Weights and total are divided by the same power of two, so sums do not overflow and keep every digit.
         All NaNs get the same bits, because IEEE 754 does not define which NaN a sum keeps.
@@ -84,7 +85,7 @@ class Mean(ElementwiseCombination):
             is_finite = np.isfinite(wide)
             _divide(wide.reshape(-1), total)
             if min(weights) >= 0 and isclose(total, fsum(weights)):
-                # A mean lies between its parts, but the last rounding may exceed the largest float64.
+                # A mean is between its parts, but rounding may still exceed the largest float64.
                 largest = np.copysign(np.finfo(np.float64).max, wide)
                 np.copyto(wide, largest, where=is_finite & np.isinf(wide))
             np.copyto(wide, np.nan, where=np.isnan(wide))
@@ -108,7 +109,8 @@ class Mean(ElementwiseCombination):
 def _add(total: np.ndarray, values: np.ndarray, weight: float, spare: np.ndarray | None) -> None:
     """Compute total += weight * values through `spare`, or total = weight * values without it.
 
-    In place: new arrays of this size are new pages each time, 3 ns an element instead of 0.5.
+    Computes in place: new arrays of this size would need new pages each time, and take 3 ns per element
+    instead of 0.5.
     """
     import numpy as np
 
@@ -129,12 +131,12 @@ def _divide(total: np.ndarray, divisor: float) -> bool:
     is_power = mantissa == 0.5 and exponent != 1 and abs(exponent) < _MOST_EXPONENT
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         if is_power:
-            # The same bits, in a third of the time.
+            # Multiplying gives the same bits in a third of the time.
             np.multiply(total, 1 / divisor, out=total)
         elif divisor != 1:
             np.divide(total, divisor, out=total)
-        # Half of the time of looking for the largest and the smallest, which are NaN where a number is; that
-        # squares are beyond the range does not mean that numbers are.
+        # The dot product takes half the time of the minimum and maximum, which are NaN if any element is. It
+        # can overflow although all elements are finite, so a non-finite result needs the full check.
         if np.isfinite(np.dot(total, total)):
             return True
         return bool(np.isfinite(total.max()) and np.isfinite(total.min()))
@@ -144,7 +146,7 @@ def mean(parts: Sequence[LazyArray], weights: Sequence[float], total: float, dty
     """Return the weighted sum of `parts` divided by `total`, as `dtype`: float32 or float64.
 
     Raises:
-        ShapeError: the parts differ in shape or are not floating-point, or the list is empty.
+        ShapeError: The parts differ in shape or are not floating-point, or the list is empty.
     """
     shapes = {part.shape for part in parts}
     if len(shapes) != 1 or not all(part.dtype.is_float for part in parts):

@@ -1,7 +1,7 @@
 """The closed set of lazy array nodes: stored bytes, constants, and functions of other lazy arrays.
 
-Every node reads a region from the relevant regions of its sources, through read blocks of
-limited size (`ckpttools.array.read_blocks`), so no node ever needs memory in proportion to its size.
+Every node reads a region from the relevant regions of its sources, through read blocks of limited size
+(`ckpttools.array.read_blocks`), so a node's memory use does not grow with its size.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Stack(Composite):
     """Arrays of one shape and dtype stacked along a new axis.
 
     Attributes:
-        axis: position of the new axis in `shape`.
+        axis: Position of the new axis in `shape`.
     """
 
     axis: int
@@ -79,7 +79,7 @@ class Stack(Composite):
 
     @cached_property
     def _is_uniform(self) -> bool:
-        """Return whether a region costs the same to read in each part, as with the experts of a layer."""
+        """Return whether a region costs the same to read in every part, such as in the experts of a layer."""
         return len({part.read_kind for part in self.parts}) == 1
 
     @cached_property
@@ -96,7 +96,7 @@ def stack(parts: Sequence[LazyArray], axis: int) -> Stack:
     """Stack `parts` along a new axis before position `axis`.
 
     Raises:
-        ShapeError: the parts differ in shape or dtype, or there are none.
+        ShapeError: The parts differ in shape or dtype, or the list is empty.
     """
     kinds = {(part.shape, part.dtype) for part in parts}
     if len(kinds) != 1:
@@ -112,7 +112,7 @@ def stack(parts: Sequence[LazyArray], axis: int) -> Stack:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Take(Regionwise):
-    """One coordinate of an axis of another array, without that axis. The inverse of `Stack`."""
+    """One index along an axis of another array, with that axis removed; the inverse of `Stack`."""
 
     axis: int
     index: int
@@ -131,10 +131,10 @@ class Take(Regionwise):
 
 
 def take(source: LazyArray, axis: int, index: int) -> Take:
-    """Take one coordinate of `axis`.
+    """Take one index along `axis` and remove the axis.
 
     Raises:
-        ShapeError: the coordinate is out of bounds.
+        ShapeError: The index is out of bounds.
     """
     if not 0 <= index < source.shape[axis]:
         raise ShapeError("no such coordinate", got=index, expected=f"below {source.shape[axis]}")
@@ -143,29 +143,29 @@ def take(source: LazyArray, axis: int, index: int) -> Take:
 
 
 class ElementOp(Protocol):
-    """A function of single elements, from one dtype to another. Its `repr` identifies it completely."""
+    """A function that maps single elements from one dtype to another. Its `repr` identifies it completely."""
 
     def result(self, dtype: DType) -> DType:
-        """Return the dtype of the results for elements of `dtype`."""
+        """Return the dtype of the results for elements of dtype `dtype`."""
 
     def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> Mapping[str, int] | None:
-        """Apply the function: target[...] = f(source).
+        """Compute target[...] = f(source).
 
-        The arrays have equal shapes; they are carriers of `dtype` and of `result(dtype)`.
+        Both arrays have the same shape and hold carriers: of `dtype`, and of `result(dtype)`.
 
         Returns:
-            Counts of events for the receipt, by event.
+            The number of occurrences of each event, for the receipt.
         """
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Elementwise(Regionwise):
-    """Another array with a function applied to every element."""
+    """Applies a function to every element of another array."""
 
     op: ElementOp
 
     def permuted(self, permutation: Permutation) -> LazyArray | None:
-        # Only the factors of a product are permuted below the function.
+        # If the source is a low-rank product, permute its factors and keep the function on top.
         source = self.source.permuted(permutation) if self.source.has_factors else None
         return None if source is None else replace(self, shape=source.shape, source=source)
 
@@ -201,7 +201,7 @@ class Elementwise(Regionwise):
 def elementwise(source: LazyArray, op: ElementOp) -> LazyArray:
     """Apply `op` to every element of `source`.
 
-    The op is placed below nodes that only move elements, so that it processes blocks in stored order.
+    The op is placed below nodes that only move elements, so that it processes elements in stored order.
     """
     if isinstance(source, Stack):
         return stack([elementwise(part, op) for part in source.parts], source.axis)
@@ -217,7 +217,7 @@ def elementwise(source: LazyArray, op: ElementOp) -> LazyArray:
 
 
 INNER = ("source", "parts", "codes", "scales")
-"""Fields of derived nodes that hold their sources; the other fields are parameters."""
+"""Fields of derived nodes that hold source arrays; all other fields are parameters."""
 
 
 def source_arrays(array: LazyArray) -> tuple[LazyArray, ...]:
@@ -227,7 +227,7 @@ def source_arrays(array: LazyArray) -> tuple[LazyArray, ...]:
 
 @cache
 def _source_getter(kind: type[LazyArray]) -> Callable[[Any], tuple[LazyArray, ...]]:
-    """Return the getter of a class's sources; cached per class, because whole plans are traversed."""
+    """Return the function that gets a node's sources; cached per class, because whole plans are traversed."""
     if issubclass(kind, Derived):
         return lambda array: (array.source,)
     if issubclass(kind, Dequantized):
@@ -240,7 +240,7 @@ def _source_getter(kind: type[LazyArray]) -> Callable[[Any], tuple[LazyArray, ..
 def rebuild_arrays(
     arrays: Mapping[Key, LazyArray], renew: Callable[[LazyArray], LazyArray]
 ) -> dict[Key, LazyArray]:
-    """Rebuild arrays, replacing each array without sources by `renew` of it."""
+    """Rebuild arrays, replacing each array without sources by the result of `renew`."""
     built: dict[int, LazyArray] = {}
 
     def of(array: LazyArray) -> LazyArray:
@@ -261,7 +261,7 @@ def rebuild_arrays(
 
 
 def distinct_arrays(arrays: Iterable[LazyArray]) -> Iterator[LazyArray]:
-    """Yield these arrays and all their sources once each: arrays may share sources."""
+    """Yield the arrays and all their sources, each once even if shared."""
     seen: set[int] = set()
     rest = [*arrays][::-1]
     while rest:
@@ -274,18 +274,18 @@ def distinct_arrays(arrays: Iterable[LazyArray]) -> Iterator[LazyArray]:
 
 
 class ArrayHolder(Protocol):
-    """A holder of the elements of one array, in one piece or several."""
+    """Holds the elements of one array in memory, in one or several pieces."""
 
     @property
     def version(self) -> str:
-        """Return a version that is equal for two holders only if they hold the same elements."""
+        """Return a version that two holders share only if they hold the same elements."""
 
     @property
     def scratch_bytes(self) -> int:
-        """Return the bytes for reading any region, without the destination."""
+        """Return the scratch memory for reading any region, in bytes, without the destination."""
 
     def pieces(self, region: Region) -> int:
-        """Return the number of pieces for a region."""
+        """Return the number of pieces that a region overlaps."""
 
     def read_into(self, region: Region, out: np.ndarray) -> None:
         """Read a region; see `LazyArray.read_into`."""
@@ -293,10 +293,10 @@ class ArrayHolder(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class InMemoryArray(LazyArray):
-    """An array in memory.
+    """An array held in memory.
 
     Attributes:
-        holder: the holder of its elements.
+        holder: Holds the elements.
     """
 
     holder: ArrayHolder
@@ -320,11 +320,11 @@ class InMemoryArray(LazyArray):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Repeated(Regionwise):
-    """Another array with each element of an axis repeated `times` times, the last one possibly fewer.
+    """Another array with each element along an axis repeated, the last one possibly fewer times.
 
     Attributes:
-        axis: the repeated axis.
-        times: number of repetitions.
+        axis: The repeated axis.
+        times: Number of repetitions.
     """
 
     axis: int
@@ -357,10 +357,10 @@ class Repeated(Regionwise):
 
 
 def repeat_elements(source: LazyArray, axis: int, times: int, length: int) -> LazyArray:
-    """Repeat each element of an axis `times` times, cut to `length`; return `source` if nothing changes.
+    """Repeat each element along an axis `times` times, cut to `length`; return `source` if nothing changes.
 
     Raises:
-        ShapeError: the axis has the wrong number of elements.
+        ShapeError: The length of the axis does not match `times` and `length`.
     """
     if ceil_div(length, times) != source.shape[axis]:
         raise ShapeError(
@@ -376,10 +376,10 @@ def repeat_elements(source: LazyArray, axis: int, times: int, length: int) -> La
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Window(Regionwise):
-    """The elements of another array from `start` on.
+    """A region of another array that begins at `start`.
 
     Attributes:
-        start: for each axis the first coordinate that is kept.
+        start: The first index that is kept along each axis.
     """
 
     start: Shape
@@ -392,10 +392,10 @@ class Window(Regionwise):
 
 
 def window(source: LazyArray, start: Shape, shape: Shape) -> LazyArray:
-    """Return the region of `source` of `shape` that begins at `start`, or `source` if it is the full array.
+    """Return the region of `source` of shape `shape` at `start`, or `source` if that is the full array.
 
     Raises:
-        ShapeError: the region exceeds the array.
+        ShapeError: The region exceeds the array.
     """
     if start == (0,) * len(start) and shape == source.shape:
         return source
@@ -421,10 +421,10 @@ class Padded(Regionwise):
 
 
 def pad_array(source: LazyArray, shape: Shape) -> LazyArray:
-    """Pad `source` with zeros at the end to `shape`; return `source` if nothing is added.
+    """Pad `source` with zeros at the end to `shape`; return `source` if it already has that shape.
 
     Raises:
-        ShapeError: `shape` is smaller, or of another rank.
+        ShapeError: `shape` is smaller than the source or has another rank.
     """
     if shape == source.shape:
         return source
@@ -435,21 +435,21 @@ def pad_array(source: LazyArray, shape: Shape) -> LazyArray:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Concat(Composite):
-    """Arrays joined along an axis, as with numpy's `concatenate`; equal in dtype and all other axes.
+    """Arrays joined along an axis, like numpy's `concatenate`; their dtypes and all other axes are equal.
 
     Attributes:
-        axis: the joined axis.
+        axis: The joined axis.
     """
 
     axis: int
 
     @cached_property
     def _ends(self) -> tuple[int, ...]:
-        """Return the end of each part."""
+        """Return the end of each part along the joined axis."""
         return tuple(accumulate(part.shape[self.axis] for part in self.parts))
 
     def _overlapping_parts(self, region: Region) -> Iterator[tuple[LazyArray, Region, Region]]:
-        """Yield the parts that overlap a region: the region within the part, and within the result."""
+        """Yield the parts that overlap a region, each with the region in the part and in the result."""
         start, stop = region.start[self.axis], region.stop[self.axis]
         for number in range(bisect_right(self._ends, start), len(self.parts)):
             first = self._ends[number] - self.parts[number].shape[self.axis]
@@ -483,7 +483,7 @@ def concat(parts: Sequence[LazyArray], axis: int) -> LazyArray:
     """Concatenate `parts` along `axis`; return a single part unchanged.
 
     Raises:
-        ShapeError: they differ in dtype or another axis, or the list is empty.
+        ShapeError: The parts differ in dtype or in another axis, or the list is empty.
     """
     kinds = {(part.dtype, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}
     if len(kinds) != 1:
@@ -497,22 +497,22 @@ def concat(parts: Sequence[LazyArray], axis: int) -> LazyArray:
 
 
 _F32 = DTYPES["float32"]
-# Elements computed at a time, whose intermediate values fit in cache.
+# Elements computed at a time; their intermediate values fit in cache.
 _BLOCK = 1 << 15
-# The standard deviation and the mean of the sum of four 16-bit numbers.
+# The standard deviation and the mean of the sum of four random 16-bit integers.
 _DEVIATION, _MEAN = 37837.22, 131070
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class SeededNoise(Unstored):
-    """Float32 noise: bell-shaped around zero, cut at 3.46 standard deviations.
+    """Float32 noise: bell-shaped around zero, with no value beyond 3.46 standard deviations.
 
-    Each element is the sum of the four 16-bit parts of a mixed 64-bit counter (splitmix64), so that regions
-    are reproducible across processes and numpy versions.
+    Each element is the sum of the four 16-bit parts of a hashed 64-bit counter (splitmix64), so regions are
+    reproducible across processes and numpy versions.
 
     Attributes:
-        key: start of the 64-bit counter.
-        scale: the standard deviation.
+        key: Start value of the 64-bit counter.
+        scale: The standard deviation.
     """
 
     key: int
@@ -543,7 +543,7 @@ class SeededNoise(Unstored):
 
     @property
     def scratch_bytes(self) -> int:
-        # Counters, what they are shifted to and sums are temporaries: 20 bytes an element of a block.
+        # The counters, the shifted counters and the sums are temporaries: 20 bytes per element of a block.
         return read_blocks.page(0)
 
     @property
@@ -556,6 +556,6 @@ class SeededNoise(Unstored):
 
 
 def seeded_noise(shape: Shape, seed: int, name: str, scale: float) -> SeededNoise:
-    """Return noise for a named array; other names and other seeds give other noise."""
+    """Return noise that depends on the seed and the array's name."""
     key = int.from_bytes(blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "little")
     return SeededNoise(shape, _F32, key, scale)

@@ -1,4 +1,4 @@
-"""Globs that match a complete path, or a key and everything below it."""
+"""Glob patterns that match a complete path, or a key and everything below it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ckpttools.array.tree import Path, dotted, keystr
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return whether a complete name matches a pattern, or equals it (so that copied names match)."""
-    # Names may contain brackets.
+    """Return whether a pattern matches or equals a complete name; equality lets copied names match."""
+    # A copied name may contain brackets, which are glob syntax.
     return fnmatchcase(name, pattern) or name == pattern
 
 
 def first_match(path: Path, patterns: Iterable[str]) -> str | None:
-    """Return the first of `patterns` that matches the path or a key above it.
+    """Return the first of `patterns` that matches the path or one of its parents.
 
     `*` matches any text and `?` any character, separators included, so `**` is the same as `*`; `[0-9]`
     matches one of several characters. Keys are joined by "/" or by ".".
@@ -27,7 +27,7 @@ def first_match(path: Path, patterns: Iterable[str]) -> str | None:
 
 
 def prefixes(name: str, separator: str) -> list[str]:
-    """Return the name and its prefixes that end before a separator, longest first."""
+    """Return the name and its prefixes that end before a separator, the longest first."""
     result = [name]
     while separator in result[-1]:
         result.append(result[-1].rpartition(separator)[0])
@@ -35,7 +35,7 @@ def prefixes(name: str, separator: str) -> list[str]:
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """Return the names that match a pattern; fast for thousands of patterns that are plain names."""
+    """Return the names that match a pattern; fast even for thousands of patterns without wildcards."""
     literal = {*patterns}
     wild = tuple(sorted(filter(_is_wild, literal)))
     matches = _any_of(wild).match if wild else lambda name: None
@@ -43,7 +43,7 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 
 def _literal(name: str) -> str:
-    """Return a pattern that matches only this name."""
+    """Escape a name as a pattern that matches only this name."""
     return re.sub(r"[*?[]", r"[\g<0>]", name)
 
 
@@ -57,11 +57,11 @@ def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def expand_branches(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    """Adapt patterns to complete dotted names: append `.*` to patterns of keys above some names.
+    """Append `.*` to patterns that are parents of names; both are complete dotted names.
 
     Args:
-        patterns: as of `first_match`, of names whose keys are joined by ".".
-        names: the known names; a pattern that equals one of them, or matches none, is unchanged.
+        patterns: Patterns as for `first_match`, with keys joined by ".".
+        names: The known names. A pattern that equals a name or matches none stays unchanged.
     """
     patterns = tuple(patterns)
     if not patterns:
@@ -72,7 +72,7 @@ def expand_branches(patterns: Iterable[str], names: Iterable[str]) -> tuple[str,
     def is_of(pattern: str, some: set[str]) -> bool:
         return pattern in some or (_is_wild(pattern) and bool(matching(some, [pattern])))
 
-    # Brackets in a copied name are not a glob.
+    # Brackets in a copied name are not glob syntax.
     return tuple(
         f"{_literal(item) if item in above else item}.*"
         if is_of(item, above) and not is_of(item, known)

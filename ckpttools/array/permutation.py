@@ -1,4 +1,4 @@
-"""Permutations of elements that are permutations of axes, split and merged."""
+"""Permutations of elements, expressed as splitting, permuting and merging axes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from ckpttools.core.region import Region, Shape
 
 
 class Permutation(NamedTuple):
-    """Axes split into atoms, the atoms reordered, and merged into axes again.
+    """Splits axes into atoms, reorders the atoms, and merges them into new axes.
 
     Attributes:
-        split: for each source axis the lengths of its atoms, outermost first; their product is the axis.
-        order: for each target atom its index among all atoms of the source.
-        merge: for each target axis the number of target atoms that it consists of.
+        split: The lengths of the atoms of each source axis, outermost first; their product is the axis
+            length.
+        order: The index of each target atom among all source atoms.
+        merge: The number of target atoms that each target axis consists of.
     """
 
     split: tuple[Shape, ...]
@@ -25,7 +26,7 @@ class Permutation(NamedTuple):
 
     @property
     def atoms(self) -> Shape:
-        """Lengths of the atoms in the order of the source."""
+        """Lengths of the atoms, in source order."""
         return tuple(length for group in self.split for length in group)
 
     @property
@@ -36,16 +37,16 @@ class Permutation(NamedTuple):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether only atoms of length one are reordered, which leaves the elements in their order."""
+        """Whether elements keep their order, because only atoms of length one move."""
         atoms = self.atoms
         moved = [atom for atom in self.order if atoms[atom] != 1]
         return moved == sorted(moved)
 
     def check(self, shape: Shape) -> None:
-        """Raise an error unless an array of `shape` can be permuted so.
+        """Raise an error unless an array of `shape` can be permuted this way.
 
         Raises:
-            ShapeError: the atoms do not multiply to the shape, or `order` is not a permutation.
+            ShapeError: The atoms do not multiply to the shape, or `order` is not a permutation.
         """
         if tuple(map(prod, self.split)) != shape:
             raise ShapeError(
@@ -60,13 +61,13 @@ def compose(first: Permutation, second: Permutation) -> Permutation | None:
     """Return the permutation that applies `first`, then `second`.
 
     Returns:
-        None if the atoms of one permutation cut through the atoms of the other.
+        None if an atom of one permutation partly overlaps an atom of the other.
     """
     lengths = first.atoms
     order = iter(first.order)
     groups = [[next(order) for _ in range(count)] for count in first.merge]
-    # Both kinds of atoms consist of finer ones: the lengths for each atom of `first`, and for each atom of
-    # `second` (atom of `first`, index within it).
+    # Split both into common atoms: the lengths for each atom of `first`, and for each atom of `second` pairs
+    # (atom of `first`, index within it).
     finer_of_first: dict[int, list[int]] = {}
     finer_of_second: list[list[tuple[int, int]]] = []
     for group, split in zip(groups, second.split, strict=True):
@@ -94,10 +95,10 @@ def compose(first: Permutation, second: Permutation) -> Permutation | None:
 
 
 def _common_factors(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int, int]] | None:
-    """Factor two lists of lengths into common lengths, outermost first; lengths of one are left out.
+    """Factor two lists of lengths into common factors, outermost first, without factors of one.
 
     Returns:
-        (length, index in `first`, index in `second`) for each; None if one list cuts through the other.
+        A list of (length, index in `first`, index in `second`); None if there is no common factorization.
     """
     factors: list[tuple[int, int, int]] = []
     positions = [len(first) - 1, len(second) - 1]
@@ -127,14 +128,14 @@ def flat_index(index: Sequence[int], lengths: Sequence[int]) -> int:
 def split_into_boxes(
     lengths: Sequence[int], start: int, stop: int
 ) -> Iterator[tuple[tuple[int, int], Region]]:
-    """Split a range of a merged axis into ranges that are boxes of its atoms.
+    """Split a range along a merged axis into ranges that are boxes of its atoms.
 
     Args:
-        lengths: of the atoms that the axis consists of.
-        start, stop: the range.
+        lengths: The lengths of the atoms that the axis consists of.
+        start, stop: The range to split.
 
     Yields:
-        ((start, stop), box of atoms) for each.
+        Pairs ((start, stop), box of atoms).
     """
     if start >= stop:
         return

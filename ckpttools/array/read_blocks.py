@@ -1,4 +1,4 @@
-"""Sizes of the blocks in which sources are read, so that memory does not grow with the size of an array."""
+"""Sizes of read blocks, which keep memory use independent of array sizes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# A block stays in the cache until it has been rearranged, and is large enough to need few calls. Converting
-# 2.47 GB took 3.3 s with 256 KiB, 1.8 s with 2 MiB, 1.9 s with 32 MiB.
+# A block is small enough to stay in cache until it is rearranged, and large enough to need few calls.
+# Converting 2.47 GB takes 3.3 s with 256 KiB, 1.8 s with 2 MiB and 1.9 s with 32 MiB.
 READ_BLOCK_BYTES = 2 * 1024 * 1024
-# Allocation granularity of scratch: every buffer taken may be rounded up to a page.
+# Allocation granularity of scratch memory: every buffer may be rounded up to a full page.
 _PAGE = 4096
 
 
@@ -24,17 +24,17 @@ def elements(itemsize: int) -> int:
 
 
 def page(nbytes: int) -> int:
-    """Return the scratch bytes that a buffer of `nbytes` takes."""
+    """Return the scratch memory that a buffer of `nbytes` takes, in bytes."""
     return nbytes + _PAGE
 
 
 def scratch(nbytes: int) -> int:
-    """Return the scratch bytes that read blocks of an array of `nbytes` take."""
+    """Return the scratch memory that the read blocks of an array of `nbytes` take, in bytes."""
     return min(nbytes, READ_BLOCK_BYTES) + _PAGE
 
 
 def subview(array: np.ndarray, region: Region) -> np.ndarray:
-    """Return a view of a region, also for arrays of rank 0, where plain indexing copies."""
+    """Return a view of a region, also for arrays of rank 0, where plain indexing would copy."""
     index: tuple[slice | EllipsisType, ...] = (*region.slices, ...)
     view: np.ndarray = array[index]
     return view

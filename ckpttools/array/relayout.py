@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Relayout(Derived):
-    """Another array with its axes split into atoms, the atoms reordered, and merged again.
+    """Another array with its axes split into atoms, the atoms reordered, and the axes merged again.
 
     Transposes, reshapes, head splits and the interleaving of RoPE are permutations of atoms.
 
     Attributes:
-        split, order, merge: see `ckpttools.array.permutation.Permutation`.
+        split, order, merge: See `ckpttools.array.permutation.Permutation`.
     """
 
     split: tuple[Shape, ...]
@@ -45,23 +45,23 @@ class Relayout(Derived):
 
     @cached_property
     def _atoms(self) -> Shape:
-        """Lengths of the source's atoms."""
+        """The lengths of the source's atoms."""
         return self.permutation.atoms
 
     @cached_property
     def _target_groups(self) -> tuple[tuple[int, ...], ...]:
-        """For each target axis the source indices of its atoms."""
+        """The source atoms of each target axis."""
         rest = iter(self.order)
         return tuple(tuple(next(rest) for _ in range(count)) for count in self.merge)
 
     def permuted(self, permutation: Permutation) -> LazyArray | None:
-        # Elements are moved once.
+        # Combine both permutations, so that elements are moved only once.
         both = compose(self.permutation, permutation)
         return None if both is None else relayout(self.source, *both)
 
     @property
     def has_transposed_matrices(self) -> bool:
-        """Whether neighbors in the source are neighbors along the second to last axis."""
+        """Whether elements adjacent in the source are adjacent along the second-to-last axis."""
         innermost = max((atom for atom in self.order if self._atoms[atom] != 1), default=None)
         return self.ndim > 1 and innermost in self._target_groups[-2]
 
@@ -71,7 +71,7 @@ class Relayout(Derived):
             self._read_box(atoms, view.reshape([atoms.shape[a] for a in self.order]), scratch)
 
     def _atom_boxes(self, region: Region) -> Iterator[tuple[Region, Region]]:
-        """Cut a region into boxes of atoms: yield (part, box in the source's atom order)."""
+        """Split a region into boxes of atoms; yield each part with its box, in the source's atom order."""
         groups = self._target_groups
         lengths = tuple(tuple(self._atoms[a] for a in group) for group in groups)
         ranges = zip(region.start, region.stop, strict=True)
@@ -108,7 +108,7 @@ class Relayout(Derived):
                 copy(target, view.transpose(self.order), scratch)
 
     def _read_into_target(self, atoms: Region, out: np.ndarray, scratch: Scratch) -> bool:
-        """Let the source write directly into `out`, so that no element is moved; return whether it did."""
+        """Let the source write directly into `out`, without moving elements; return whether it did."""
         if not (self.source.can_read_in_any_order and self._cover(atoms) == atoms):
             return False
         view = out.transpose(sorted(range(out.ndim), key=self.order.__getitem__))
@@ -120,10 +120,10 @@ class Relayout(Derived):
         return True
 
     def _cover_boxes(self, atoms: Region) -> Iterator[Region]:
-        """Boxes that hold `atoms` and whose every read block is a box of the source, too.
+        """Yield boxes that cover `atoms` and whose read blocks are all boxes of the source.
 
-        One, with more in it than was asked for where need be; several without that where elements are
-        is_computed: those that count something must see each element once.
+        This is a single box, which may cover more than `atoms`. If elements are computed, it is several boxes
+        that cover exactly `atoms`, because elements that are counted must be read only once.
         """
         cover = self._cover(atoms)
         if cover == atoms or not self.source.is_computed:
@@ -154,7 +154,7 @@ class Relayout(Derived):
         return tuple(sum(counts[:k]) for k in range(len(counts)))
 
     def _source_region(self, atoms: Region) -> Region:
-        """Return the source's region that a box of atoms spans."""
+        """Return the region of the source that a box of atoms spans."""
         starts: list[int] = []
         stops: list[int] = []
         for group, first in zip(self.split, self._group_starts, strict=True):
@@ -191,11 +191,11 @@ def relayout(
     """Reorder the atoms of `source`; return `source` itself if nothing changes.
 
     Args:
-        source: the array.
-        split, order, merge: as of `Permutation`.
+        source: The array to reorder.
+        split, order, merge: As for `Permutation`.
 
     Raises:
-        ShapeError: the atoms do not multiply to the source's shape, or `order` is not a permutation.
+        ShapeError: The atoms do not multiply to the source's shape, or `order` is not a permutation.
     """
     permutation = Permutation(tuple(split), tuple(order), tuple(merge))
     permutation.check(source.shape)
@@ -206,7 +206,7 @@ def relayout(
 
 
 def _is_one_axis(atoms: Sequence[tuple[int, int]]) -> bool:
-    """Return whether axes, given as (length, stride), are one axis in memory."""
+    """Return whether axes, given as (length, stride), form a single axis in memory."""
     long = [atom for atom in atoms if atom[0] > 1]
     return all(outer == length * inner for (_, outer), (length, inner) in itertools.pairwise(long))
 
@@ -223,13 +223,13 @@ def swap_last_axes(array: LazyArray) -> LazyArray:
 
 
 def reshape_in_order(source: LazyArray, same: Permutation) -> LazyArray:
-    """Change the shape of `source` by a permutation that keeps the order of elements."""
+    """Reshape `source` with a permutation that keeps the order of elements."""
     shape = same.shape
     return source if shape == source.shape else Relayout(shape, source.dtype, source, *same)
 
 
 def split_axes(array: LazyArray, groups: Sequence[Shape]) -> LazyArray:
-    """Split the axes of an array into groups of axes; the elements keep their order."""
+    """Split each axis of an array into a group of axes; the elements keep their order."""
     shape = tuple(length for group in groups for length in group)
     if isinstance(array, Stored):
         return replace(array, shape=shape)
@@ -240,7 +240,7 @@ def reshape_array(source: LazyArray, shape: Shape) -> LazyArray:
     """Merge axes of `source`, and add or remove axes of length one.
 
     Raises:
-        ShapeError: an axis would have to be split.
+        ShapeError: An axis would have to be split.
     """
     if shape == source.shape:
         return source
@@ -252,7 +252,7 @@ def reshape_array(source: LazyArray, shape: Shape) -> LazyArray:
 
 
 def _merge_counts(before: Shape, after: Shape) -> tuple[int, ...]:
-    """Return for each new axis the number of old axes that it consists of."""
+    """Return the number of old axes that each new axis consists of."""
     rest, counts = list(before), []
     for length in after:
         count, product = 0, 1

@@ -1,8 +1,8 @@
-"""Casts between bfloat16 and float32: by integer arithmetic, or by ml_dtypes if there is only one thread.
+"""Casts between bfloat16 and float32, by integer arithmetic or by ml_dtypes.
 
-The casts of ml_dtypes hold the interpreter lock: 4,000 casts of 65,536 numbers take 0.12 s in one thread, and
-0.25 s in each of two threads. With one thread they take 0.08 ns per element one way and 0.41 the other, and
-integer arithmetic takes 0.13 and 0.54. The bits are the same.
+The casts of ml_dtypes hold the interpreter lock: 4,000 casts of 65,536 numbers take 0.12 s in one thread, but
+0.25 s in each of two threads. They are used only if the process has a single thread, where they take 0.08 ns
+per element to float32 and 0.41 ns back; integer arithmetic takes 0.13 and 0.54. The bits are the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def as_float32(values: np.ndarray) -> np.ndarray:
 
 
 def widen(values: np.ndarray, out: np.ndarray) -> None:
-    """out[...] = floating-point elements of any dtype; `out` is float32 or float64, and has all of theirs."""
+    """Convert floating-point elements into `out`, a float32 or float64 array that can represent them."""
     import numpy as np
 
     if values.dtype == DTYPES["bfloat16"].numpy and out.dtype == np.float32:
@@ -44,13 +44,13 @@ def widen(values: np.ndarray, out: np.ndarray) -> None:
 
 
 def round_to(dtype: DType, numbers: np.ndarray, out: np.ndarray, spare: np.ndarray | None = None) -> None:
-    """out[...] = numbers, rounded to nearest, ties to even.
+    """Write numbers into `out`, rounded to nearest, ties to even.
 
     Args:
-        dtype: a floating-point one of at most 32 bits.
-        numbers: float32.
-        out: carriers of `dtype`, of their shape, any strides.
-        spare: uint32, of their shape, to calculate in; None for memory of the thread's own.
+        dtype: A floating-point dtype of at most 32 bits.
+        numbers: The float32 numbers to round.
+        out: Destination of the same shape for carriers of `dtype`, with any strides.
+        spare: Temporary uint32 array of the same shape; None uses memory of the current thread.
     """
     import numpy as np
 
@@ -59,7 +59,7 @@ def round_to(dtype: DType, numbers: np.ndarray, out: np.ndarray, spare: np.ndarr
     elif dtype.name != "bfloat16" or is_only_reference() or np.isnan(np.max(numbers, initial=-np.inf)):
         np.copyto(out.view(dtype.numpy), numbers, casting="unsafe")
     else:
-        # Half of the last place less one bit is added, and that bit where the last place is odd.
+        # Add half a unit in the last place minus one bit, plus one bit if the last place is odd.
         bits = numbers.view(np.uint32)
         built = np.right_shift(
             bits, 16, out=reusable_buffer(bits.shape, bits.dtype) if spare is None else spare
@@ -71,7 +71,7 @@ def round_to(dtype: DType, numbers: np.ndarray, out: np.ndarray, spare: np.ndarr
 
 
 def is_only_reference() -> bool:
-    """Return whether this process has one Python thread, so that no thread waits for the interpreter lock."""
+    """Return whether there is only one Python thread, so that nothing waits for the interpreter lock."""
     return active_count() == 1
 
 
@@ -80,10 +80,9 @@ _MOST_KEPT = 1 << 20
 
 
 def reusable_buffer(shape: Sequence[int], dtype: np.dtype[np.generic]) -> np.ndarray:
-    """Return temporary memory; small buffers are the same for each call of a thread.
+    """Return temporary memory; a thread gets the same small buffer in each call.
 
-    New arrays need new pages each time: rounding takes 2.1 ns per element with them,
-    0.5 with a reused buffer.
+    Rounding takes 2.1 ns per element with a new array, which needs new pages, and 0.5 with a reused buffer.
     """
     import numpy as np
 

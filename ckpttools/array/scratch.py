@@ -1,7 +1,7 @@
-"""Temporary memory of one worker: one block that is used like a stack.
+"""Temporary memory of a worker: one block that is used as a stack.
 
-The plan knows how much a task takes. The worker owns exactly that much and reuses it for every task, so the
-peak is the sum of the blocks for models of any size.
+The plan knows how much memory each task takes. A worker allocates exactly that much and reuses it for every
+task, so peak memory is the sum of the workers' blocks, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Scratch:
     """A stack of buffers inside one page-aligned block of `nbytes`.
 
     Attributes:
-        counts: the counts of element functions since the last `take_counts`.
+        counts: The counts of element functions since the last `take_counts`.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -39,7 +39,7 @@ class Scratch:
         return self._block.nbytes
 
     def tally(self, told: Mapping[str, float]) -> None:
-        """Add to the counts, as `ckpttools.core.tally` does."""
+        """Add counts to the tally, as `ckpttools.core.tally` does."""
         add_counts(self.counts, told)
 
     def take_counts(self) -> Mapping[str, float]:
@@ -52,7 +52,8 @@ class Scratch:
         """Yield an uninitialized C-ordered array that is valid inside the `with` block.
 
         Raises:
-            MemoryError: more was taken than the plan projected; the plan is wrong, not the input.
+            MemoryError: A task took more than the plan projected. This is an error in the plan, not in the
+                input.
         """
         count = prod(shape) * dtype.itemsize
         bottom = self._top

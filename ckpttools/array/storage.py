@@ -1,4 +1,4 @@
-"""The storage of a checkpoint in files: plain facts that formats provide and `ckpttools.inspect` looks at."""
+"""How a checkpoint is stored in files: plain facts from formats, for `ckpttools.inspection`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class StoredFile:
     """A file of a checkpoint.
 
     Attributes:
-        name: relative to the checkpoint's root.
-        kind: "data" contains bytes of arrays, "index" locates them, "unused" is a data file that nothing
-            refers to, "missing" is a file that the index names but that does not exist, "other" is any other
+        name: Name relative to the checkpoint's root.
+        kind: "data" contains bytes of arrays, "index" locates them, "unused" is a data file that is not
+            referenced, "missing" is a file that the index names but that does not exist, "other" is any other
             file, such as metadata.
-        nbytes: length of the file.
-        live: bytes of arrays in it, each counted once.
-        index: bytes of it that are headers, documents or nodes of the index in use.
-        arrays: arrays that have bytes in it.
-        chunks: chunks, or whole tensors, in it.
-        links: names that the file has; with more than one it is shared.
-        lost: bytes that the index expects in it but that it does not have.
+        nbytes: Size of the file.
+        live: Bytes that hold array data, each counted once.
+        index: Bytes that hold headers, documents or nodes of the index in use.
+        arrays: Number of arrays with data in the file.
+        chunks: Number of chunks, or complete tensors, in the file.
+        links: Number of hard links; a file with more than one is shared.
+        lost: Bytes that the index expects but the file does not have.
     """
 
     name: str
@@ -37,7 +37,7 @@ class StoredFile:
 
     @property
     def dead(self) -> int:
-        """Bytes that nothing refers to: gaps, and data that later writes replaced."""
+        """Bytes that are not referenced: gaps, and data that later writes replaced."""
         return self.nbytes - self.live - self.index if self.kind != "other" else 0
 
 
@@ -46,16 +46,16 @@ class StoredArray:
     """A stored array.
 
     Attributes:
-        path: keys joined by "/".
-        shape, dtype: of the array.
-        chunk: shape of the grid's cells.
-        piece: the smallest unit that a reader fetches: an inner chunk where chunks are shards, else a chunk.
-            None where any part can be fetched by itself, as from a plain C-ordered range.
-        codecs: how a piece becomes bytes, first step first; empty for plain C order.
-        chunks: cells of the grid.
-        missing: number of cells that are not stored.
-        nbytes: bytes of the stored cells.
-        compressed, transposed: whether a codec makes the data smaller, or puts axes into another order.
+        path: The keys joined by "/".
+        shape, dtype: Shape and dtype of the array.
+        chunk: Shape of a chunk.
+        piece: Shape of the smallest unit that a reader fetches: an inner chunk if chunks are shards, else a
+            chunk. None if any part can be fetched separately, as from a plain C-ordered range.
+        codecs: The codecs that encode a piece, in order; empty for plain C order.
+        chunks: Number of chunks in the grid.
+        missing: Number of chunks that are not stored.
+        nbytes: Total size of the stored chunks, in bytes.
+        compressed, transposed: Whether a codec compresses the data, or reorders the axes.
     """
 
     path: str
@@ -73,13 +73,13 @@ class StoredArray:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A checkpoint on disk.
+    """The files and arrays of a checkpoint on disk.
 
     Attributes:
-        root: directory that the names of files are relative to.
-        indexes: OCDBT manifests in use; several where the processes of a save were not merged.
-        files: all files below the root that belong to it, by name.
-        arrays: in the checkpoint's order.
+        root: Directory that file names are relative to.
+        indexes: OCDBT manifests in use; there are several if the processes of a save were not merged.
+        files: All files of the checkpoint below the root, by name.
+        arrays: The arrays, in the checkpoint's order.
     """
 
     root: str
@@ -88,40 +88,41 @@ class Storage:
     arrays: tuple[StoredArray, ...]
 
 
-# A whole array as one chunk is read at a third of the speed at which it is read cut by 16 (1.6 GB of bfloat16
-# onto 8 devices), and every host holds all of it for its part; below this size neither matters.
+# An array stored as one chunk is read at a third of the speed of an array in 16 chunks (1.6 GB of bfloat16 to
+# 8 devices), and every host holds all of it to read its part. Below this size, neither matters.
 GIANT = 256 << 20
-# A chunk costs its reader a request and a task. 64 MiB under OCDBT take tensorstore as long to read in chunks
-# of 256 KiB as in those of 4 MiB, 1.25 times as long in those of 64 KiB, twice as long in those of 16 KiB.
+# Each chunk costs its reader a request and a task. tensorstore reads 64 MiB from OCDBT equally fast in chunks
+# of 256 KiB and of 4 MiB; it takes 1.25 times as long in chunks of 64 KiB and twice as long in chunks of 16
+# KiB.
 FINE, MANY = 64 << 10, 1024
 
 
 def has_giant_chunks(chunks: int, chunk_nbytes: int) -> bool:
-    """Return whether an array is one large chunk, which is read completely for any part of it.
+    """Return whether an array is one large chunk, so that reading any part reads all of it.
 
     Args:
-        chunks: of the array.
-        chunk_nbytes: bytes of each in memory.
+        chunks: Number of chunks of the array.
+        chunk_nbytes: Size of a chunk in memory, in bytes.
     """
     return chunks == 1 and chunk_nbytes >= GIANT
 
 
 def has_tiny_chunks(chunks: int, chunk_nbytes: int) -> bool:
-    """Return whether chunks are so small that requests take longer than bytes; arguments as above."""
+    """Return whether chunks are so small that requests dominate the read time; same arguments as above."""
     return chunks >= MANY and chunk_nbytes < FINE
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """The sharding of an array when it was saved.
+    """The sharding that an array had when it was saved.
 
     Attributes:
-        kind: JAX's name of the sharding, such as "NamedSharding".
-        mesh: name and length of each axis of the device mesh; empty where there was none.
-        spec: for each axis of the array the mesh axes that it is cut along; later axes are whole.
-        device: the one device of a `SingleDeviceSharding`.
-        devices: numbers of the devices of the mesh, in C order; None for those there are, in JAX's order.
-        write_shape: shape of the pieces in which it was written, where that was noted.
+        kind: JAX's name for the sharding type, such as "NamedSharding".
+        mesh: Name and length of each axis of the device mesh; empty without a mesh.
+        spec: The mesh axes that each array axis is sharded over; further array axes are not sharded.
+        device: The device of a `SingleDeviceSharding`.
+        devices: Device ids of the mesh, in C order; None for the available devices in JAX's order.
+        write_shape: Shape of the pieces in which the array was written, if recorded.
     """
 
     kind: str

@@ -1,7 +1,7 @@
-"""A checkpoint as a tree: paths in order, each with a lazy array or a leaf without data.
+"""A checkpoint as a tree: an ordered map from paths to lazy arrays and to leaves without data.
 
 A path is a tuple of keys: `str` for a dictionary key or an attribute, `int` for an index in a sequence.
-`Tree.nested()` is the same as dictionaries and lists, a JAX pytree of lazy arrays.
+`Tree.nested()` returns the same tree as dictionaries and lists: a JAX pytree of lazy arrays.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """A leaf that holds no data.
+    """A leaf that has no data.
 
     Attributes:
         kind: "None", "Dict", "List" or "Tuple".
@@ -38,7 +38,7 @@ class Empty:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A leaf that is a string."""
+    """A leaf that contains a string."""
 
     value: str
 
@@ -48,20 +48,21 @@ Leaf = LazyArray | Empty | Text
 
 @dataclass(frozen=True)
 class Metadata:
-    """Information in a checkpoint other than its arrays.
+    """Information about a checkpoint besides its arrays.
 
     Attributes:
-        format: name of the format it was read from, or None.
-        step: training step of its directory, or None.
-        item: name of the item of that step if the format has several, else None.
-        items: names of the items that are its first keys, if it combines several.
-        custom: the user's own metadata (`scan_layers` in a MaxText checkpoint).
-        config: the model's `config.json`, or None without one.
-        scalars: paths of arrays that were Python numbers.
-        key_impls: for arrays that are the data of typed JAX PRNG keys, the name of their implementation.
-        location: the opened location, for messages.
-        notes: the changes by transforms.
-        is_other_model: whether it is the model of `config` instead of the model of the files next to it.
+        format: Name of the format that the checkpoint was read from, or None.
+        step: Training step in the name of its directory, or None.
+        item: Name of the item within the step if the format has several, else None.
+        items: Names of the items, which are the first keys, if the tree combines several.
+        custom: The user's own metadata (`scan_layers` in a MaxText checkpoint).
+        config: The model's `config.json`, or None without one.
+        scalars: Paths of the arrays that were Python numbers.
+        key_impls: The PRNG implementation of each array that holds the data of typed JAX keys.
+        location: The opened location, for messages.
+        notes: The changes made by transforms.
+        is_other_model: Whether the tree is a different model from the files next to it, described by
+            `config`.
     """
 
     format: str | None = None
@@ -80,7 +81,7 @@ class Metadata:
 
 
 class Changed(Protocol):
-    """The result of a transform: a tree, and notes for the user."""
+    """The result of a transform: a tree and notes for the user."""
 
     @property
     def tree(self) -> Tree: ...
@@ -91,7 +92,7 @@ class Changed(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class Tree(Mapping[Path, Leaf]):
-    """An ordered map from path to leaf, with metadata. Never changed; transforms make new ones.
+    """An ordered map from paths to leaves, with metadata. Trees are immutable; transforms return new ones.
 
     tree["params/params/decoder/decoder_norm/scale"]         # a path as text, or as a tuple of keys
     tree.glob("*/mlp/*").nbytes                              # the tree of matching leaves
@@ -109,13 +110,13 @@ class Tree(Mapping[Path, Leaf]):
         """Return the leaf at a path, whose keys may be joined by "/" or by ".".
 
         Raises:
-            NoSuchPathError: the path does not exist; suggests similar paths.
-            UsageError: the text matches several paths.
+            NoSuchPathError: The path does not exist. The message suggests similar paths.
+            UsageError: The text matches several paths.
         """
         return self.leaves[self.find_path(path)]
 
     def find_path(self, name: Path | str) -> Path:
-        """Return the path of a name whose keys are joined by "/" or "."; errors as for `tree[name]`."""
+        """Return the path for a name whose keys are joined by "/" or "."; same errors as `tree[name]`."""
         result = self._find(name)
         if result is None:
             raise self._no_such_path(name)
@@ -150,7 +151,7 @@ class Tree(Mapping[Path, Leaf]):
 
     @cached_property
     def _by_name(self) -> Mapping[str, tuple[Path, ...]]:
-        """Map names to paths: joined by "/", and by "." unless another path has that name."""
+        """Map names to paths. Keys are joined by "/", and by "." unless another path has that name."""
         result: dict[str, tuple[Path, ...]] = {}
         for path in self.leaves:
             result[keystr(path)] = (*result.get(keystr(path), ()), path)
@@ -167,7 +168,7 @@ class Tree(Mapping[Path, Leaf]):
             message = f"this path has {len(below):,} arrays below it, such as {below[0]}"
             hint = f"glob({name!r}) returns the tree of those"
         else:
-            # Names without their prefix are more likely than misspelled ones.
+            # A name without its prefix is more likely than a misspelled one.
             near = [item for item in known if item.endswith((f"/{name}", f".{name}"))][:3] or near_names(
                 name, known
             )
@@ -184,7 +185,7 @@ class Tree(Mapping[Path, Leaf]):
         return Tree(result, replace(self.metadata, scalars=scalars, key_impls=key_impls))
 
     def __repr__(self) -> str:
-        """Format the tree and its names; names that differ only in numbers share a line."""
+        """Format the names, shapes and dtypes; names that differ only in numbers share a line."""
         what = " ".join(filter(None, (self.metadata.format, self.metadata.location)))
         lines = [f"{keystr(path)}: {_format_leaf(leaf)}" for path, leaf in self.leaves.items()]
         head = f"<Tree{f' of {what}' if what else ''}: {array_count(self.arrays)}, {self.nbytes:,} bytes"
@@ -192,7 +193,7 @@ class Tree(Mapping[Path, Leaf]):
 
     @cached_property
     def arrays(self) -> dict[Path, LazyArray]:
-        """Return the leaves that are arrays, in order."""
+        """Return the leaves that are arrays, in tree order."""
         return {path: leaf for path, leaf in self.leaves.items() if isinstance(leaf, LazyArray)}
 
     @cached_property
@@ -200,7 +201,7 @@ class Tree(Mapping[Path, Leaf]):
         return {}
 
     def once(self, work_out: Callable[[Tree], T]) -> T:
-        """Return the cached result of a function of the tree alone: a tree never changes."""
+        """Compute a function of the tree once and cache the result; a tree never changes."""
         if work_out not in self._known:
             self._known[work_out] = work_out(self)
         return cast(T, self._known[work_out])
@@ -210,13 +211,13 @@ class Tree(Mapping[Path, Leaf]):
         return sum(array.nbytes for array in self.arrays.values())
 
     def with_metadata(self, **changes: Any) -> Tree:
-        """Return the same leaves with some metadata fields changed."""
+        """Return a tree with the same leaves and some changed metadata fields."""
         return replace(self, metadata=replace(self.metadata, **changes))
 
     def pipe(self, *transforms: Callable[[Tree], Changed]) -> Tree:
-        """Apply `transforms` in order (`ckpttools.transforms.base`); errors as theirs.
+        """Apply `transforms` in order (see `ckpttools.transforms.base`); raises their errors.
 
-        Their notes are added to `metadata.notes`.
+        Adds their notes to `metadata.notes`.
         """
         tree, notes = self, self.metadata.notes
         for transform in transforms:
@@ -225,10 +226,10 @@ class Tree(Mapping[Path, Leaf]):
         return tree.with_metadata(notes=notes)
 
     def nested(self) -> Any:
-        """Return the tree as nested dictionaries and lists; empty leaves become empty containers.
+        """Convert the tree to nested dictionaries and lists; empty leaves become empty containers.
 
         Raises:
-            FormatError: a path runs through a leaf, or a sequence has gaps.
+            FormatError: A path runs through a leaf, or a sequence has gaps.
         """
         root: dict[str | int, Any] = {}
         for path, leaf in self.leaves.items():
@@ -246,7 +247,7 @@ def _format_leaf(leaf: Leaf) -> str:
 
 
 def _value(leaf: Leaf) -> Any:
-    """Return the value of a leaf in a nested tree."""
+    """Return the value that represents a leaf in a nested tree."""
     if isinstance(leaf, Empty):
         empties: dict[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
         return empties[leaf.kind]
@@ -278,7 +279,7 @@ def _sequences(node: Any, path: Path) -> Any:
 
 
 def keystr(path: Path) -> str:
-    """Return the path joined by "/", as in messages and `--json`."""
+    """Join the keys of a path by "/", as in messages and `--json`."""
     try:
         return "/".join(path)  # type: ignore[arg-type]
     except TypeError:
@@ -286,8 +287,9 @@ def keystr(path: Path) -> str:
 
 
 def dotted(path: Path) -> str:
-    """Return the path joined by ".", as Orbax names arrays on disk."""
-    # Names of formats without a tree are one key, and asked for a dozen times; few paths have a number.
+    """Join the keys of a path by ".", as Orbax names arrays on disk."""
+    # In formats without a tree, names are a single key and are joined many times; few paths have an integer
+    # key.
     try:
         return path[0] if len(path) == 1 and isinstance(path[0], str) else ".".join(path)  # type: ignore[arg-type]
     except TypeError:
@@ -307,10 +309,10 @@ def refuse_collisions(paths: Iterable[Path]) -> None:
 
 
 def by_name(arrays: Mapping[Path, T]) -> dict[str, T]:
-    """Return arrays, or other values, by their paths joined by ".".
+    """Map names to the given values, with the keys of each path joined by ".".
 
     Raises:
-        FormatError: two of them would have the same name, so that one would be lost.
+        FormatError: Two paths would have the same name.
     """
     named = {dotted(path): array for path, array in arrays.items()}
     if len(named) < len(arrays):
@@ -347,7 +349,7 @@ def _register(kind: type[Tree]) -> None:
         return [(tree_util.SequenceKey(0), nested)], ()
 
     def unflatten(keys: tuple[Any, ...], children: Any) -> Any:
-        """Return a dictionary rather than a tree, because the values need not be lazy arrays."""
+        """Return a dictionary rather than a tree, because the values may not be lazy arrays."""
         built = list(children)
         return dict(zip(keys, built, strict=True)) if keys or not built else built[0]
 

@@ -27,10 +27,10 @@ class Codec(ABC):
     `name`.
 
     Attributes:
-        zarr3, zarr2: its name in a `zarr.json`, its `id` in a `.zarray`; None if the format lacks the codec.
-        compresses: whether it makes data smaller.
-        adds: bytes that it appends to otherwise unchanged data; None if it changes the data.
-        level: compression level; None if unspecified.
+        zarr3, zarr2: Its name in a `zarr.json`, its `id` in a `.zarray`; None if the format lacks the codec.
+        compresses: Whether it makes data smaller.
+        adds: Bytes that it appends to otherwise unchanged data; None if it changes the data.
+        level: Compression level; None if unspecified.
     """
 
     zarr3: ClassVar[str | None] = None
@@ -68,11 +68,11 @@ class Codec(ABC):
         """Return a stream that decodes an encoded stream.
 
         Args:
-            encoded: the full encoded data.
-            limit: maximum decoded bytes; the caller rejects more, so they need not be produced.
+            encoded: The full encoded data.
+            limit: Maximum decoded bytes; the caller rejects more, so they need not be produced.
 
         Raises:
-            FormatError: the data is damaged; raised here or while the stream is read.
+            FormatError: The data is damaged; raised here or while the stream is read.
         """
 
     def damaged(self, reason: object) -> FormatError:
@@ -84,11 +84,11 @@ class Codec(ABC):
         Reads little, and decodes only if that contradicts the expectation.
 
         Args:
-            chunk: the encoded chunk; not empty.
-            decoded: its decoded bytes; None if unknown.
+            chunk: The encoded chunk; not empty.
+            decoded: Its decoded bytes; None if unknown.
 
         Raises:
-            FormatError, StorageError: the file cannot be read.
+            FormatError, StorageError: The file cannot be read.
         """
         return True
 
@@ -118,7 +118,7 @@ class WritableCodec(Codec):
     """A codec that can also write chunks.
 
     Attributes:
-        levels: the levels that a user can choose.
+        levels: The levels that a user can choose.
     """
 
     levels: ClassVar[range]

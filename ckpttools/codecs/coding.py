@@ -30,12 +30,12 @@ class Coding:
     """The encoding of a piece, the smallest unit that is encoded separately.
 
     Attributes:
-        shape: of the piece: a chunk, or an inner chunk of a shard.
-        dtype: of its elements.
-        order: axes of the piece from the slowest to the fastest in memory.
-        elements: the conversion of elements to bytes.
-        codecs: codecs from bytes to bytes, in the order of encoding.
-        fallback: a decoder for the full chunk that replaces the codecs; None if they are all supported.
+        shape: Of the piece: a chunk, or an inner chunk of a shard.
+        dtype: Of its elements.
+        order: Axes of the piece from the slowest to the fastest in memory.
+        elements: The conversion of elements to bytes.
+        codecs: Codecs from bytes to bytes, in the order of encoding.
+        fallback: A decoder for the full chunk that replaces the codecs; None if they are all supported.
     """
 
     shape: Shape
@@ -76,8 +76,8 @@ class Coding:
         """Return a stream of the elements, in memory order.
 
         Args:
-            stored: the bytes of the piece.
-            extent: shape of the part of the piece that is inside the array; the rest may be missing.
+            stored: The bytes of the piece.
+            extent: Shape of the part of the piece that is inside the array; the rest may be missing.
         """
         if self.fallback is not None:
             return self.fallback.decoded(stored, tuple(extent[axis] for axis in self.order))
@@ -105,7 +105,7 @@ class Coding:
         """Return whether a piece shows no sign of truncation or another content; see `Codec.is_whole`.
 
         Raises:
-            FormatError, StorageError: the file cannot be read.
+            FormatError, StorageError: The file cannot be read.
         """
         if self.stored_nbytes is not None:
             return chunk.nbytes == self.stored_nbytes
@@ -127,10 +127,10 @@ def parse_coding(
     """Return the encoding of pieces, and the index of shards; None if chunks are not shards.
 
     Args:
-        codecs: as listed in `zarr.json`.
-        chunk: shape of a chunk.
-        dtype: of the elements.
-        document: the `zarr.json`, for the tensorstore fallback.
+        codecs: As listed in `zarr.json`.
+        chunk: Shape of a chunk.
+        dtype: Of the elements.
+        document: The `zarr.json`, for the tensorstore fallback.
     """
     order, rest = split_order(codec_steps(codecs), len(chunk))
     if order is not None and len(rest) == 1 and isinstance(rest[0], ShardingCodec):

@@ -28,7 +28,7 @@ def without_checksum(data: bytes, what: str) -> bytes:
     """Verify a checksum and return the data without it.
 
     Raises:
-        FormatError: the checksum does not match the data.
+        FormatError: The checksum does not match the data.
     """
     import google_crc32c
 

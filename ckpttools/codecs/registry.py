@@ -94,7 +94,7 @@ def parse_compression(declared: object) -> WritableCodec | None:
     """Parse a compression such as `none`, `zstd` or `zstd:9`, or accept a codec; None means raw chunks.
 
     Raises:
-        UsageError: the codec or level does not exist; lists the supported ones.
+        UsageError: The codec or level does not exist; lists the supported ones.
     """
     if declared == "none":
         return None

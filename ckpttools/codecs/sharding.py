@@ -30,11 +30,11 @@ class ShardingCodec:
     """The codec `sharding_indexed` of zarr v3.
 
     Attributes:
-        piece: shape of a piece, axes in memory order; unvalidated metadata of any type.
-        codecs: codecs of pieces, as listed in the metadata.
-        steps: the same, parsed.
-        index: the codecs of the index.
-        at_start: whether the index is before the pieces; otherwise after them.
+        piece: Shape of a piece, axes in memory order; unvalidated metadata of any type.
+        codecs: Codecs of pieces, as listed in the metadata.
+        steps: The same, parsed.
+        index: The codecs of the index.
+        at_start: Whether the index is before the pieces; otherwise after them.
     """
 
     piece: Any
@@ -52,8 +52,8 @@ class ShardingCodec:
         """Return the index format of shards; None if it is not supported here.
 
         Args:
-            chunk: shape of a chunk, axes in memory order.
-            order: the memory order of axes.
+            chunk: Shape of a chunk, axes in memory order.
+            order: The memory order of axes.
         """
         fits = len(self.piece) == len(chunk) and all(
             n > 0 and length % n == 0 for length, n in zip(chunk, self.piece, strict=True)
@@ -68,10 +68,10 @@ class ShardIndex:
     """The index of a shard's pieces, which is read with each piece.
 
     Attributes:
-        grid: pieces along each axis, in memory order.
-        order: the memory order of axes.
-        at_start: whether the index is before the pieces; otherwise after them.
-        fill: element of omitted pieces; None if omission is an error.
+        grid: Pieces along each axis, in memory order.
+        order: The memory order of axes.
+        at_start: Whether the index is before the pieces; otherwise after them.
+        fill: Element of omitted pieces; None if omission is an error.
     """
 
     grid: Shape
@@ -100,7 +100,7 @@ class ShardIndex:
         """Return the location of a piece; None if it was omitted.
 
         Raises:
-            FormatError: the index is invalid.
+            FormatError: The index is invalid.
         """
         return self._location(stored, self._index(stored), number)
 
@@ -108,7 +108,7 @@ class ShardIndex:
         """Return whether a shard has a valid index, room for all pieces in it, and complete pieces.
 
         Raises:
-            FormatError, StorageError: the file cannot be read.
+            FormatError, StorageError: The file cannot be read.
         """
         try:
             index = self._index(stored)

@@ -65,9 +65,9 @@ class ByteRange:
     """A range of a file.
 
     Attributes:
-        source: the file.
-        offset: its start in bytes.
-        nbytes: its length in bytes.
+        source: The file.
+        offset: Its start in bytes.
+        nbytes: Its length in bytes.
     """
 
     source: ByteSource
@@ -170,7 +170,7 @@ class ExactReader:
         """Fill all of `out`.
 
         Raises:
-            FormatError: the data ends too early.
+            FormatError: The data ends too early.
         """
         while out:
             count = self._stream.readinto(out)
@@ -193,7 +193,7 @@ class ExactReader:
         """Read to the end, so that the decoder performs its final checks.
 
         Raises:
-            FormatError: there is more data.
+            FormatError: There is more data.
         """
         if self._stream.readinto(memoryview(bytearray(1))):
             raise FormatError(

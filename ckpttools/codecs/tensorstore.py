@@ -21,8 +21,8 @@ class WholeChunkDecoder:
     """Decoder of single chunks by tensorstore.
 
     Attributes:
-        key: of the chunk.
-        text: the `zarr.json` of an array with only this chunk.
+        key: Of the chunk.
+        text: The `zarr.json` of an array with only this chunk.
     """
 
     key: str

@@ -15,8 +15,8 @@ class Transpose:
     """The codec `transpose` of zarr v3, or the `order` of v2.
 
     Attributes:
-        declared: the order in the metadata; unvalidated and of any type.
-        word: its name.
+        declared: The order in the metadata; unvalidated and of any type.
+        word: Its name.
     """
 
     declared: object

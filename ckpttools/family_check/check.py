@@ -44,9 +44,9 @@ def check_family(
     """Check a family without reading any array.
 
     Args:
-        family: the family whose rows are checked.
-        against: a checkpoint of such a model, Hugging Face or MaxText; None to check the family by itself.
-        config: the model's `config.json` or its directory; None for the one next to `against`, or for
+        family: The family whose rows are checked.
+        against: A checkpoint of such a model, Hugging Face or MaxText; None to check the family by itself.
+        config: The model's `config.json` or its directory; None for the one next to `against`, or for
             synthetic models.
 
     Raises:
@@ -116,10 +116,10 @@ def check_against(
     """Compare the rows with a checkpoint of either side, without reading arrays.
 
     Args:
-        family: the family whose rows are checked.
-        tree: the checkpoint.
-        config: the model's configuration; None if there is none, so that array shapes decide.
-        location: the location of the configuration, for messages.
+        family: The family whose rows are checked.
+        tree: The checkpoint.
+        config: The model's configuration; None if there is none, so that array shapes decide.
+        location: The location of the configuration, for messages.
     """
     check = FamilyCheck(
         family.name,
@@ -195,8 +195,8 @@ class _BoundRows:
     """The rows of a family, bound to one model.
 
     Attributes:
-        bind: see `Bind`.
-        lengths: the length of every axis.
+        bind: See `Bind`.
+        lengths: The length of every axis.
     """
 
     bind: Bind
@@ -237,10 +237,10 @@ class _SideReading:
 
     Attributes:
         side: "huggingface" or "maxtext".
-        arrays: the arrays by name.
-        table: the rows, with all flags decided.
-        share: the share of the rows' first names that exist.
-        open_flags: undecided flags, which are assumed not set.
+        arrays: The arrays by name.
+        table: The rows, with all flags decided.
+        share: The share of the rows' first names that exist.
+        open_flags: Undecided flags, which are assumed not set.
     """
 
     side: str
@@ -277,7 +277,7 @@ def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[
     """Interpret the checkpoint as either side, in every layout.
 
     Raises:
-        CheckpointError: the configuration lacks a size.
+        CheckpointError: The configuration lacks a size.
     """
     names = {dotted(path): array for path, array in tree.arrays.items()}
     inner = view_of(tree).named
@@ -322,10 +322,10 @@ class RoundTrip:
     """The result of the round trips in all layouts.
 
     Attributes:
-        findings: the problems in any layout.
-        hints: hints that may explain some findings.
-        num_arrays: number of arrays on the right.
-        layouts: the layouts in which all arrays came back.
+        findings: The problems in any layout.
+        hints: Hints that may explain some findings.
+        num_arrays: Number of arrays on the right.
+        layouts: The layouts in which all arrays came back.
     """
 
     findings: tuple[FamilyFinding, ...] = ()
@@ -338,9 +338,9 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
     """Map right arrays to the left and back, in every layout.
 
     Args:
-        bind: the function that returns the table of a layout.
-        lengths: the length of every axis.
-        right: right keys and shapes; None for those of the rows.
+        bind: The function that returns the table of a layout.
+        lengths: The length of every axis.
+        right: Right keys and shapes; None for those of the rows.
     """
     rows = present_rows(bind(None), lengths)
     findings = list(_duplicate_targets([(row.right, row.left) for row in rows], lengths))

@@ -36,7 +36,7 @@ class Definition:
     """A family with its rows in every layout.
 
     Attributes:
-        family: the family.
+        family: The family.
     """
 
     family: Family

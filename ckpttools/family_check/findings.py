@@ -19,8 +19,8 @@ class FamilyFinding:
     Attributes:
         kind: "row", "key", "axis", "flag", "size", "formula", "label", "spelling" or "op" for a problem of
             the family itself; "missing", "not expected" or "shape" if arrays do not match it.
-        location: the row, key, axis or array.
-        text: the description of the problem.
+        location: The row, key, axis or array.
+        text: The description of the problem.
     """
 
     kind: str
@@ -34,7 +34,7 @@ class TriedLayout:
 
     Attributes:
         name: "unscanned", "scanned on axis 0" or "scanned on axis 1".
-        num_arrays: number of arrays on the left side.
+        num_arrays: Number of arrays on the left side.
     """
 
     name: str
@@ -46,15 +46,15 @@ class FamilyCheck:
     """The result of a check.
 
     Attributes:
-        family: the name of the family.
-        against: the checkpoint it was compared with, or None.
+        family: The name of the family.
+        against: The checkpoint it was compared with, or None.
         side: "huggingface" or "maxtext", the naming scheme of the checkpoint, or None.
-        config: the configuration that gave the sizes, or None for synthetic ones.
-        models: a description of each model that was checked.
-        num_arrays: number of arrays on the right side, for the largest model.
-        layouts: the layouts in which the round trip succeeded, for the largest model.
-        findings: all problems; none if the family is sound.
-        hints: sentences that may explain some findings.
+        config: The configuration that gave the sizes, or None for synthetic ones.
+        models: A description of each model that was checked.
+        num_arrays: Number of arrays on the right side, for the largest model.
+        layouts: The layouts in which the round trip succeeded, for the largest model.
+        findings: All problems; none if the family is sound.
+        hints: Sentences that may explain some findings.
     """
 
     family: str

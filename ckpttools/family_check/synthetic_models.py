@@ -26,10 +26,10 @@ class SyntheticModel:
     """A synthetic model for checking the rows.
 
     Attributes:
-        declared: a description that distinguishes the model from the others.
-        config: its configuration; None if there is none.
-        lengths: the lengths of axes that the configuration does not give.
-        flags: flags that no configuration sets.
+        declared: A description that distinguishes the model from the others.
+        config: Its configuration; None if there is none.
+        lengths: The lengths of axes that the configuration does not give.
+        flags: Flags that no configuration sets.
     """
 
     declared: str
@@ -61,8 +61,8 @@ class FlagSetting:
     """One setting of a family's flags.
 
     Attributes:
-        fields: value of each configuration field that a flag reads, None for an absent field.
-        flags: flags that only a user sets.
+        fields: Value of each configuration field that a flag reads, None for an absent field.
+        flags: Flags that only a user sets.
     """
 
     fields: Mapping[str, Any]
@@ -80,8 +80,8 @@ def flag_settings(family: Family, stated: Mapping[str, int]) -> Iterator[FlagSet
     Flags that describe files alternate, since no rule depends on them.
 
     Args:
-        family: the family.
-        stated: fields that state a length; a flag that depends on the presence of such a field keeps or
+        family: The family.
+        stated: Fields that state a length; a flag that depends on the presence of such a field keeps or
             removes it.
     """
     choices: dict[str, list[Any]] = {}
@@ -130,10 +130,10 @@ class Sizes:
     """The lengths of all axes of a synthetic model.
 
     Attributes:
-        formulas: axis -> formula.
-        fixed: axis -> length that does not depend on the model.
-        names: axis -> the source of its length: a configuration field, or the axis itself in brackets.
-        variables: source -> length.
+        formulas: Axis -> formula.
+        fixed: Axis -> length that does not depend on the model.
+        names: Axis -> the source of its length: a configuration field, or the axis itself in brackets.
+        variables: Source -> length.
     """
 
     formulas: Mapping[str, str]
@@ -148,8 +148,8 @@ class Sizes:
         With a single block or layer, a wrong index in a name could not collide with another.
 
         Args:
-            definition: the definition of the family.
-            absent: axes whose fields are absent, so that their defaults count.
+            definition: The definition of the family.
+            absent: Axes whose fields are absent, so that their defaults count.
         """
         family = definition.family
         labeled = {axis: len(fields[0].labels) for axis, fields in definition.labeled.items()}

@@ -1,5 +1,4 @@
-"""Adapters such as LoRA, saved without their base model: recognized, and rejected where a model is
-expected."""
+"""Adapters, such as LoRA, that are saved without their base model: recognized, and refused as models."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ from ckpttools.stores.registry import parse
 
 ADAPTER = "adapter_config.json"
 BASE_NAME = "base_model_name_or_path"
-"""Metadata key with the name of an adapter's base model."""
+"""Metadata key that names the base model of an adapter."""
 WEIGHTS_STEM = "adapter_model"
-"""PEFT's name for the weights file, without its suffix."""
-# Prefixes that PEFT adds to all names, and to those of low-rank factors.
+"""PEFT's name for the weights file, without the suffix."""
+# Prefixes that PEFT adds to all names, and to the names of low-rank factors.
 PREFIX, _PART = "base_model.model.", ".lora_"
-# Name components that PEFT gives to a wrapped module's weight and to the factors of a linear module.
+# Name components that PEFT uses for a wrapped module's weight and for the factors of a linear module.
 _WRAPPED, _FACTOR = ".base_layer.", ".lora_A."
-# Modules whose base weights PEFT saves with the adapter.
+# Modules whose base weights PEFT saves with an adapter.
 _SAVED_TOO = ("embed_tokens", "lm_head")
 _FORMATS = ("safetensors", "torch")
 LORA = "LORA"
@@ -45,9 +44,9 @@ def refuse_adapter(tree: Tree) -> None:
 
 
 def is_adapter(tree: Tree) -> bool:
-    """Return whether all names are PEFT's names for what it adds, regardless of other files.
+    """Return whether all array names are names that PEFT adds, regardless of other files.
 
-    A complete model has such names, too, while PEFT trains it: see `wrapped_weights`.
+    While PEFT trains a complete model, some of its names are such names, too: see `wrapped_weights`.
     """
     names = list(map(dotted, tree.arrays))
     are_peft = bool(names) and all(name.startswith(PREFIX) or _PART in name for name in names)
@@ -60,7 +59,7 @@ def has_adapter(tree: Tree) -> bool:
 
 
 def wrapped_weights(tree: Tree) -> list[str]:
-    """Return the names of a model's weights that PEFT wraps, next to an adapter's factors.
+    """Return the names of weights that PEFT wraps, in a model that also has an adapter's factors.
 
     PEFT saves embedding tables and the head with an adapter if they have factors, which does not make the
     adapter a model. If two parameters of a module have factors, the wrapper of the second contains those of
@@ -74,7 +73,7 @@ def wrapped_weights(tree: Tree) -> list[str]:
 
 
 def is_adapter_alone(folder: Location) -> bool:
-    """Return whether a directory has an adapter configuration and no weights except an adapter's."""
+    """Return whether a directory has an adapter configuration and no weights besides the adapter's."""
     if not (folder / ADAPTER).is_file():
         return False
     weights = (entry.name for entry in folder.entries() if entry.name.endswith((".safetensors", ".bin")))
@@ -82,7 +81,7 @@ def is_adapter_alone(folder: Location) -> bool:
 
 
 def adapter_in(folder: Location) -> str:
-    """Describe an adapter by its configuration, such as `a LoRA adapter of Qwen/Qwen3-0.6B`."""
+    """Describe an adapter from its configuration, such as `a LoRA adapter of Qwen/Qwen3-0.6B`."""
     declared = _said(folder)
     base, kind = declared.get(BASE_NAME), _kind(declared)
     name = "LoRA adapter" if kind == LORA else f"PEFT adapter ({kind})"
@@ -90,12 +89,12 @@ def adapter_in(folder: Location) -> str:
 
 
 def _kind(declared: Mapping[str, Any]) -> str:
-    """Return which kind of PEFT adapter a configuration declares; LoRA by default."""
+    """Return the kind of PEFT adapter that a configuration declares; LoRA by default."""
     return str(declared.get("peft_type") or LORA)
 
 
 def is_lora(adapter: Location) -> bool:
-    """Return whether an adapter can be read, according to its configuration."""
+    """Return whether the adapter's configuration declares a kind that can be read."""
     return _kind(_said(adapter.folder())) == LORA
 
 

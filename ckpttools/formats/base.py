@@ -2,7 +2,7 @@
 
 To add a format, write one module with a `FORMAT` object and one line: see docs/add-a-format.md.
 
-Every format is a `Format`. It declares further abilities by having the methods of the other protocols here,
+Every format is a `Format`. It has further abilities if it implements the other protocols of this module,
 `Writable` and `Supports…`; use `formats.registry` to query them.
 """
 
@@ -28,10 +28,10 @@ from ckpttools.stores.checksums import ChecksummedRange
 from ckpttools.stores.location import Location
 
 SIDECARS = "hf"
-"""Directory inside an Orbax item for a model's sidecars: see `formats.sidecar`."""
+"""Directory inside an Orbax item for a model's sidecars; see `formats.sidecar`."""
 
 RECORD = "ckpttools.json"
-"""File in it that records which names the model used."""
+"""File in `SIDECAR_DIRECTORY` that records the names that the model used."""
 
 
 @validate_fields
@@ -40,14 +40,13 @@ class ReadOptions:
     """Options for reading a checkpoint.
 
     Attributes:
-        step: the training step to open; None takes the latest finished one.
-        max_header_bytes: limit on a safetensors header; the reference implementation stops at 100 MB.
-        max_index_bytes: memory limit for an OCDBT index that needs more than its size on disk suggests.
-        with_optimizer: whether to read an optimizer's moments in formats that otherwise leave them out.
-        prefer_rank: processes in order of preference; their values win if processes disagree on a tensor.
-        all_items: whether to open all items of a step as one tree, each below its name, in formats with
-            several
-            items; otherwise only the item with the model is opened.
+        step: The training step to open; None takes the latest finished one.
+        max_header_bytes: Limit on a safetensors header; the reference implementation stops at 100 MB.
+        max_index_bytes: Memory limit for OCDBT indexes that expand to more than their size on disk suggests.
+        with_optimizer: Whether to read the optimizer's moments in formats that leave them out by default.
+        prefer_rank: Ranks in order of preference, for tensors whose values differ between processes.
+        all_items: Whether to open all items of a step as one tree, each below its name; otherwise only the
+            item with the model is opened.
     """
 
     step: int | None = None
@@ -59,11 +58,11 @@ class ReadOptions:
 
 
 class OtherSteps(NamedTuple):
-    """Unreadable other steps of a run: directory name -> what is missing.
+    """Other steps of a run that cannot be read, mapped from directory name to the missing parts.
 
     Attributes:
-        unfinished: steps whose save has not ended.
-        damaged: steps whose save has ended.
+        unfinished: Steps whose save did not finish.
+        damaged: Steps whose save finished.
     """
 
     unfinished: Mapping[str, str]
@@ -71,20 +70,20 @@ class OtherSteps(NamedTuple):
 
 
 class Format(Protocol):
-    """A format that can be read: the type of the entry point's object."""
+    """A format that can be read; entry points of format plug-ins load such an object."""
 
     @property
     def name(self) -> str:
-        """Name that users see."""
+        """The name that users see."""
 
     def why_not(self, path: Location) -> str | None:
-        """Return None if `path` has this format, else a short reason. Read at most a few bytes."""
+        """Return None if `path` has this format, else a short reason; reads at most a few bytes."""
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
-        """Open the tree at `path` without reading any array.
+        """Open the tree at `path` without reading array data.
 
         Raises:
-            FormatError, StorageError: the files cannot be read in this format.
+            FormatError, StorageError: The files cannot be read in this format.
         """
 
 
@@ -93,137 +92,137 @@ class SupportsShardings(Protocol):
     """A format that stores how arrays were sharded when they were saved."""
 
     def shardings(self, tree: Tree) -> Mapping[TreePath, Sharding]:
-        """Return the stored sharding of each array, by path; empty if none is stored.
+        """Return the stored sharding of each array by path; empty if none is stored.
 
         Args:
-            tree: a tree that this format opened.
+            tree: A tree opened by this format.
 
         Raises:
-            FormatError, StorageError: the file with the shardings is damaged or cannot be read.
+            FormatError, StorageError: The file with the shardings is damaged or cannot be read.
         """
 
 
 @runtime_checkable
 class SupportsSteps(Protocol):
-    """A format that keeps several steps of a run in one directory."""
+    """A format that stores several steps of a run in one directory."""
 
     def other_steps(self, tree: Tree) -> OtherSteps:
-        """Return later or half-written steps of the run from which this format opened a tree.
+        """Return unreadable steps of the run that a tree was opened from: later ones and unfinished ones.
 
         Raises:
-            StorageError: the run cannot be listed.
+            StorageError: The run cannot be listed.
         """
 
 
 @runtime_checkable
 class SupportsLocation(Protocol):
-    """A format whose checkpoints are directories that can also be opened by a parent directory."""
+    """A format whose checkpoints are directories that can also be opened through a parent directory."""
 
     def lies_at(self, path: Location) -> Location:
-        """Return the directory of the checkpoint that a path opens: for a run, that of a step."""
+        """Return the checkpoint directory that a path opens; for a run, a step directory."""
 
 
 @runtime_checkable
 class SupportsStepFiles(Protocol):
-    """A format whose directories can hold several checkpoints; opening the directory reads one of them."""
+    """A format whose directories may hold several checkpoints; opening one reads one checkpoint."""
 
     def checkpoints_in(self, path: Location) -> Sequence[Location]:
         """Return all checkpoints at a path, including damaged ones; only the path if it is one checkpoint.
 
         Raises:
-            StorageError: the path cannot be read.
+            StorageError: The path cannot be read.
         """
 
 
 @runtime_checkable
 class SupportsStorage(Protocol):
-    """A format that knows more about how its arrays are stored than the arrays themselves tell."""
+    """A format that can describe how its arrays are stored in more detail than the arrays do."""
 
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
-        """Return the files of a tree that this format opened, and their content; reads no array.
+        """Return the files of a tree opened by this format, with their contents; reads no array data.
 
         Raises:
-            FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
+            FormatError, StorageError: An index or the metadata of an array is damaged or cannot be read.
         """
 
 
 @runtime_checkable
 class SupportsFaults(Protocol):
-    """A format that can find faults in a checkpoint, for `ckpt doctor`."""
+    """A format that can find faults in a checkpoint, for diagnosis."""
 
     @property
     def looks_for(self) -> str:
-        """Summary of the faults, in one line."""
+        """One-line summary of the faults that are checked."""
 
     def faults(self, path: Location, options: ReadOptions) -> Iterable[CheckpointError]:
-        """Yield the faults of a file or directory of this format, complete or damaged; reads no array.
+        """Yield the faults of a complete or damaged checkpoint of this format; reads no array data.
 
         Raises:
-            CheckpointError: the last fault; it prevents examining the rest.
+            CheckpointError: The last fault, which prevents further checks.
         """
 
 
 @runtime_checkable
 class SupportsChecksums(Protocol):
-    """A format with checksums that reading arrays does not verify."""
+    """A format whose checksums are not verified when arrays are read."""
 
     def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
-        """Yield the ranges with checksums in a file or directory, complete or damaged; reads no array.
+        """Yield the byte ranges that have checksums in a complete or damaged checkpoint; reads no array data.
 
         Raises:
-            CheckpointError: the rest cannot be examined; `SupportsFaults.faults` reports why, unless a
-                network
-                store does not respond.
+            CheckpointError: Further ranges cannot be examined. `SupportsFaults.faults` reports the reason,
+                unless a network store does not respond.
         """
 
 
 @runtime_checkable
 class SupportsRankPreference(Protocol):
-    """A format with one file per process: `ReadOptions.prefer_rank` selects whose values are read."""
+    """A format with one file per process, where `ReadOptions.prefer_rank` selects whose values are read."""
 
     @property
     def rank_files(self) -> str:
-        """Names of these files and the program that writes them."""
+        """The names of the per-process files, and the program that writes them."""
 
 
 @runtime_checkable
 class SupportsFiles(Protocol):
-    """A format that knows its own files; checkpoints of other formats are never replaced."""
+    """A format that recognizes its own files, so that checkpoints of other formats are not replaced."""
 
     def owns(self, name: str) -> bool:
-        """Return whether a path relative to a checkpoint is, or could be mistaken for, this format's."""
+        """Return whether a path relative to a checkpoint is, or may be taken for, a file of this format."""
 
     def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
-        """Yield files in a directory that are not part of the one checkpoint that the writer puts there.
+        """Yield files in a directory that are not part of the checkpoint that the writer replaces.
 
         Args:
-            directory: the directory.
-            tree: the tree that this format opened there.
+            directory: The directory to list.
+            tree: The tree that this format opened in the directory.
 
         Raises:
-            StorageError: the directory cannot be listed.
+            StorageError: The directory cannot be listed.
         """
 
 
 @runtime_checkable
 class SupportsSidecarLookup(Protocol):
-    """A format with a directory for configuration, tokenizer and so on: see `formats.sidecar`."""
+    """A format with a directory for the configuration, tokenizer and so on; see `formats.sidecar`."""
 
     def sidecars(self, tree: Tree) -> Location:
-        """Return the directory that has, or would have, the sidecars of a tree that this format opened."""
+        """Return the directory of the sidecars of a tree opened by this format, which may not exist."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The placement of all arrays of a checkpoint, known before the first byte is read.
+    """The planned location of every array of a checkpoint, known before the first byte is read.
 
     Attributes:
-        placements: the placement of each array.
-        files: final size in bytes of each data file whose size is known; growing files and those of single
-            chunks are not included.
-        links: existing files by the name of the link to them, relative to the checkpoint's root.
-        remarks: remarks about this layout for the user.
-        heads: the first bytes of data files that do not belong to an array.
+        placements: The placement of each array.
+        files: Final size of each data file in bytes; files that grow and files of single chunks are not
+            included.
+        links: Existing files by the name of the link that will point to them, relative to the checkpoint's
+            root.
+        remarks: Remarks for the user about this layout.
+        heads: Leading bytes of data files that do not belong to an array.
     """
 
     placements: Mapping[TreePath, Placement]
@@ -236,11 +235,10 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are certainly written to disk.
+        """Number of bytes that are certain to be written.
 
-        The size of encoded chunks is unknown before they are encoded, and links and references take no
-        space. If
-        the disk fills up, the user can free space and resume the run.
+        The size of encoded chunks is unknown until they are encoded, and links and references take no space.
+        If the disk fills up, the user can free space and resume.
         """
         files = sum(
             p.nbytes for p in self.placements.values() if isinstance(p.home, ChunkFiles) and not p.codec
@@ -249,14 +247,14 @@ class Layout:
 
     @property
     def referenced(self) -> Iterator[Referenced]:
-        """The chunks of each array that are referenced instead of written."""
+        """The referenced chunks of each array, which are not written."""
         for placement in self.placements.values():
             if isinstance(placement.home, Referenced):
                 yield placement.home
 
     @cached_property
     def used(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
-        """The (start, stop) ranges of each of `links` that chunks refer to, in order, without overlap."""
+        """The (start, stop) ranges of each of `links` that chunks refer to, sorted and without overlap."""
         spans: dict[str, list[tuple[int, int]]] = {name: [] for name in self.links}
         for home in self.referenced:
             for span in home.ranges:
@@ -278,56 +276,57 @@ def _joined(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 Extents = Mapping[tuple[TreePath, Shape], Range]
-"""Location of each encoded chunk: (array, grid index) -> byte range of a file."""
+"""Maps (array, grid index) of each encoded chunk to a byte range of a file."""
 
 
 class Writer(Protocol):
-    """A format that can be written, with its options already set."""
+    """Writes one format with options that are already set."""
 
     @property
     def name(self) -> str:
-        """Name of the format."""
+        """The name of the format."""
 
     def layout(self, tree: Tree, limit: int) -> Layout:
-        """Place every array of the tree.
+        """Choose the placement of every array of the tree.
 
         Args:
-            tree: the tree to write.
-            limit: maximum bytes of a chunk that must be created in one piece.
+            tree: The tree to write.
+            limit: Maximum size of a chunk that must be created in one piece, in bytes.
 
         Raises:
-            FormatError: the format cannot hold an array or a leaf; the message names it and a remedy.
+            FormatError: The format cannot store an array or a leaf. The message names it and suggests a
+                remedy.
         """
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """Write everything but the data files: index and metadata.
+        """Write everything except the data files: index and metadata.
 
-        The one or two files by which readers recognize a checkpoint are written last.
+        Files by which readers recognize a checkpoint are written last.
 
         Args:
-            directory: the checkpoint's root.
-            tree: the tree that was written.
-            layout: the result of `layout`.
-            extents: locations of encoded chunks; empty if no chunks are encoded.
+            directory: The checkpoint's root.
+            tree: The tree that was written.
+            layout: The layout from `layout`.
+            extents: Locations of the encoded chunks; empty if no chunks are encoded.
         """
 
 
 @runtime_checkable
 class SupportsSidecars(Protocol):
-    """A writer with a directory for sidecars; other writers leave them out and say so."""
+    """A writer with a directory for sidecars; other writers leave sidecars out and report it."""
 
     def sidecars_at(self, tree: Tree, is_model: bool) -> str:
         """Return the directory for sidecars, relative to the root; empty for the root itself.
 
         Args:
-            tree: the tree to write.
-            is_model: whether the arrays have the model's own names, so that its files can be next to them.
+            tree: The tree to write.
+            is_model: Whether the arrays have the model's own names, so that its files apply to them.
         """
 
 
 @runtime_checkable
 class SupportsUnownedFiles(Protocol):
-    """A writer that knows better than its format which files at a destination are not its own."""
+    """A writer that can tell more precisely than its format which files it does not own."""
 
     def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
         """See `SupportsFiles.unowned_files`."""
@@ -335,11 +334,11 @@ class SupportsUnownedFiles(Protocol):
 
 @runtime_checkable
 class WritesSteps(Protocol):
-    """A writer of runs that may know which step of a run it writes."""
+    """A writer of runs that may know which step it writes."""
 
     @property
     def step_said(self) -> int | None:
-        """Step number that the user passed, possibly to add a step; None without one."""
+        """Step number that the user passed, for example to add a step; None if the user passed none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,14 +346,14 @@ class Target:
     """The source and destination that a writer is created for.
 
     Attributes:
-        tree: the source as opened; it provides step and names if the user passed none.
-        destination: directory to write; None if it is not known yet.
-        keeps_names: whether step and item keep the source's names if the user passed none.
-        shares: whether unchanged data may be shared with the source by default: the command changes the tree
-            rather than how it is stored.
-        least_share: fraction of a file that must be used to share it by default; 0 for
+        tree: The source as opened, which provides default values for the step and the names.
+        destination: Directory to write; None if it is not known yet.
+        keeps_names: Whether the step and the item keep the source's names by default.
+        shares: Whether unchanged data may be shared with the source by default, because the command changes
+            the tree rather than how it is stored.
+        least_share: Fraction of a file that must be used for sharing it by default; 0 means
             `ckpttools.formats.references.LEAST_SHARE`.
-        declared: names of the options that the user set.
+        declared: Names of the options that the user set.
     """
 
     tree: Tree
@@ -371,11 +370,11 @@ class Writable(Protocol):
 
     @property
     def name(self) -> str:
-        """Name that users see: the command is `ckpt convert to-NAME`."""
+        """The name that users see, as in `ckpt convert to-NAME`."""
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """Options for writing."""
+        """The options for writing."""
 
     @property
     def help(self) -> str:
@@ -385,9 +384,9 @@ class Writable(Protocol):
         """Create the writer for a target.
 
         Args:
-            target: what to write.
-            options: values of all of `options`, with defaults for those that were not set.
+            target: The source and destination.
+            options: Values of all `options`, including defaults.
 
         Raises:
-            UsageError: options contradict each other.
+            UsageError: Options contradict each other.
         """

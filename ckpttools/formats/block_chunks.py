@@ -1,4 +1,4 @@
-"""Grids of zarr chunks whose chunks are stored blocks, or even parts of them."""
+"""Zarr grids whose chunks are stored blocks or equal parts of stored blocks."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.formats.blocks import Atom, Axis, Blocks, Stretch, shifts_of, sums
 
-# Cut a block into at most this many times more parts than necessary, so that they are even.
+# To get equal parts, cut a block into at most this many times more parts than necessary.
 _MOST_UNEVEN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Blocks, or parts of them, as the chunks of a zarr array.
+    """Stored blocks, or equal parts of them, as the chunks of a zarr array.
 
     Attributes:
-        blocks: the blocks that chunks are parts of.
-        pieces: for each atom of each axis, how many of its coordinates a chunk has.
-        chunk: shape of a grid cell.
-        codecs: codecs as listed in zarr v3 metadata.
-        is_in_order: whether the elements of a chunk are in C order.
+        blocks: The blocks that contain the chunks.
+        pieces: The number of coordinates in a chunk, for each atom of each axis.
+        chunk: Shape of a chunk.
+        codecs: The codecs as listed in zarr v3 metadata.
+        is_in_order: Whether the elements of a chunk are in C order.
     """
 
     blocks: Blocks
@@ -39,7 +39,7 @@ class Chunks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one chunk's elements."""
+        """Size of the elements of a chunk, in bytes."""
         return prod(self.chunk) * self.blocks.itemsize
 
     def locations(self) -> Iterator[Stretch]:
@@ -56,11 +56,12 @@ class Chunks:
 
 
 def chunks_of(blocks: Blocks, largest: int) -> Chunks | None:
-    """Return the grid whose chunks are these blocks, or even parts of them; None if there is no such grid.
+    """Return a grid whose chunks are these blocks, or equal parts of them; None if no grid fits.
 
     Args:
-        blocks: the blocks of an array.
-        largest: cut larger blocks, in bytes, if they are plain and can be cut evenly.
+        blocks: The blocks of an array.
+        largest: Maximum chunk size in bytes; larger blocks are cut if they are uncompressed and can be cut
+            evenly.
     """
     pieces = _pieces(blocks, largest)
     spans = [_span(axis, lengths) for axis, lengths in zip(blocks.axes, pieces, strict=True)]
@@ -78,7 +79,7 @@ def chunks_of(blocks: Blocks, largest: int) -> Chunks | None:
 
 
 def _pieces(blocks: Blocks, largest: int) -> list[list[int]]:
-    """Return how many coordinates of each atom a chunk has: as many as are contiguous in memory."""
+    """Return how many coordinates of each atom are in a chunk: as many as are contiguous in memory."""
     pieces = [[atom.cell for atom in axis] for axis in blocks.axes]
     if not blocks.chain.is_plain:
         return pieces
@@ -88,7 +89,7 @@ def _pieces(blocks: Blocks, largest: int) -> list[list[int]]:
         if atom.stride == run:
             run, slowest = run * atom.cell, (axis, k)
         else:
-            # Another atom is in between, so each coordinate becomes a chunk.
+            # Another atom is in between, so each coordinate gets its own chunk.
             pieces[axis][k] = 1
     if slowest is not None:
         axis, k = slowest
@@ -101,13 +102,13 @@ def _by_stride(each: tuple[Atom, int, int]) -> int:
 
 
 def _even_part(length: int, least: int) -> int:
-    """Return the length divided by its smallest divisor of at least `least`, or the length itself."""
+    """Divide the length by its smallest divisor of at least `least`; return the length if it has none."""
     counts = range(least, min(length, _MOST_UNEVEN * least) + 1)
     return length // next((count for count in counts if length % count == 0), 1)
 
 
 def _span(axis: Axis, pieces: Sequence[int]) -> tuple[int, int] | None:
-    """Return a chunk's length along an axis and its stride in memory; None if the chunks are uneven."""
+    """Return a chunk's length along an axis and its stride in memory; None if chunks would be uneven."""
     length, stride, is_whole = 1, 1, True
     for number, (atom, piece) in reversed(list(enumerate(zip(axis, pieces, strict=True)))):
         if piece > 1:

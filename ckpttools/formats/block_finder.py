@@ -1,4 +1,4 @@
-"""The blocks of arrays that are built from stored arrays without moving elements."""
+"""Finds the blocks of arrays that are derived from stored arrays without moving elements."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ckpttools.formats.orbax.arrays import Grid
 
 
 class Finder:
-    """Finds the blocks of arrays; caches arrays that many others are built from."""
+    """Finds the blocks of arrays; caches results for arrays that many others are derived from."""
 
     def __init__(self) -> None:
         self._known: dict[int, Blocks | None] = {}
 
     def blocks(self, array: LazyArray) -> Blocks | None:
-        """Return the array as blocks; None if its elements are not stored as they are."""
+        """Return the array as blocks; None if its elements are not stored unchanged."""
         match array:
             case Stored():
                 return blocks_of_stored(array)
@@ -42,7 +42,7 @@ class Finder:
                 return inner.relaid(array.split, array.order, array.merge)
 
     def _shared(self, array: LazyArray) -> Blocks | None:
-        """Return the blocks of an array from which other arrays may be built, too."""
+        """Return the cached blocks of an array that other arrays may also be derived from."""
         if isinstance(array, Stored):
             return blocks_of_stored(array)
         if id(array) not in self._known:

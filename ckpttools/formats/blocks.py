@@ -1,9 +1,8 @@
-"""Arrays as grids of blocks: boxes of elements that are stored together, under the same codecs.
+"""Arrays as grids of blocks: regions of elements that are stored together, with the same codecs.
 
 Stacking, unstacking, splitting, merging and reordering axes moves no element within a block. The result is
-therefore a grid of the same blocks with other counts: each axis is a product of atoms, and each atom knows
-    the
-distance of its coordinates, in blocks and within a block.
+therefore another grid of the same blocks: each axis is a product of atoms, and each atom records the distance
+between its coordinates, in blocks and within a block.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from ckpttools.formats.orbax.arrays import Grid
 from ckpttools.formats.zarr.chain import Chain
 
 Stretch = tuple[ByteSource, int, int]
-"""File, first byte, number of bytes."""
+"""File, offset and number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """A factor of an axis.
+    """A factor of an axis, with its own strides.
 
     Attributes:
-        length: number of coordinates.
-        cell: coordinates that share a block; the last or only block may extend beyond the length.
-        stride: elements between neighbors within a block.
-        step: blocks between neighboring cells.
+        length: Number of coordinates.
+        cell: Number of coordinates in a block; the last block may extend beyond the length.
+        stride: Distance between adjacent coordinates within a block, in elements.
+        step: Distance between adjacent cells, in blocks.
     """
 
     length: int
@@ -49,14 +48,15 @@ class Blocks:
     """An array as a grid of blocks.
 
     Attributes:
-        axes: the atoms of each axis, outermost first, without those of one coordinate.
-        locations: location of each block.
-        itemsize: bytes of an element.
-        chain: the codecs of a block.
-        is_grid: whether the blocks are chunks in the source; otherwise ranges that any grid may cut.
-        is_transposed: whether a source chunk has another order of axes in memory.
-        first: index of the block with the first element.
-        start: offset of the first element in its block.
+        axes: The atoms of each axis, outermost first, without atoms of length one.
+        locations: The location of each block.
+        itemsize: Size of an element in bytes.
+        chain: The codecs of a block.
+        is_grid: Whether the blocks are chunks in the source; otherwise they are ranges that can be cut
+            anywhere.
+        is_transposed: Whether the source stores the axes of a chunk in another order.
+        first: Index of the block that contains the first element.
+        start: Offset of the first element in its block.
     """
 
     axes: tuple[Axis, ...]
@@ -69,7 +69,7 @@ class Blocks:
     start: int = 0
 
     def taken(self, axis: int, index: int) -> Blocks | None:
-        """Return one coordinate of an axis; None if that splits blocks that are encoded as a unit."""
+        """Return one coordinate of an axis; None if that splits blocks that are encoded as a whole."""
         first, start = self.first, self.start
         for atom in reversed(self.axes[axis]):
             index, i = divmod(index, atom.length)
@@ -80,7 +80,7 @@ class Blocks:
         return replace(self, axes=self.axes[:axis] + self.axes[axis + 1 :], first=first, start=start)
 
     def windowed(self, begin: Shape, shape: Shape) -> Blocks | None:
-        """Return a box of the array; None if its edge is inside blocks that cannot be split there."""
+        """Return a region of the array; None if its edge is inside a block that cannot be split there."""
         axes: list[Axis] = []
         first, start = self.first, self.start
         for axis, a, length in zip(self.axes, begin, shape, strict=True):
@@ -96,7 +96,7 @@ class Blocks:
         return replace(self, axes=tuple(axes), first=first, start=start)
 
     def _cut(self, axis: Axis, begin: int, length: int) -> Atom | None:
-        """Return the only atom of an axis with other bounds."""
+        """Return the only atom of an axis, restricted to a range."""
         if len(axis) != 1:
             return None
         (atom,) = axis
@@ -106,7 +106,7 @@ class Blocks:
         return Atom(length, atom.cell, atom.stride, atom.step) if aligned else None
 
     def relaid(self, split: Sequence[Shape], order: Sequence[int], merge: Sequence[int]) -> Blocks | None:
-        """Split, reorder and merge the axes; None if a split cuts through cells of a grid."""
+        """Split, reorder and merge the axes; None if a split cuts through grid cells."""
         groups: list[Axis] = []
         for axis, lengths in zip(self.axes, split, strict=True):
             parts = _parted(axis, lengths)
@@ -118,7 +118,7 @@ class Blocks:
         return replace(self, axes=tuple(map(tuple, merged)))
 
     def listed(self) -> Blocks:
-        """Return the same blocks with `locations` in C order of the atoms, and no others."""
+        """Return the same blocks with `locations` in C order of the atoms, without unused blocks."""
         locations = self.locations
         if len(locations) > 1 or self.start:
             shifts = sums([shifts_of(atom, atom.cell) for axis in self.axes for atom in axis])
@@ -136,14 +136,14 @@ class Blocks:
         return replace(self, axes=tuple(axes), locations=locations, first=0, start=0)
 
     def location(self, block: int, start: int) -> Stretch:
-        """Return the location of a block, and of the element at an offset from the first one in it."""
+        """Return the location of a block, starting at an element offset within the block."""
         source, offset, nbytes = self.locations[self.first + block]
-        # Blocks that are encoded as a unit have no offsets.
+        # Blocks that are encoded as a whole have no offsets.
         return source, offset + (self.start + start) * self.itemsize, nbytes
 
 
 def blocks_of_stored(array: Stored) -> Blocks | None:
-    """Return a range of a file as blocks; None if elements share bytes or do not exist."""
+    """Return a contiguous byte range as blocks; None if elements share bytes or there are none."""
     if (array.dtype.packed and not array.whole_bytes) or not array.size:
         return None
     location = (array.source, array.offset, array.nbytes)
@@ -154,7 +154,7 @@ def blocks_of_stored(array: Stored) -> Blocks | None:
 
 
 def blocks_of_grid(grid: Grid) -> Blocks | None:
-    """Return the chunks of a zarr array; None if some are missing or their codecs depend on the axes."""
+    """Return the chunks of a zarr array; None if chunks are missing or the codecs depend on the axes."""
     document = grid.document
     if document.chain is None or 0 in document.shape:
         return None
@@ -170,7 +170,7 @@ def blocks_of_grid(grid: Grid) -> Blocks | None:
 
 
 def _axes(shape: Shape, cells: Shape, order: Shape, steps: Sequence[int]) -> tuple[Axis, ...]:
-    """Return one atom for each axis that is longer than one, or has cells longer than one."""
+    """Return one atom for each axis that is longer than one or has cells longer than one."""
     strides = [0] * len(shape)
     run = 1
     for axis in reversed(order):
@@ -213,7 +213,7 @@ def _parted(axis: Axis, lengths: Shape) -> list[Axis] | None:
                 rest.append(outer)
             group.insert(0, atom)
             length //= atom.length
-        # One coordinate in a padded cell belongs to any group.
+        # A single coordinate in a padded cell fits in any group.
         while rest and rest[-1].length == 1:
             group.insert(0, rest.pop())
         groups.insert(0, tuple(group))
@@ -221,7 +221,7 @@ def _parted(axis: Axis, lengths: Shape) -> list[Axis] | None:
 
 
 def _halved(atom: Atom, inner: int) -> tuple[Atom, Atom] | None:
-    """Split an atom in two, with the inner length given; None if that cuts through its cells."""
+    """Split an atom into an outer and an inner one of a given length; None if that cuts through cells."""
     outer, cell = atom.length // inner, atom.cell
     if cell % inner == 0:
         return (
@@ -234,7 +234,7 @@ def _halved(atom: Atom, inner: int) -> tuple[Atom, Atom] | None:
 
 
 def shifts_of(atom: Atom, piece: int) -> list[tuple[int, int]]:
-    """Return the offset, in blocks and in elements within a block, of every `piece`-th coordinate."""
+    """Return the offset of every `piece`-th coordinate, in blocks and in elements within a block."""
     starts = range(0, atom.length, piece)
     return [(i // atom.cell * atom.step, i % atom.cell * atom.stride) for i in starts]
 

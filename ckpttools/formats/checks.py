@@ -1,4 +1,4 @@
-"""Checks that writers run before they write the first byte."""
+"""Checks that writers run before writing the first byte."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ckpttools.core.message_terms import action, option
 from ckpttools.core.text import array_count
 from ckpttools.formats.json_file import DEEPEST
 
-# Limit of Linux file systems.
+# Limit of Linux file systems for a file name.
 LONGEST_NAME = 255
-# Readers refuse longer array names, because damaged or hostile files contain them.
+# Readers refuse longer array names, which occur in damaged or malicious files.
 LONGEST_PATH = 4096
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a file can have this name. Orbax and zarr-python read a backslash as "/"."""
+    """Return whether a file can have this name. Orbax and zarr-python treat a backslash as "/"."""
     if name in ("", ".", "..") or not {"/", "\\", "\0"}.isdisjoint(name):
         return False
     try:
@@ -31,12 +31,12 @@ def check_paths(tree: Tree, name_of: Callable[[Path], str], what: str) -> None:
     """Refuse paths that the format's own reader would refuse.
 
     Args:
-        tree: the tree to write.
-        name_of: returns a leaf's name on disk.
-        what: the format's name, for the message.
+        tree: The tree to write.
+        name_of: Returns a leaf's name on disk.
+        what: The format's name, for the message.
 
     Raises:
-        FormatError: a name is not Unicode text, is too long, or has too many keys; lists all such names.
+        FormatError: Names are not valid Unicode, too long, or have too many keys. The message lists them.
     """
     wrong = [keystr(path) for path in tree if not _is_readable(path, name_of(path))]
     if wrong:
@@ -59,14 +59,14 @@ def _shortened(name: str) -> str:
 
 
 def check_plain(tree: Tree, what: str) -> None:
-    """Reject leaves that are not arrays, for formats that hold only arrays.
+    """Reject leaves other than arrays, for formats that store only arrays.
 
     Args:
-        tree: the tree to write.
-        what: the format's name, for the message.
+        tree: The tree to write.
+        what: The format's name, for the message.
 
     Raises:
-        FormatError: lists all such leaves.
+        FormatError: The tree has such leaves. The message lists them.
     """
     if len(tree.arrays) < len(tree):
         raise FormatError(
@@ -83,13 +83,13 @@ def check_dtypes(
     """Reject arrays whose dtype the format does not support.
 
     Args:
-        tree: the tree to write.
-        spelling: returns the format's name for a dtype, or None.
-        what: the format's name, for the message.
-        cast: name of a supported dtype to which floating-point arrays can be cast.
+        tree: The tree to write.
+        spelling: Returns the format's name for a dtype, or None if it is not supported.
+        what: The format's name, for the message.
+        cast: A supported dtype to which floating-point arrays can be cast.
 
     Raises:
-        FormatError: lists all such arrays and a possible cast.
+        FormatError: The tree has such arrays. The message lists them and suggests a cast.
     """
     wrong = {path: array for path, array in tree.arrays.items() if spelling(array.dtype) is None}
     if not wrong:

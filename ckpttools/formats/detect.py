@@ -1,10 +1,10 @@
-"""Identify what is at a location: a checkpoint, step, run, adapter, plan or leftover, or several of these.
+"""Identify a location: a checkpoint, step, run, adapter, plan or leftover, or a collection of these.
 
-`detect` is the only place that decides this. `open_tree` opens what it returns, and commands that list, copy,
-prune, replace or describe a location use the same answer. A directory of several checkpoints is a list of
-them (`LocationKind.COLLECTION`), and is never opened as one of them.
+All identification is done by `detect`. `open_tree` opens its result, and commands that list, copy, prune,
+replace or describe a location use the same result. A directory of several checkpoints is a collection
+(`LocationKind.COLLECTION`) and is never opened as one of them.
 
-Detection reads names, and a few bytes of files without an ending. Each property is computed at first use.
+Detection reads names, and a few bytes of files without a suffix. Properties are computed on first use.
 """
 
 from __future__ import annotations
@@ -43,59 +43,59 @@ from ckpttools.stores.registry import LocationLike, parse
 
 _ORBAX = "orbax"
 SET_ASIDE = ".unfinished"
-"""Suffix of a directory that the fix `set-aside` of `ckpt doctor` has renamed."""
-# Files that torch.save wrote. A directory of such files may hold anything, so they are opened by their paths.
+"""Suffix of directories that the `set-aside` fix of `ckpt doctor` has renamed."""
+# Files written by torch.save. A directory may mix them with anything else, so they are opened by path.
 _SAVED_BY_TORCH = (".pth", ".pt", ".ckpt")
 # Levels below a directory that are searched for checkpoints, and the number of directories in all. A local
 # directory takes 0.5 ms, one in a bucket several requests.
 _MAX_LEVELS, _MAX_SEARCHED, _MAX_SEARCHED_LOCALLY = 4, 200, 2000
-# Levels below a step of a trainer, as in `global_step_10/actor/huggingface`.
+# Levels that are searched below a trainer's step, as in `global_step_10/actor/huggingface`.
 _MAX_LEVELS_IN_STEP = 2
-# Maximum number of steps of a trainer that are searched for a checkpoint.
+# Maximum number of trainer steps that are searched for a checkpoint.
 _MAX_STEPS_SEARCHED = 20
 
 TRAINER_STEP = re.compile(r"(?:global_step|step|checkpoint|iter)[-_]?(?P<number>\d{1,18})", re.DOTALL)
 """Names of step directories of PyTorch trainers."""
 PLAIN_STEP = re.compile(r"(?P<number>\d{1,18})", re.ASCII)
-"""Names of step directories without the files by which steps of Orbax are recognized."""
+"""Names of step directories that lack the files by which Orbax steps are recognized."""
 
 
 class LocationKind(StrEnum):
-    """What is at a location."""
+    """The kind of checkpoint or directory at a location."""
 
     ITEM = "item"
-    """One tree in a step of Orbax."""
+    """One tree in an Orbax step."""
     STEP = "step"
-    """A step of Orbax, with items."""
+    """An Orbax step, with items."""
     RUN = "run"
-    """A directory of steps: of Orbax in any layout, of Flax, or of a PyTorch trainer."""
+    """A directory of steps, written by Orbax in any layout, by Flax, or by a PyTorch trainer."""
     HOSTS = "hosts"
-    """Directories of several hosts of a job, each with a part of every step."""
+    """Directories of several hosts of a job; each stores a part of every step."""
     MODEL = "model"
-    """A model directory as on the Hugging Face Hub: weights and `config.json`."""
+    """A model directory as on the Hugging Face Hub, with weights and `config.json`."""
     ADAPTER = "adapter"
-    """A directory with an adapter of PEFT, without its base model."""
+    """A directory with a PEFT adapter, without its base model."""
     CHECKPOINT = "checkpoint"
-    """A directory that is one checkpoint, in any format."""
+    """A directory that is a single checkpoint in any other format."""
     FILE = "file"
-    """A single file that is a checkpoint, or a shard of one."""
+    """A single file that is a checkpoint or a shard of one."""
     PLAN = "plan"
-    """A plan of a conversion in a file."""
+    """A file with a conversion plan."""
     COLLECTION = "collection"
-    """A directory of checkpoints or runs that do not belong together."""
+    """A directory of unrelated checkpoints or runs."""
     INTERRUPTED = "interrupted conversion"
-    """A directory in which a conversion grows, or was interrupted."""
+    """A directory that a running or interrupted conversion is writing to."""
     PRUNE = "interrupted prune"
     """The directory in which a prune records and removes steps."""
     SAVE = "unfinished save"
-    """What an interrupted save of Orbax left."""
+    """The remains of an interrupted Orbax save."""
     EMPTY = "empty directory"
     OTHER = "other"
     """Anything else."""
 
 
 class LocationState(StrEnum):
-    """Whether what is at a location can be used."""
+    """Whether the checkpoint or run at a location can be used."""
 
     COMPLETE = "complete"
     UNFINISHED = "unfinished"
@@ -103,22 +103,22 @@ class LocationState(StrEnum):
     DAMAGED = "damaged"
     """A save that ended, and has lost files since."""
     INTERRUPTED = "interrupted"
-    """Work of ckpttools that the same command resumes."""
+    """An operation of ckpttools that the same command resumes."""
 
 
 @dataclass(frozen=True)
 class Detected:
-    """What is at a location; use `detect` to make one.
+    """The result of identifying a location; created by `detect`.
 
     Attributes:
-        location: the location.
-        format: the format that opens it; None if no format does.
-        orbax: the place of Orbax at a directory; a run without steps if it is not of Orbax.
-        hosts: directories of hosts, with their items.
-        unfinished: the conversion that grows there; None if there is none.
-        is_directory: whether it is a directory.
-        is_empty: whether it is an empty directory.
-        reasons: why formats do not recognize it, by their names.
+        location: The identified location.
+        format: The format that opens it; None if no format does.
+        orbax: The Orbax item, step or run at a directory; a run without steps if Orbax did not write it.
+        hosts: The host directories, with their items.
+        unfinished: The conversion in progress at the location, or None.
+        is_directory: Whether the location is a directory.
+        is_empty: Whether the location is an empty directory.
+        reasons: Why each format does not recognize the location, by format name.
     """
 
     location: Location
@@ -132,16 +132,16 @@ class Detected:
 
     @cached_property
     def kind(self) -> LocationKind:
-        """The kind.
+        """The kind of the location.
 
         Raises:
-            StorageError: a directory cannot be listed, or a file cannot be read.
+            StorageError: A directory cannot be listed, or a file cannot be read.
         """
         return self._decision[0]
 
     @property
     def evidence(self) -> str:
-        """The name of what decided the kind: a file, a directory or a format; raises as `kind`."""
+        """The file, directory or format that determined the kind; raises the same errors as `kind`."""
         return self._decision[1]
 
     @cached_property
@@ -200,7 +200,7 @@ class Detected:
 
     @cached_property
     def state(self) -> LocationState:
-        """Whether it can be used; raises as `kind`."""
+        """Whether the location can be used; raises the same errors as `kind`."""
         if self.kind in (LocationKind.INTERRUPTED, LocationKind.PRUNE):
             return LocationState.INTERRUPTED
         if self.unfinished_reason is None:
@@ -223,9 +223,9 @@ class Detected:
 
     @cached_property
     def unfinished_reason(self) -> str | None:
-        """Why a save is not known to be finished; None if it is, or if only `state` tells. Raises as `kind`.
+        """Why a save may be unfinished; None if it is finished or only `state` shows it. Raises as `kind`.
 
-        The latest step decides for a run only if no step is finished.
+        For a run without a finished step, this is the reason of the latest step.
         """
         match self.orbax:
             case OrbaxItem() as item:
@@ -238,16 +238,16 @@ class Detected:
                 return None if first is None or None in reasons else first
         if self.kind is LocationKind.SAVE:
             return f"its name is still {self.location.name}"
-        # In a bucket, a conversion grows under its final name.
+        # In a bucket, a conversion writes under its final name.
         grows = self.location.store.streams is not None and read_unfinished(self.location) is not None
         return "a conversion is being written to it" if grows else None
 
     @cached_property
     def flax_states(self) -> Mapping[int, Location]:
-        """Files of `flax.training.checkpoints` in a directory, by step.
+        """Checkpoint files of `flax.training.checkpoints` in a directory, by step.
 
         Raises:
-            StorageError: the directory or a file cannot be read.
+            StorageError: The directory or a file cannot be read.
         """
         from ckpttools.formats.flax.format import numbered_states
 
@@ -255,12 +255,12 @@ class Detected:
 
     @cached_property
     def trainer_steps(self) -> Sequence[Location]:
-        """Steps of a PyTorch trainer in a directory, if at least one has a checkpoint; raises as `kind`."""
+        """Steps of a PyTorch trainer in a directory, if any has a checkpoint; raises as `kind`."""
         return find_trainer_steps(self.location) if self.is_directory else ()
 
     @cached_property
     def step_count(self) -> int | None:
-        """The number of steps of a run; None for other kinds. Raises as `kind`."""
+        """The number of steps of a run; None for other kinds. Raises the same errors as `kind`."""
         if self.kind is not LocationKind.RUN:
             return None
         if isinstance(self.orbax, OrbaxRun) and self.orbax.steps:
@@ -273,7 +273,7 @@ class Detected:
 
     @property
     def format_name(self) -> str | None:
-        """The name of the format, of the last step for a run that is opened by its steps."""
+        """The name of the format; for a run that is opened through its steps, the format of the last step."""
         if self.format is not None:
             return self.format.name
         steps = self.trainer_steps if self.kind is LocationKind.RUN else ()
@@ -288,7 +288,7 @@ class Detected:
         whether there are more.
 
         Raises:
-            StorageError: the directory cannot be listed.
+            StorageError: The directory cannot be listed.
         """
         if not self.is_directory or self.format is not None:
             return ()
@@ -301,18 +301,18 @@ class Detected:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether the search for `members` ended at the limit of directories."""
+        """Whether the search for `members` reached the limit on directories."""
         return len(self.members) > 0 and self._budget.left == 0
 
     def name_below(self, above: Location) -> str:
-        """Return the path of this location below another."""
+        """Return the path of this location relative to a parent directory."""
         return self.location.relative_to(above)
 
     def open(self, options: ReadOptions) -> Tree:
-        """Open the checkpoint with its format; reads headers and indexes, but no array.
+        """Open the checkpoint with its format; reads headers and indexes but no array data.
 
         Raises:
-            CheckpointError: it cannot be read, or is not one checkpoint.
+            CheckpointError: The location cannot be read or is not a single checkpoint.
         """
         if self.format is None:
             raise FormatError("this is not one checkpoint", location=self.location)
@@ -324,21 +324,21 @@ class Detected:
 
 
 class _SearchLimit:
-    """The number of directories that may still be searched."""
+    """A counter of the directories that may still be searched."""
 
     def __init__(self, count: int = _MAX_SEARCHED) -> None:
         self.left = count
 
 
 def detect(where: LocationLike, *, is_content: bool = False) -> Detected:
-    """Identify what is at a location. Reads names, and the beginning of some files, but no array.
+    """Identify a location; reads names and the start of some files, but no array data.
 
     Args:
-        where: the location.
-        is_content: whether to identify the content of a conversion that grows there.
+        where: The location to identify.
+        is_content: Whether to identify the content of a conversion in progress, rather than the conversion.
 
     Raises:
-        StorageError: nothing is there, or it cannot be accessed.
+        StorageError: The location does not exist or cannot be accessed.
     """
     location = parse(where)
     status = location.status()
@@ -353,13 +353,13 @@ def detect(where: LocationLike, *, is_content: bool = False) -> Detected:
 
 
 def identified(place: OrbaxItem | Step) -> Detected:
-    """Wrap an item or a step that Orbax's own search has found."""
+    """Wrap an item or a step that Orbax's own search found."""
     location = place.directory if isinstance(place, OrbaxItem) else place.path
     return Detected(location, format_named(_ORBAX), place)
 
 
 def is_checkpoint(location: Location) -> bool:
-    """Whether a built-in format opens what is at a location; raises StorageError if it cannot be accessed."""
+    """Return whether a built-in format opens a location; raises StorageError if it cannot be accessed."""
     status = location.status()
     if status is None:
         return False
@@ -369,10 +369,10 @@ def is_checkpoint(location: Location) -> bool:
 
 
 def find_leftover(location: Location) -> LocationKind | None:
-    """Return the kind of a directory that unfinished work left: a conversion, a prune or a save; else None.
+    """Return the kind of unfinished work (conversion, prune or save) that left a directory, or None.
 
     Raises:
-        StorageError: it cannot be accessed.
+        StorageError: The directory cannot be accessed.
     """
     named = _leftover_of(location, None)
     if named is not None and not location.name.endswith(SUFFIX):
@@ -393,10 +393,10 @@ def _leftover_of(location: Location, unfinished: Unfinished | None) -> tuple[Loc
 
 
 def find_in_step(step: Location) -> Mapping[str, Detected]:
-    """Return the checkpoints in a step of a PyTorch trainer: the step itself as "", or paths below it.
+    """Return the checkpoints in a PyTorch trainer's step: paths below the step, "" for the step itself.
 
     Raises:
-        StorageError: a directory cannot be listed.
+        StorageError: A directory cannot be listed.
     """
     itself = _detect_directory(step, built_in_formats(_ORBAX))
     if itself.format is not None:
@@ -405,13 +405,13 @@ def find_in_step(step: Location) -> Mapping[str, Detected]:
 
 
 def find_trainer_steps(run: Location) -> Sequence[Location]:
-    """Return the steps of a PyTorch trainer, in order; none if no step has a checkpoint.
+    """Return the steps of a PyTorch trainer in order; empty if no step has a checkpoint.
 
     Args:
-        run: a directory, which has the steps or a directory `checkpoints` with them.
+        run: A directory that contains the steps, or a subdirectory `checkpoints` with the steps.
 
     Raises:
-        StorageError: a directory cannot be listed.
+        StorageError: A directory cannot be listed.
     """
     below = run / "checkpoints"
     inside = directories(run)
@@ -426,11 +426,11 @@ def find_trainer_steps(run: Location) -> Sequence[Location]:
 
 
 def _detect_directory(location: Location, formats: Iterator[Format]) -> Detected:
-    """Identify a directory in which no conversion grows.
+    """Identify a directory that is not the destination of a conversion in progress.
 
     Args:
-        location: the directory.
-        formats: the formats except Orbax, which is recognized without importing its format.
+        location: The directory to identify.
+        formats: The formats except Orbax, which is recognized without importing its format.
     """
     if not location.entries():
         return Detected(location, is_empty=True)
@@ -452,7 +452,7 @@ def _detect_directory(location: Location, formats: Iterator[Format]) -> Detected
 
 
 def _by_format(detected: Detected, formats: Iterator[Format]) -> Detected:
-    """Add the first format that recognizes a location, or why none does."""
+    """Add the first format that recognizes a location, or each format's reason for not recognizing it."""
     reasons = dict(detected.reasons)
     for format in formats:
         reason = format.why_not(detected.location)
@@ -465,7 +465,7 @@ def _by_format(detected: Detected, formats: Iterator[Format]) -> Detected:
 
 
 def _has_other_checkpoints(step: Step) -> bool:
-    """Whether an unnumbered directory without step metadata has checkpoints that are not items."""
+    """Return whether an unnumbered directory without step metadata has checkpoints that are not items."""
     if step.is_declared:
         return False
     items = {item.directory for item in step.items}
@@ -505,11 +505,11 @@ def _list_directories(location: Location) -> list[Location]:
     try:
         return sorted(directories(location), key=str)
     except CheckpointError:
-        return []  # an unreadable directory next to checkpoints
+        return []  # unreadable directories next to checkpoints are skipped
 
 
 def _list_files(folder: Location) -> Iterator[Detected]:
-    """Find files of torch.save in a directory, which are opened by their own paths."""
+    """Yield the torch.save files in a directory, which are opened by their own paths."""
     for entry in folder.entries():
         location = folder / entry.name
         if entry.is_file and location.suffix in _SAVED_BY_TORCH and _is_recognized(location):
@@ -517,7 +517,7 @@ def _list_files(folder: Location) -> Iterator[Detected]:
 
 
 def _identify(location: Location) -> Detected | None:
-    """Return a checkpoint or run at a directory; None for another directory, which is searched."""
+    """Return the checkpoint or run at a directory; None if the directory should be searched."""
     try:
         if location.name.endswith(SUFFIX) and (left := read_unfinished(location)):
             return Detected(location, unfinished=left)
@@ -531,19 +531,19 @@ def _identify(location: Location) -> Detected | None:
 
 
 def _with_leftovers(result: Sequence[Detected]) -> Sequence[Detected]:
-    """Return members of a collection; none if there are only interrupted conversions."""
+    """Return the members of a collection; empty if all of them are interrupted conversions."""
     return result if any(item.unfinished is None for item in result) else ()
 
 
 def _is_plan(location: Location) -> bool:
-    """Whether a file begins like a plan; raises StorageError if it cannot be read."""
+    """Return whether a file starts like a plan; raises StorageError if it cannot be read."""
     start = f'["{PLAN_KINDS}'.encode()
     with location.open() as file:
         return file.size > len(start) and bytes(file.read(0, len(start))) == start
 
 
 def _legacy_run(location: Location) -> Sequence[str]:
-    """Return the names of steps in the layout of Orbax before `_METADATA`, in order."""
+    """Return the sorted names of steps in the Orbax layout that predates `_METADATA`."""
     from ckpttools.formats.zarr.legacy_runs import legacy_run
 
     run = legacy_run(location)
@@ -551,7 +551,7 @@ def _legacy_run(location: Location) -> Sequence[str]:
 
 
 def count_members(count: int, runs: int) -> str:
-    """Count the members of a collection: `3 checkpoints`, `2 runs`, `3 checkpoints and runs`."""
+    """Format the number of members of a collection: `3 checkpoints`, `2 runs`, `3 checkpoints and runs`."""
     if runs == count:
         return plural(count, "run")
     return f"{count:,} checkpoints and runs" if runs else plural(count, "checkpoint")

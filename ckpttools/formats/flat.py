@@ -1,4 +1,4 @@
-"""Trees in formats that hold only named arrays: the names, and a text from which the tree is restored."""
+"""Trees in formats that store only named arrays: array names, and a text that restores the tree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckpttools.core.errors import FormatError, counted_listing, listing
 from ckpttools.core.message_terms import option
 from ckpttools.formats.json_file import DEEPEST, parse_json
 
-# Metadata key of the text.
+# Metadata key of the text that describes the tree.
 ENTRY = "ckpttools.tree"
 _VERSION = 1
 _ARRAY = "array"
@@ -26,10 +26,10 @@ def flat_name(path: Path, separator: str) -> str:
 
 
 def names(tree: Tree, separator: str) -> dict[Path, str]:
-    """Return the names of all arrays, in order.
+    """Return the array names by path, in order.
 
     Raises:
-        FormatError: two arrays would have the same name; lists all such pairs.
+        FormatError: Two arrays would have the same name. The message lists all such pairs.
     """
     named = {path: flat_name(path, separator) for path in tree.arrays}
     firsts: dict[str, Path] = {}
@@ -49,12 +49,12 @@ def names(tree: Tree, separator: str) -> dict[Path, str]:
 
 
 def _keys(path: Path) -> str:
-    """Format a path key by key, for messages about joined keys."""
+    """Format a path key by key, for messages about names that collide when keys are joined."""
     return json.dumps(path, ensure_ascii=False)
 
 
 def is_flat(tree: Tree) -> bool:
-    """Return whether the tree is only named arrays, so that keeping these alone loses nothing."""
+    """Return whether the tree has only named arrays, so that storing these alone loses nothing."""
     named = all(len(path) == 1 and isinstance(path[0], str) for path in tree)
     plain = all(_kind(path, leaf, tree) == (_ARRAY,) for path, leaf in tree.items())
     return named and plain and tree.metadata.step is None
@@ -64,7 +64,8 @@ def described(tree: Tree, separator: str) -> str:
     """Serialize everything about the tree except its arrays as JSON; see `restored`.
 
     Raises:
-        FormatError: the custom metadata cannot be JSON, or a text or name cannot be UTF-8.
+        FormatError: The custom metadata cannot be written as JSON, or a text or name cannot be encoded as
+            UTF-8.
     """
     _check_custom(tree)
     _check_texts(tree)
@@ -92,7 +93,7 @@ def _check_custom(tree: Tree) -> None:
 
 
 def _check_texts(tree: Tree) -> None:
-    """Reject half a surrogate pair: it would be written as an escape that cannot be read again."""
+    """Reject unpaired surrogates: they would be written as escapes that cannot be read again."""
     for path, leaf in tree.items():
         try:
             _utf8([path, *_kind(path, leaf, tree)])
@@ -110,7 +111,7 @@ def _utf8(value: object) -> bytes:
 
 
 def _kind(path: Path, leaf: Leaf, tree: Tree) -> tuple[str, ...]:
-    """Return the kind of a leaf, and its value unless an array holds it."""
+    """Return the kind of a leaf, followed by its value unless the value is in an array."""
     if isinstance(leaf, Empty):
         return "empty", leaf.kind
     if isinstance(leaf, Text):
@@ -124,11 +125,11 @@ def restored(flat: Tree, text: str) -> Tree:
     """Restore the tree that `described` serialized.
 
     Args:
-        flat: the arrays, each under a path of one key, its name.
-        text: the result of `described`.
+        flat: The arrays, each under a path of a single key (its name).
+        text: The text that `described` returned.
 
     Raises:
-        FormatError: the text is invalid, or it and `flat` do not name the same arrays.
+        FormatError: The text is invalid, or it and `flat` do not name the same arrays.
     """
     location = f"{flat.metadata.location}: {ENTRY} in the metadata"
     saved = _parsed(text, location)
@@ -144,7 +145,7 @@ def restored(flat: Tree, text: str) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class _DescribedLeaf:
-    """One leaf; see `_kind`."""
+    """A leaf in the serialized tree; see `_kind`."""
 
     path: Path
     kind: str
@@ -193,7 +194,7 @@ def _parsed(text: str, location: str) -> _Saved:
 
 
 def _saved(document: Mapping[str, Any]) -> _Saved:
-    """Convert the document to our types; raises TypeError or ValueError if its types differ."""
+    """Convert the parsed document to our types; raises TypeError or ValueError if it has other types."""
     step, separator, custom = document["step"], document["separator"], document["custom_metadata"]
     if not (step is None or type(step) is int) or type(separator) is not str or type(custom) is not dict:
         raise TypeError("step, separator or custom_metadata is of another type")

@@ -1,4 +1,4 @@
-"""Files of other programs that no format here reads: named for what they are, with a hint."""
+"""Recognize files of other programs that no format reads, and suggest what to do with them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.stores.location import Location
 
 _PIPELINE = "model_index.json"
-# accelerate and transformers' Trainer write these next to a checkpoint's directory. They are not weights.
+# accelerate and transformers' Trainer write these files next to a checkpoint directory. They have no weights.
 _RANDOM_STATES = "random_states_*.pkl"
 
 
 @dataclass(frozen=True, slots=True)
 class _ForeignFiles:
-    """Files of another program.
+    """A kind of file that another program writes.
 
     Attributes:
-        names: patterns of their names.
-        what: description of the files.
-        way: returns the hint, given the path that was passed and the file that was found.
-        parts: patterns of the names of further files that belong to them.
+        names: Patterns of the file names.
+        what: Description of the files.
+        way: Returns the hint, from the path that was passed and the file that was found.
+        parts: Patterns of the names of files that belong to them.
     """
 
     names: Sequence[str]
@@ -40,8 +40,8 @@ class _ForeignFiles:
 def _fetched(path: Location, file: Location) -> str:
     named = path.as_local()
     fresh = quote(f"{named.removesuffix(path.suffix) if path == file else named}-safetensors")
-    # Patterns are positional: hf would take all but the first after --include for names, and ignore
-    # --include.
+    # Patterns are passed as positional arguments: with --include, hf would take all but the first for file
+    # names and ignore --include.
     command = f"hf download REPO '*.safetensors' '*.json' 'tokenizer*' --local-dir {fresh}"
     return f"fetch the model's own weights: {command}"
 
@@ -71,7 +71,7 @@ def _from_keras_shards(path: Location, file: Location) -> str:
 
 
 def _shards_of_keras(index: Location) -> list[str]:
-    """Return the names of the files that a Keras index lists; none if it is damaged."""
+    """Return the names of the files that a Keras index lists; empty if the index is damaged."""
     try:
         files = read_json(index).get("weight_map", {}).values()
         names = {name for file in files for name in ([file] if isinstance(file, str) else file)}
@@ -117,7 +117,7 @@ _KINDS = (
 
 
 def foreign_kinds(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the kinds of foreign files among these names, each with the first name of its kind."""
+    """Return the kinds of foreign files among these names, each with its first name."""
     return [(kind.what, name) for kind, name in _found(list(names))]
 
 
@@ -131,10 +131,10 @@ def _found(names: Sequence[str]) -> Iterator[tuple[_ForeignFiles, str]]:
 
 
 def foreign_error(path: Location) -> FormatError | None:
-    """Return the error that names the kind of a file or directory; None if it is unknown.
+    """Return an error that identifies a foreign file or directory; None if its kind is unknown.
 
     Args:
-        path: a path that no format can open.
+        path: A path that no format can open.
     """
     folder, names = _names(path)
     if _PIPELINE in names:
@@ -157,12 +157,12 @@ def foreign_error(path: Location) -> FormatError | None:
 
 
 def is_pipeline(path: Location) -> bool:
-    """Whether a directory is a pipeline of diffusers, whose parts are models."""
+    """Return whether a directory is a diffusers pipeline, whose parts are models."""
     return (path / _PIPELINE).is_file()
 
 
 def _names(path: Location) -> tuple[Location, list[str]]:
-    """Return a directory and the names in it; for a file, its parent and its own name."""
+    """Return a directory and the names in it; for a file, return its parent and its own name."""
     if not path.is_dir():
         return path.parent, [path.name]
     try:
@@ -172,7 +172,7 @@ def _names(path: Location) -> tuple[Location, list[str]]:
 
 
 def _pipeline(folder: Location) -> FormatError:
-    """Return the error of a diffusers pipeline: its parts are models that can be inspected one by one."""
+    """Return the error for a diffusers pipeline: its parts are models that must be opened one by one."""
     try:
         declared = read_json(folder / _PIPELINE)
     except CheckpointError:
@@ -188,7 +188,7 @@ def _pipeline(folder: Location) -> FormatError:
     )
 
 
-# File names of each format that trainers and the Hub put next to each other.
+# File names of each format, for directories in which trainers and the Hub mix several formats.
 _NAMES = {
     "orbax": ("_METADATA",),
     "safetensors": ("*.safetensors",),
@@ -199,17 +199,17 @@ _NAMES = {
     "deepspeed-universal": ("latest_universal",),
     "flax-msgpack": ("flax_model*.msgpack",),
 }
-# Adapters, optimizers and parts of distributed checkpoints are next to the model they belong to.
+# Adapters, optimizers and parts of distributed checkpoints are stored next to their model.
 _NOT_WEIGHTS = ("adapter_model.safetensors", "*.distcp", "*.npy", "*.npz", "*.pkl", "*.pickle", "*.joblib")
 
 
 def other_kinds(path: Location, format: str) -> Notes:
-    """Return remarks on other kinds of weights in a directory that a format opened."""
+    """Return remarks about weights in other formats in a directory that a format opened."""
     if not path.is_dir():
         return Notes()
     entries = [entry for entry in path.entries() if not matches_any(entry.name, _NOT_WEIGHTS)]
     names = [entry.name for entry in entries]
-    # Directories can have any of these names, because zarr uses array keys as directory names.
+    # Directories may have any of these names, because zarr uses array keys as directory names.
     files = [entry.name for entry in entries if not entry.is_dir]
     others = [
         kind

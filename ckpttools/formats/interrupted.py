@@ -1,4 +1,4 @@
-"""Errors for paths with nothing in them, or with an interrupted conversion."""
+"""Errors for paths that are empty, do not exist, or contain an interrupted conversion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def absent(location: Location) -> CheckpointError:
 
 
 def _fetched(location: Location) -> str:
-    """Return a hint if a path looks like the name of a Hub model, OWNER/NAME."""
+    """Return a hint for a path that looks like the name of a Hub model, OWNER/NAME."""
     is_relative = str(location) == "/".join(location.parts)
     if not is_relative or len(location.parts) != 2 or location.parts[0] == ".." or location.parent.exists():
         return ""
@@ -38,7 +38,7 @@ def empty_error(location: Location) -> FormatError:
 
 
 def refuse_interrupted(location: Location) -> None:
-    """Raise FormatError if a conversion is in progress in `location`, whatever else it contains."""
+    """Raise FormatError if a conversion is in progress in `location`, regardless of other files."""
     left = read_unfinished(location)
     if left is not None:
         raise interrupted_error(location, left)
@@ -51,7 +51,7 @@ def interrupted_error(location: Location, left: Unfinished) -> FormatError:
 
 
 def begun_in(directory: Location) -> Unfinished | None:
-    """Return what an interrupted copy of a run left among its steps, in a directory or one level below."""
+    """Return the interrupted copy of a run in a directory or one level below, or None."""
     for above in (directory, directory / "checkpoints"):
         for item in above.directories() if above.is_dir() else ():
             if item.name.endswith(SUFFIX) and (left := read_unfinished(item)) is not None:
@@ -60,7 +60,7 @@ def begun_in(directory: Location) -> Unfinished | None:
 
 
 def next_step(left: Unfinished) -> str:
-    """Return the hint for an interrupted conversion."""
+    """Return a hint on what to do with an interrupted conversion."""
     if left.replaced is not None:
         return f"{left.replaced} holds the previous checkpoint: move it back"
     if left.writer:
@@ -69,7 +69,7 @@ def next_step(left: Unfinished) -> str:
 
 
 def going_on(left: Unfinished) -> str:
-    """Return how to resume an interrupted conversion."""
+    """Return a hint on how to resume an interrupted conversion."""
     if not left.command:
         return "run its command again"
     is_here = left.directory in ("", str(parse(".").absolute()))

@@ -1,4 +1,4 @@
-"""JSON documents: parsed up to a limited depth, from text or files."""
+"""Parse JSON documents of limited depth, from texts or files."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.lookalikes import refuse_pointer
 from ckpttools.stores.location import Location
 
-# Recursive code, such as Python's own JSON encoder, handles this depth.
+# Maximum depth that recursive code, such as Python's own JSON encoder, can handle.
 DEEPEST = 200
 
 Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 
 def parse_json(text: str | bytes, pairs: Pairs | None = None, *, is_walked: bool = True) -> Any:
-    """Return the value of a JSON text.
+    """Parse a JSON text and return its value.
 
     Args:
-        text: the text; UTF-8 if it is bytes.
-        pairs: builds each object; passed to `json.loads`.
-        is_walked: whether callers may recurse into the document. Otherwise its depth is not checked, which
-            saves a
-            third of the reading time.
+        text: The text, in UTF-8 if it is bytes.
+        pairs: Builds each object from its keys and values, as in `json.loads`.
+        is_walked: Whether the caller may recurse into the document. If not, its depth is not checked, which
+            saves a third of the reading time.
 
     Raises:
-        ValueError: the text is not JSON, is nested too deep, or has strings that are not Unicode.
+        ValueError: The text is not JSON, is nested too deep, or has strings that are not Unicode.
     """
     text = text if isinstance(text, str) else text.removeprefix(BOM_UTF8).decode()
     try:
@@ -40,7 +39,7 @@ def parse_json(text: str | bytes, pairs: Pairs | None = None, *, is_walked: bool
         raise ValueError(_TOO_DEEP) from error
     if is_walked and is_deep(value):
         raise ValueError(_TOO_DEEP)
-    # A lone surrogate can only be written as an escape; such a name can be neither displayed nor stored.
+    # An unpaired surrogate can only be written as an escape; such a name can be neither displayed nor stored.
     if "\\u" in text:
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -67,11 +66,11 @@ def is_deep(value: object) -> bool:
 
 
 def read_json(path: Location, *, is_walked: bool = True) -> dict[str, Any]:
-    """Read a JSON object from a file; see `parse_json` for `is_walked`.
+    """Read a JSON object from a file; `is_walked` is as for `parse_json`.
 
     Raises:
-        StorageError: the file cannot be read.
-        FormatError: it is not a JSON object.
+        StorageError: The file cannot be read.
+        FormatError: The file is not a JSON object.
     """
     text = path.read_bytes()
     try:
@@ -85,11 +84,11 @@ def read_json(path: Location, *, is_walked: bool = True) -> dict[str, Any]:
 
 
 class _UnusableError(ValueError):
-    """JSON that is valid but has no meaning here."""
+    """Raised for valid JSON that cannot be used, such as duplicate keys."""
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a dictionary, and reject duplicate keys; the default of `json_object`."""
+    """Build a dictionary and reject duplicate keys; the default for `json_object`."""
     built = dict(pairs)
     if len(built) == len(pairs):
         return built
@@ -104,17 +103,17 @@ def json_object(
     hint: str,
     make: Callable[[list[tuple[str, Any]]], Any] | None = without_duplicates,
 ) -> dict[str, Any]:
-    """Return the JSON object in `raw`.
+    """Parse `raw` and return its JSON object.
 
     Args:
         raw: UTF-8 text.
-        location: the location of `raw`; messages append line and column.
-        kind: class of the error to raise.
-        hint: hint of the error.
-        make: builds an object from its keys and values; None for a dictionary that allows duplicate keys.
+        location: Where `raw` was read from, for messages, which append line and column.
+        kind: The class of error to raise.
+        hint: The hint of the error.
+        make: Builds an object from its keys and values; None for a dictionary that allows duplicate keys.
 
     Raises:
-        CheckpointError: of the given class; `raw` is not UTF-8, not JSON or not an object.
+        CheckpointError: `raw` is not UTF-8, not JSON or not an object. The class is `kind`.
     """
     try:
         value = parse_json(raw.decode("utf-8"), make)
@@ -135,6 +134,6 @@ def json_object(
 
 
 def _line_and_column(raw: bytes | bytearray, position: int) -> str:
-    """Format a byte's position as ":line:column", both counted from one."""
+    """Format a byte position as ":line:column", both counted from one."""
     before = raw[:position]
     return f":{before.count(10) + 1}:{position - before.rfind(10)}"

@@ -1,4 +1,4 @@
-"""The list of formats: those of this package, then those that entry points add."""
+"""The list of formats: the built-in ones, followed by those that entry points add."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ckpttools.formats as package
 from ckpttools.core.plugins import load_group
 from ckpttools.formats.base import Format, Writable
 
-# Name of a format -> module of this package with its `FORMAT`, in the order in which they are tried.
+# Name of each built-in format -> module with its `FORMAT`, in the order in which formats are tried.
 _BUILT_IN = {
     "orbax": "orbax.format",
     "safetensors": "safetensors.format",
@@ -32,9 +32,9 @@ def formats() -> Mapping[str, Format]:
 
 
 def built_in_formats(left_out: str = "") -> Iterator[Format]:
-    """Iterate over the formats of this package, except one.
+    """Iterate over the built-in formats, except `left_out`.
 
-    Each is imported when its turn comes: 36 modules are only for Orbax, 26 for PyTorch.
+    Each is imported only when it is reached: Orbax alone needs 36 modules, PyTorch 26.
     """
     return (_load_format(name) for name in _BUILT_IN if name != left_out)
 
@@ -46,17 +46,17 @@ def _load_format(name: str) -> Format:
 
 
 def formats_in_turn(left_out: str = "") -> Iterator[Format]:
-    """Iterate over all formats, except one of this package, in the order in which they are tried."""
+    """Iterate over all formats except `left_out`, in the order in which they are tried."""
     yield from built_in_formats(left_out)
-    # Looking for plug-ins takes 30 ms, which most checkpoints do not need.
+    # Searching for plug-ins takes 30 ms, and most checkpoints do not need them.
     yield from (item for name, item in formats().items() if name not in _BUILT_IN)
 
 
 def format_named(name: str) -> Format | None:
-    """Return the format of a name; None if there is none."""
+    """Return the format with a name; None if it does not exist."""
     return _load_format(name) if name in _BUILT_IN else formats().get(name)
 
 
 def writable() -> Mapping[str, Writable]:
-    """Return the formats that can be written, by name."""
+    """Return the writable formats by name."""
     return {name: item for name, item in formats().items() if isinstance(item, Writable)}

@@ -1,4 +1,4 @@
-"""Remarks about objects in a file that a tree cannot hold."""
+"""Remarks about objects in a file that a tree cannot contain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_NAMED = 5
 
 
 def left_out(others: Mapping[Path, str]) -> Notes:
-    """Return a remark on objects that are not arrays, numbers or texts, given their kinds by path."""
+    """Return a remark on objects that are not arrays, numbers or texts, from their kinds by path."""
     if not others:
         return Notes()
     named = first_names([f"{dotted(path)} ({kind})" for path, kind in others.items()], _MOST_NAMED)

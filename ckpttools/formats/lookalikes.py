@@ -1,4 +1,4 @@
-"""Files that are commonly mistaken for safetensors files, with a hint for each."""
+"""Recognize files that are commonly mistaken for safetensors files, with a hint for each kind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from ckpttools.core.errors import CheckpointError, FormatError
 
-# (Start of the file, kind, hint.)
+# (Start of the file, kind, hint) of each kind.
 _WEB_PAGE = (
     rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|head|\?xml)",
     "a web page",
@@ -38,12 +38,12 @@ _DISGUISES = (
     ),
 )
 
-# A pointer has about 130 bytes; the specification allows fewer than 1,024.
+# A pointer file has about 130 bytes; the specification requires fewer than 1,024.
 MAX_POINTER_BYTES = 1024
 
 
 _PULL = "run `git lfs pull` in that repository, or download the file with `hf download`"
-# Placeholders that a failed or skipped download leaves: (start of the file, kind, hint).
+# Placeholders left by a failed or skipped download: (start of the file, kind, hint).
 _NOT_FETCHED = (
     (rb"version https://git-lfs", "a Git LFS pointer", _PULL),
     (rb"/annex/objects/", "a git-annex pointer", "run `git annex get .` in that repository"),
@@ -52,7 +52,7 @@ _NOT_FETCHED = (
 
 
 def missing_content(head: bytes) -> tuple[str, str] | None:
-    """Return what a file is whose download failed or was skipped, and what to do; None for other files.
+    """Return the kind of a placeholder file from a failed or skipped download, and a hint; else None.
 
     Args:
         head: The start of the file, up to `MAX_POINTER_BYTES`.
@@ -62,7 +62,7 @@ def missing_content(head: bytes) -> tuple[str, str] | None:
 
 
 def refuse_pointer(content: bytes | bytearray, location: str, kind: type[CheckpointError]) -> None:
-    """Raise an error of `kind` if a file contains a Git LFS pointer."""
+    """Raise an error of class `kind` if a file is a Git LFS pointer."""
     if is_pointer(content):
         _refuse_pointer(content, location, kind)
 
@@ -78,7 +78,7 @@ def refuse_disguise(
     kind: type[CheckpointError] = FormatError,
     expected: str = "a safetensors file",
 ) -> None:
-    """Raise an error of `kind` if `head` starts a known kind of file other than `expected`."""
+    """Raise an error of class `kind` if `head` is the start of a known kind of file other than `expected`."""
     if is_pointer(head):
         _refuse_pointer(head, location, kind)
     for start, what, hint in _DISGUISES:

@@ -1,8 +1,8 @@
-"""The origin of a checkpoint: a Hub model and its commit, in the checkpoint's own metadata.
+"""The origin of a checkpoint: a Hub model and its commit, recorded in the checkpoint's metadata.
 
-Only an origin that identifies the bytes on any machine is recorded. A commit does; a path in a bucket or on a
-disk does not, because its content may change and equal conversions must produce equal bytes. Receipts record
-any source.
+Only origins that identify the bytes on any machine are recorded. A commit does; a path in a bucket or on a
+disk does not, because its content may change, and identical conversions must produce identical bytes.
+Receipts record any source.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ SOURCE = "ckpttools_source"
 
 
 def with_origin(built: Tree, read: Tree) -> Tree:
-    """Return a tree that records its origin.
+    """Return a tree that records the origin of its source.
 
     Args:
-        built: the tree to write.
-        read: the checkpoint as opened; nothing is recorded if it has no pinned name.
+        built: The tree to write.
+        read: The source as opened; nothing is recorded if its location is not pinned to a commit.
     """
     location = parse(read.metadata.location) if read.metadata.location else None
     if location is None or not isinstance(location.store, SupportsPinning):

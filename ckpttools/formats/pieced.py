@@ -1,4 +1,4 @@
-"""An array of boxes that were saved separately, cut along any axes, evenly or not."""
+"""Arrays assembled from boxes that were saved separately and may be cut unevenly along any axes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, grid_shape, intersecting_cells
 
-# If all part boundaries are multiples of a large number, there are as many cells as parts.
+# If all boundaries of the parts are multiples of a large number, there are as many cells as parts.
 _MOST_CELLS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of an array and its content."""
+    """A box of an array, with its content."""
 
     box: Region
     array: LazyArray
@@ -29,11 +29,11 @@ def pieced(shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> LazyArray:
     """Assemble an array from boxes.
 
     Args:
-        shape, dtype: of the complete array.
-        pieces: the boxes in any order; empty ones are ignored, and equal ones count once.
+        shape, dtype: Shape and dtype of the complete array.
+        pieces: The boxes in any order; empty ones are ignored, and equal ones count once.
 
     Raises:
-        ValueError: boxes overlap, extend beyond an edge or leave a gap; says which.
+        ValueError: Boxes overlap, extend beyond an edge or leave a gap. The message names them.
     """
     if not prod(shape):
         return Constant(shape, dtype, bytes(dtype.itemsize))
@@ -61,7 +61,7 @@ def _in_a_row(boxes: Mapping[Region, LazyArray], axis: int) -> LazyArray:
     """Assemble boxes that are cut unevenly along one axis, which would need far more cells than boxes.
 
     Raises:
-        ValueError: two overlap; given the number of elements, there is no gap otherwise.
+        ValueError: Two boxes overlap. If none overlap, the number of elements rules out gaps.
     """
     ordered = sorted(boxes, key=lambda box: box.start[axis])
     for one, other in pairwise(ordered):
@@ -71,7 +71,7 @@ def _in_a_row(boxes: Mapping[Region, LazyArray], axis: int) -> LazyArray:
 
 
 def in_shape(pieces: Sequence[Stored], shape: Shape) -> LazyArray:
-    """Return the array of a shape whose elements are those of these flat pieces, in order."""
+    """Reshape consecutive flat pieces into one array of a given shape."""
     first = pieces[0]
     if len(pieces) == 1:
         return replace(first, shape=shape)
@@ -79,20 +79,20 @@ def in_shape(pieces: Sequence[Stored], shape: Shape) -> LazyArray:
 
 
 def _cell(length: int, axis: int, boxes: Iterable[Region]) -> int:
-    """Return the largest cell length along an axis such that boxes end only at cell edges."""
+    """Return the largest cell length along an axis for which boxes end only at cell edges."""
     ends = {at for box in boxes for at in (box.start[axis], box.stop[axis])} - {0, length}
     return gcd(*ends) if ends else length
 
 
 class _CellGrid:
-    """A grid so fine that each cell is inside one box."""
+    """A grid that is fine enough for each cell to be inside one box."""
 
     def __init__(self, cells: dict[Shape, LazyArray]) -> None:
         self._cells = cells
 
     @classmethod
     def of(cls, shape: Shape, cell: Shape, boxes: dict[Region, LazyArray]) -> _CellGrid:
-        """Create the grid; raise ValueError if two boxes share a cell, or a cell is in no box."""
+        """Create the grid; raise ValueError if two boxes share a cell or a cell is not in any box."""
         cells: dict[Shape, LazyArray] = {}
         for box, array in boxes.items():
             for index in intersecting_cells(cell, box):

@@ -1,4 +1,4 @@
-"""Where the chunks of an array are stored: file, byte range and encoding."""
+"""The placement of an array's chunks: file, byte range and encoding."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """Chunks stored consecutively in a data file, or in several files of limited length.
+    """Chunks stored one after another in a data file, or in several files of limited size.
 
     Attributes:
-        file: name of the file; further files get a number appended.
-        offset: byte offset of the first chunk.
-        per_file: chunks in one file; None for all.
+        file: Name of the file; further files get a number appended.
+        offset: Byte offset of the first chunk.
+        per_file: Number of chunks per file; None for all.
     """
 
     file: str
@@ -57,12 +57,12 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFiles:
-    """Each chunk in its own file.
+    """Chunks that are stored in one file each.
 
     Attributes:
-        directory: their directory, ending with "/"; "" for the root.
-        prefix: text before the grid index, or "".
-        separator: separator between the indices.
+        directory: Directory of the files, ending with "/"; "" for the root.
+        prefix: Text before the grid index, or "".
+        separator: Separator between the indices.
     """
 
     directory: str
@@ -70,23 +70,23 @@ class ChunkFiles:
     separator: str
 
     def name(self, index: Shape) -> str:
-        """Return the name of a chunk's file."""
+        """Return the file name of a chunk."""
         return self.directory + chunk_key(self.prefix, self.separator, index)
 
 
 def chunk_key(prefix: str, separator: str, index: Shape) -> str:
-    """Return zarr's key of the chunk at a grid index; a 0-d array without a prefix has the key `0`."""
+    """Return zarr's key for the chunk at a grid index; a 0-d array without a prefix has the key `0`."""
     parts = [prefix] if prefix else []
     return separator.join([*parts, *map(str, index)]) or "0"
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Encoded chunks, appended to data files in the order in which they are encoded.
+    """Encoded chunks that are appended to data files in the order in which they are encoded.
 
     Attributes:
-        file: name of the files; each gets a number appended.
-        limit: bytes after which a new file starts.
+        file: Base name of the files; each gets a number appended.
+        limit: Size in bytes at which a new file is started.
     """
 
     file: str
@@ -95,17 +95,18 @@ class Appended:
 
 @dataclass(frozen=True)
 class Referenced:
-    """Chunks whose bytes are in existing files; nothing is written for them.
+    """Chunks whose bytes are in existing files, so nothing is written for them.
 
-    A chunk takes a few integers and no object, because a checkpoint may have 100,000 chunks.
+    Each chunk is stored as a few integers rather than an object, because a checkpoint may have 100,000
+    chunks.
 
     Attributes:
-        files: names that those files get below the checkpoint's root.
-        codecs: codecs of a chunk, as the format lists them.
-        numbers: for each chunk, in C order of the grid, the index of its file; -1 if it is in `inline`.
-        starts: offset of each chunk.
-        lengths: bytes of each chunk.
-        inline: chunks small enough to be stored in the index itself, by position in C order.
+        files: Names that the files get below the checkpoint's root.
+        codecs: Codecs of a chunk, as the format lists them.
+        numbers: The file index of each chunk in C order of the grid; -1 if the chunk is in `inline`.
+        starts: Offset of each chunk, in bytes.
+        lengths: Size of each chunk, in bytes.
+        inline: Chunks that are small enough to be stored in the index, by position in C order.
     """
 
     files: Sequence[str]
@@ -116,7 +117,7 @@ class Referenced:
     inline: Mapping[int, bytes]
 
     def location(self, position: int) -> Range | bytes:
-        """Return the location of a chunk, given its position in C order of the grid."""
+        """Return the location of the chunk at a position in C order of the grid."""
         number = self.numbers[position]
         if number < 0:
             return self.inline[position]
@@ -124,18 +125,18 @@ class Referenced:
 
     @property
     def ranges(self) -> Iterator[Range]:
-        """All ranges of files that are chunks."""
+        """The file ranges of all chunks."""
         for position, number in enumerate(self.numbers):
             if number >= 0:
                 yield Range(self.files[number], self.starts[position], self.lengths[position])
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of all chunks as stored."""
+        """Total size of the chunks as stored, in bytes."""
         return sum(self.lengths)
 
     def __str__(self) -> str:
-        """Return a string that is equal for the same bytes of the same files."""
+        """Return a string that is equal if the chunks are the same bytes of the same files."""
         digest = hashlib.sha256()
         for part in (self.numbers, self.starts, self.lengths):
             digest.update(part.tobytes())
@@ -148,10 +149,10 @@ class ByteRun:
     """Bytes that are contiguous both in a task's buffer and in a file.
 
     Attributes:
-        file: name of the file, relative to the checkpoint's root.
-        offset: byte in the file.
-        position: byte in the buffer.
-        nbytes: length.
+        file: Name of the file, relative to the checkpoint's root.
+        offset: Byte offset in the file.
+        position: Byte offset in the buffer.
+        nbytes: Length in bytes.
     """
 
     file: str
@@ -162,16 +163,15 @@ class ByteRun:
 
 @dataclass(frozen=True)
 class Placement:
-    """The placement of one array: a grid of equal chunks.
+    """The placement of an array as a grid of equal chunks.
 
     Attributes:
-        shape: shape of the array.
-        itemsize: bytes of one element.
-        chunk: shape of one chunk. A chunk that extends beyond the array's edge is stored in full, padded with
+        shape: Shape of the array.
+        itemsize: Size of an element, in bytes.
+        chunk: Shape of a chunk. A chunk that extends beyond the array's edge is stored in full, padded with
             zeros, as in zarr.
-        home: the files.
-        codec: codec of the chunks; None for plain chunks (C order, little-endian) and for referenced
-            ones.
+        home: The files that contain the chunks.
+        codec: Codec of the chunks; None for plain chunks (C order, little-endian) and for referenced chunks.
     """
 
     shape: Shape
@@ -182,35 +182,33 @@ class Placement:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """The order of the axes, from slowest to fastest, in which chunks follow each other.
+        """The order of the axes in which chunks follow each other, from slowest to fastest.
 
         Axes with one coordinate per chunk (layers, experts) come first. All chunks of a layer are then
-        neighbors in
-        the file and in a task's buffer, which has the same order of axes. Within a chunk these axes have
-        length one,
-        so its elements are in plain C order.
+        adjacent in the file and in a task's buffer, which has the same order of axes. Within a chunk these
+        axes have length one, so its elements are in plain C order.
         """
         single = [axis for axis, length in enumerate(self.chunk) if length == 1]
         return (*single, *(axis for axis in range(len(self.chunk)) if axis not in single))
 
     @cached_property
     def grid(self) -> Shape:
-        """Number of chunks along each axis."""
+        """The number of chunks along each axis."""
         return grid_shape(self.shape, self.chunk)
 
     @cached_property
     def chunk_nbytes(self) -> int:
-        """Bytes of one chunk before it is encoded."""
+        """Size of a chunk before encoding, in bytes."""
         return prod(self.chunk) * self.itemsize
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of all chunks before they are encoded, padding included."""
+        """Total size of the chunks before encoding, including padding, in bytes."""
         return prod(self.grid) * self.chunk_nbytes
 
     @property
     def described(self) -> str:
-        """Description of chunks, files and codec in one line; equal for placements that write the same."""
+        """One-line description of chunks, files and codec; equal for placements that write the same bytes."""
         if isinstance(self.home, ChunkFiles):
             where = self.home.name((0,) * len(self.shape))
         else:
@@ -219,7 +217,7 @@ class Placement:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes that a worker needs to encode a chunk: for its copy, the encoded chunk and the encoder."""
+        """Bytes that a worker needs to encode a chunk: the chunk, the encoded chunk and the encoder."""
         return 0 if self.codec is None else 2 * self.chunk_nbytes + self.codec.working_bytes
 
     def position(self, index: Shape) -> int:
@@ -241,7 +239,7 @@ class Placement:
         return Range(file, offset, self.chunk_nbytes)
 
     def cells(self, region: Region) -> Iterator[Shape]:
-        """Yield the grid indices of the chunks that the region intersects, in sequence."""
+        """Yield the grid indices of the chunks that intersect the region, in sequence."""
         ranges = grid_ranges(self.chunk, region)
         for ordered in itertools.product(*(ranges[axis] for axis in self.order)):
             index = [0] * len(ordered)
@@ -250,9 +248,9 @@ class Placement:
             yield tuple(index)
 
     def runs(self, region: Region) -> Iterator[ByteRun]:
-        """Yield the region's bytes as runs; adjacent runs are joined.
+        """Yield the byte ranges of the region as runs, joining adjacent ones.
 
-        The buffer contains the region's elements with the axes in `order`.
+        The buffer holds the elements of the region with axes in `order`.
         """
         joined: ByteRun | None = None
         for run in self._raw_runs(region):
@@ -279,7 +277,7 @@ class Placement:
             yield from _common_runs(in_file, in_buffer, self.chunk_range(index), self.itemsize)
 
     def part(self, region: Region, index: Shape) -> tuple[Region, Region]:
-        """Return the intersection of the region and a chunk, in coordinates of the array and of the chunk."""
+        """Return the part of the region in a chunk, in coordinates of the array and of the chunk."""
         part = region.intersect(grid_cell(self.shape, self.chunk, index))
         if part is None:
             raise IndexError(f"{region} does not meet chunk {index}")
@@ -308,7 +306,7 @@ class Placement:
 
 
 def _touch(first: ByteRun, second: ByteRun) -> bool:
-    """Return whether the second run continues the first in the file and in the buffer."""
+    """Return whether the second run continues the first, both in the file and in the buffer."""
     return (
         first.file == second.file
         and first.offset + first.nbytes == second.offset
@@ -319,7 +317,7 @@ def _touch(first: ByteRun, second: ByteRun) -> bool:
 def _common_runs(
     in_file: Iterator[tuple[int, int]], in_buffer: Iterator[tuple[int, int]], location: Range, itemsize: int
 ) -> Iterator[ByteRun]:
-    """Traverse the same elements in two layouts, and cut runs where either layout jumps."""
+    """Traverse the same elements in two layouts and cut runs where either layout jumps."""
     there, left = 0, 0
     here, rest = 0, 0
     while True:

@@ -1,4 +1,4 @@
-"""Common parts of formats that can be read but not written."""
+"""Shared parts of formats that can be read but not written."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Arrays that need not be written: their chunks are byte ranges of existing files.
+"""Arrays that do not need to be written, because their chunks are byte ranges of existing files.
 
-These files are hard-linked below the new checkpoint, and its index points into them. They are never changed,
-so checkpoints that share them do not affect each other, and either can be deleted.
+The existing files are hard-linked below the new checkpoint, and its index points into them. Shared files are
+never changed, so checkpoints that share them do not affect each other, and either can be deleted.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from ckpttools.formats.block_chunks import Chunks
     from ckpttools.formats.blocks import Stretch
 
-# Loading through a `transpose` codec is slower than plain C order. tensorstore reads a complete array of
-# 4096 x 8 x 8192 bfloat16 at 0.40 instead of 1.4 GB/s. Orbax restores an array of 2048 x 4 x 8192 onto 8
-# simulated devices at 0.06 instead of 0.9 GB/s (first axis sharded) and 0.12 instead of 0.8 GB/s (last axis),
-# whether chunks are whole layers or cut to 4 MiB.
+# Loading through a `transpose` codec is slower than plain C order. tensorstore reads a complete array of 4096
+# x 8 x 8192 bfloat16 at 0.40 GB/s instead of 1.4. Orbax restores an array of 2048 x 4 x 8192 onto 8 simulated
+# devices at 0.06 GB/s instead of 0.9 (first axis sharded) and 0.12 instead of 0.8 (last axis), whether chunks
+# are complete layers or cut to 4 MiB.
 SLOWER = "3 to 15 times"
-# Warn about larger chunks, in bytes: reading any part of a chunk reads all of it.
+# Warn about chunks larger than this, in bytes: reading any part of a chunk reads all of it.
 _GIANT = 1 << 30
 LEAST_SHARE = 0.001
-"""Least fraction of a file that must be used to share it: sharing keeps all of the file on disk."""
+"""Minimum fraction of a file that must be used to share it, because sharing keeps the full file on disk."""
 _PREFIX = re.compile(r"linked-\d{5}-")
 _LONGEST_NAME = 200
 
@@ -49,11 +49,12 @@ _LONGEST_NAME = 200
 class ReferenceMode(Enum):
     """Which stored bytes are reused.
 
-    NONE: none; all bytes are written again.
-    SAME_ORDER: chunks of zarr arrays with unchanged grid, codecs and order, so that readers of the result
-        lose nothing.
-    ANY_ORDER: everything that can be expressed, including ranges of safetensors under a `transpose` codec,
-        which load more slowly.
+    Attributes:
+        NONE: No bytes are reused; everything is written again.
+        SAME_ORDER: Chunks of zarr arrays with unchanged grid, codecs and order, so that reading the result is
+            as fast.
+        ANY_ORDER: Everything that can be expressed, including ranges of safetensors under a `transpose`
+            codec, which load more slowly.
     """
 
     NONE = "none"
@@ -62,14 +63,13 @@ class ReferenceMode(Enum):
 
 
 def reference_mode(asked: bool | None, *, by_default: bool, encodes: bool) -> ReferenceMode:
-    """Decide the mode from the user's options.
+    """Choose the mode from the user's options.
 
     Args:
-        asked: True to reference all that can be, False to copy, None by default.
-        by_default: whether the command references lossless chunks by default: commands that change the tree
-            do,
+        asked: True to reference everything possible, False to copy, None for the default.
+        by_default: Whether the command references chunks by default. Commands that change the tree do;
             commands whose purpose is another layout do not.
-        encodes: whether the user chose an encoding for chunks, so that they must be written.
+        encodes: Whether the user chose an encoding for chunks, which requires writing them.
     """
     if asked is not None:
         return ReferenceMode.ANY_ORDER if asked else ReferenceMode.NONE
@@ -78,14 +78,13 @@ def reference_mode(asked: bool | None, *, by_default: bool, encodes: bool) -> Re
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Options of a writer for references.
+    """A writer's options for references.
 
     Attributes:
-        mode: which bytes.
-        destination: location of the new checkpoint, to test whether its file system supports links from
-            there;
-            None if unknown, which is then found out while writing.
-        least: fraction of a file that must be used to share it.
+        mode: Which bytes are reused.
+        destination: Location of the new checkpoint, for testing whether files can be linked there; None if
+            unknown, so that only writing shows it.
+        least: Minimum fraction of a file that must be used to share it.
     """
 
     mode: ReferenceMode = ReferenceMode.NONE
@@ -101,9 +100,9 @@ class SharedArrays:
     """The arrays of a tree that are referenced.
 
     Attributes:
-        placements: placements of these arrays.
-        links: the files, by their names below the checkpoint's root.
-        remarks: remarks for the user.
+        placements: Placements of the referenced arrays.
+        links: The linked files, by their names below the checkpoint's root.
+        remarks: Remarks for the user.
     """
 
     placements: Mapping[Path, Placement] = field(default_factory=dict)
@@ -112,21 +111,21 @@ class SharedArrays:
 
 
 def find(tree: Tree, references: References, directory: str) -> SharedArrays:
-    """Find the arrays of a tree that need not be written.
+    """Find the arrays of a tree that do not need to be written.
 
     Args:
-        tree: the tree to store.
-        references: what may be referenced.
-        directory: directory of links, relative to the checkpoint's root.
+        tree: The tree to store.
+        references: Which bytes may be referenced.
+        directory: Directory of links, relative to the checkpoint's root.
 
     Raises:
-        FormatError: a chunk is missing or out of the range of its file.
+        FormatError: A chunk is missing or exceeds its file.
     """
     if references.mode is ReferenceMode.NONE:
         return SharedArrays()
     search = _ReferenceSearch(references, directory)
     for path, leaf in tree.arrays.items():
-        # JAX's metadata on chunks of its keys is written with them; bytes of booleans must be validated.
+        # JAX's metadata about chunks is written together with them, and bytes of booleans must be validated.
         if path not in tree.metadata.key_impls and leaf.dtype.kind != "bool":
             search.look_at(path, leaf)
     return search.result()
@@ -139,7 +138,7 @@ def _trials(destination: Location) -> LinkTrials | None:
 
 
 class _ReferenceSearch:
-    """The state of one search."""
+    """The state of a search for arrays to reference."""
 
     def __init__(self, references: References, directory: str) -> None:
         self._mode, self._directory, self._least = references.mode, directory, references.least
@@ -160,7 +159,7 @@ class _ReferenceSearch:
         self.links: dict[str, ByteSource] = {}
 
     def look_at(self, path: Path, leaf: LazyArray) -> None:
-        """Reference an array if possible and expected."""
+        """Reference an array if that is possible and expected."""
         blocks = self._finder.blocks(leaf)
         chunks = None if blocks is None else self._chunks_of(blocks, LARGEST)
         if chunks is None or not self._is_expected(leaf, chunks):
@@ -184,7 +183,7 @@ class _ReferenceSearch:
         is_kept = blocks.is_grid and (chunks.is_in_order or blocks.is_transposed)
         if self._mode is ReferenceMode.SAME_ORDER and not is_kept:
             return False
-        # Arrays that were already zarr arrays keep their grid, whatever it is.
+        # Arrays that are stored as zarr keep their grid.
         return isinstance(leaf, Chunked) or chunks.count == 1 or chunks.nbytes >= FINE
 
     def _refusal(self, source: ByteSource) -> str | None:
@@ -232,7 +231,7 @@ class _ReferenceSearch:
             still = {path: item for path, item in kept.items() if item.keys() <= links.keys()}
             if len(still) == len(kept):
                 break
-            kept = still  # ranges used by an array that is not shared do not count
+            kept = still  # ranges of arrays that are not shared do not count as used
         self._alone = sum(self.placements[path].nbytes for path in used if path not in kept)
         return SharedArrays({path: self.placements[path] for path in kept}, links, tuple(self.remarks()))
 
@@ -274,7 +273,7 @@ def _is_sharable(location: Stretch, is_grid: bool) -> bool:
 
 
 def _size(nbytes: int) -> str:
-    """Format a number of bytes in decimal units."""
+    """Format a number of bytes with decimal units."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.3g} {name}"

@@ -1,4 +1,4 @@
-"""Open checkpoints of all formats, and use what only some formats support."""
+"""Open checkpoints of all formats, and use the abilities that only some formats have."""
 
 from __future__ import annotations
 
@@ -51,18 +51,19 @@ _MAX_NAMED = 20
 
 
 def open_tree(where: LocationLike, options: ReadOptions | None = None) -> Tree:
-    """Open the checkpoint at a location, whatever its format, without reading any array.
+    """Open the checkpoint at a location, in any format, without reading array data.
 
     Raises:
-        StorageError: nothing is there.
-        SeveralCheckpointsError: it is a directory of several checkpoints or runs.
-        FormatError: no format recognizes it, with the reason of each; or a conversion grows there.
+        StorageError: The location does not exist.
+        SeveralCheckpointsError: The location is a directory of several checkpoints or runs.
+        FormatError: No format recognizes the location (the message gives each format's reason), or it is the
+            destination of a conversion in progress.
     """
     return open_detected(detect(where), options)
 
 
 def open_detected(detected: Detected, options: ReadOptions | None = None) -> Tree:
-    """Open what `detect` returned; raises as `open_tree`."""
+    """Open the checkpoint that `detect` returned; raises the same errors as `open_tree`."""
     if detected.format is None:
         raise not_opened(detected)
     tree = _with_step(detected.open(options or ReadOptions()), options)
@@ -73,7 +74,7 @@ def not_opened(detected: Detected) -> FormatError:
     """Return the error for a location that no format opens.
 
     Raises:
-        StorageError: a directory cannot be listed.
+        StorageError: A directory cannot be listed.
     """
     path = detected.location
     if detected.unfinished is not None:
@@ -120,20 +121,20 @@ def _several(
 
 
 def format_reason(name: str, path: Location) -> str:
-    """Return why a format does not recognize a location; "" if it does."""
+    """Return why a format does not recognize a location; "" if it recognizes it."""
     format = format_named(name)
     return "" if format is None else format.why_not(path) or ""
 
 
 def require_ranks(options: ReadOptions, *locations: Location) -> None:
-    """Raise an error if a preferred process is given and no checkpoint has files of processes.
+    """Raise an error if a preferred rank is given but no checkpoint has per-process files.
 
     Args:
-        options: options for opening them.
-        locations: locations; those that are not checkpoints are ignored.
+        options: Options for opening the checkpoints.
+        locations: Locations of checkpoints; other locations are ignored.
 
     Raises:
-        UsageError: no checkpoint has files of processes.
+        UsageError: No checkpoint has per-process files.
     """
     if not options.prefer_rank:
         return
@@ -151,22 +152,22 @@ def require_ranks(options: ReadOptions, *locations: Location) -> None:
 
 
 def stored_shardings(tree: Tree) -> Mapping[TreePath, Sharding]:
-    """Return the shardings of the arrays when they were saved; empty unless `SupportsShardings`."""
+    """Return the shardings that the arrays had when saved; empty unless the format is `SupportsShardings`."""
     format = _format_of(tree)
     return format.shardings(tree) if isinstance(format, SupportsShardings) else {}
 
 
 def other_steps(tree: Tree) -> OtherSteps:
-    """Return unreadable steps next to a tree, if its format is `SupportsSteps`; otherwise none."""
+    """Return unreadable steps next to a tree; none unless its format is `SupportsSteps`."""
     format = _format_of(tree)
     return format.other_steps(tree) if isinstance(format, SupportsSteps) else OtherSteps({}, {})
 
 
 def storage_of(tree: Tree, options: ReadOptions | None = None) -> Storage:
-    """Return the files of a checkpoint and their content, or only its arrays unless `SupportsStorage`.
+    """Return the files of a checkpoint with their content; only its arrays unless `SupportsStorage`.
 
     Raises:
-        FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
+        FormatError, StorageError: An index or the metadata of an array is damaged or cannot be read.
     """
     format = _format_of(tree)
     if isinstance(format, SupportsStorage):
@@ -185,10 +186,10 @@ def faults_in(format: SupportsFaults, path: Location, options: ReadOptions) -> I
 
 
 def open_all_steps(detected: Detected) -> tuple[Tree, ...]:
-    """Open a location, and the other checkpoints that its format finds there: see `SupportsStepFiles`.
+    """Open a location and any other checkpoints that its format finds there; see `SupportsStepFiles`.
 
     Raises:
-        CheckpointError: one of them cannot be opened.
+        CheckpointError: A checkpoint cannot be opened.
     """
     path, tree = detected.location, open_detected(detected)
     format = _format_of(tree)
@@ -208,12 +209,12 @@ def find_unowned_files(directory: Location, tree: Tree, writer: Writer | None = 
     """Return the files in a directory that are not part of the opened tree; all unless `SupportsFiles`.
 
     Args:
-        directory: the directory.
-        tree: the tree that was opened there.
-        writer: the writer that will replace it and may know better: see `SupportsUnownedFiles`.
+        directory: The directory to list.
+        tree: The tree that was opened from the directory.
+        writer: The writer that will replace the tree; it may know more, see `SupportsUnownedFiles`.
 
     Raises:
-        StorageError: the directory cannot be listed.
+        StorageError: The directory cannot be listed.
     """
     if isinstance(writer, SupportsUnownedFiles):
         return set(writer.unowned_files(directory, tree))
@@ -238,17 +239,17 @@ def writer_for(
     least_share: float = 0.0,
     **options: Any,
 ) -> Writer:
-    """Return the writer of a format.
+    """Create the writer of a format.
 
     Args:
-        tree: the tree to write, as opened.
-        format: name of the format; None for the tree's own format.
-        destination: directory to write, if known.
-        keeps_names, shares, least_share: see `ckpttools.formats.base.Target`.
-        options: options of the format, as it declares them; None means not set.
+        tree: The tree to write, as opened.
+        format: Name of the format; None for the tree's own format.
+        destination: Directory to write, if known.
+        keeps_names, shares, least_share: See `ckpttools.formats.base.Target`.
+        options: Options that the format declares; None means not set.
 
     Raises:
-        UsageError: the format does not exist or is read-only, or an option does not exist or is invalid.
+        UsageError: The format does not exist or is read-only, or an option does not exist or is invalid.
     """
     name = format or tree.metadata.format
     result = None if name is None else format_named(name)
@@ -267,7 +268,7 @@ def writer_for(
 
 
 def writer_options() -> list[Option]:
-    """Return all options of writable formats."""
+    """Return the options of all writable formats."""
     return [option for item in writable().values() for option in item.options]
 
 
@@ -278,7 +279,7 @@ def _format_of(tree: Tree) -> Format | None:
 
 
 def _nothing_below(path: Location) -> str:
-    """Return a hint for a path with nothing that can be opened."""
+    """Return a hint for a path below which nothing can be opened."""
     if (path / CONFIG).is_file() and is_checkpoint(path.parent):
         return f"its weights are in the parent directory: pass {quote(str(path.parent))}"
     if (path / CONFIG).is_file():
@@ -303,16 +304,16 @@ def _with_notes(tree: Tree, more: Notes) -> Tree:
 
 
 def _with_step(tree: Tree, options: ReadOptions | None) -> Tree:
-    """Return the tree if it is of the requested step; raise UsageError otherwise."""
+    """Return the tree if it is the requested step; raise UsageError otherwise."""
     require_step(options or ReadOptions(), tree.metadata.step, tree.metadata.location)
     return tree
 
 
 def require_step(options: ReadOptions, step: int | None, location: Location | str) -> None:
-    """Raise an error if another step than the requested one is opened.
+    """Raise an error if a step other than the requested one is opened.
 
     Raises:
-        UsageError: the step is not `step`, which is None for a checkpoint without a step.
+        UsageError: The requested step is not `step`, which is None for a checkpoint without steps.
     """
     if options.step is not None and step != options.step:
         without = f"leave {option('step')} out"

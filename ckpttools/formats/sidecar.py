@@ -1,7 +1,7 @@
 """A model's sidecars: configuration, tokenizer, and arrays that no mapping covers.
 
-Inside an Orbax item, an additional directory disturbs no loader (tested with CheckpointManager, both
-checkpointers and v1). Next to the items it would be mistaken for an item.
+Loaders ignore an additional directory inside an Orbax item (tested with CheckpointManager, both checkpointers
+and v1). Next to the items, it would be mistaken for an item.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 CARRIED = "carried"
-# Files next to the weights that transformers and tokenizers read, without weights, their index and images.
+# Files next to the weights that transformers and tokenizers read, except weights, their index and images.
 PATTERNS = (
     "*config.json",
     "tokenizer*",
@@ -44,30 +44,30 @@ _HASHED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class Sidecars:
-    """Files and arrays to copy with a model.
+    """The files and arrays to copy with a model.
 
     Attributes:
-        files: name -> file to copy byte for byte, as it was when opened.
-        arrays: name -> array to keep as it is.
+        files: Name -> file to copy byte for byte, as it was when opened.
+        arrays: Name -> array to keep unchanged.
     """
 
     files: Mapping[str, File] = field(default_factory=dict)
     arrays: Mapping[str, LazyArray] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Include the versions: the fingerprint of a run contains its writer's representation.
+        """Include the versions, because the fingerprint of a run contains its writer's representation.
 
         Raises:
-            FormatError, StorageError: a file cannot be read.
+            FormatError, StorageError: A file cannot be read.
         """
         return f"Companions({self.versions})"
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
-        """The digest of each local file by name, and the store's version of each other file.
+        """The digest of each local file, and the store's version of each other file, by name.
 
-        Other content can have the size and the modification time of a local file, and a copy of the file can
-        have another modification time.
+        Local files need a digest: different content can have the same size and modification time, and a copy
+        of a file can have another modification time.
         """
         return {name: _version(file) for name, file in self.files.items()}
 
@@ -79,7 +79,7 @@ def files_of_model(directory: Location) -> dict[str, File]:
     """Return the configuration and tokenizer files in a directory, by name.
 
     Raises:
-        StorageError: a file cannot be accessed.
+        StorageError: A file cannot be accessed.
     """
     result = {path.name: path for pattern in PATTERNS for path in directory.glob(pattern)}
     files = {
@@ -92,13 +92,13 @@ def files_of_model(directory: Location) -> dict[str, File]:
 
 @dataclass(frozen=True)
 class WithSidecars:
-    """A writer that also writes sidecars into a directory of its output.
+    """A writer that also writes sidecars to a directory of its output.
 
     Attributes:
-        writer: writes the checkpoint.
-        sidecars: the sidecars.
-        directory: their directory, relative to the root; empty for the root itself.
-        built: name -> content of further files.
+        writer: Writes the checkpoint.
+        sidecars: The sidecars.
+        directory: Directory of the sidecars, relative to the root; empty for the root itself.
+        built: Name -> content of each further file.
     """
 
     writer: Writer
@@ -112,14 +112,14 @@ class WithSidecars:
 
     @property
     def step_said(self) -> int | None:
-        """As `WritesSteps.step_said`."""
+        """See `WritesSteps.step_said`."""
         return self.writer.step_said if isinstance(self.writer, WritesSteps) else None
 
     def with_sidecars(self, tree: Tree) -> Tree:
-        """Return the tree to plan: the writer's tree and the sidecar arrays.
+        """Return the tree to plan, which includes the sidecar arrays.
 
         Raises:
-            FormatError: an array of the tree has the path of a sidecar.
+            FormatError: An array of the tree has the path of a sidecar.
         """
         carried = {(*_PREFIX, name): array for name, array in self.sidecars.arrays.items()}
         for path in carried.keys() & tree.leaves.keys():
@@ -132,7 +132,7 @@ class WithSidecars:
         return Tree({**tree.leaves, **carried}, tree.metadata)
 
     def layout(self, tree: Tree, limit: int) -> Layout:
-        """See `Writer.layout`; the tree is from `with_sidecars`."""
+        """See `Writer.layout`. The tree must come from `with_sidecars`."""
         own, carried = self._apart(tree)
         layout = self.writer.layout(own, limit)
         if not carried:
@@ -151,7 +151,7 @@ class WithSidecars:
         )
 
     def _apart(self, tree: Tree) -> tuple[Tree, Tree]:
-        """Split off the sidecar arrays, by name; other arrays may have similar paths."""
+        """Split a tree into the writer's arrays and the sidecar arrays, which are identified by name."""
         carried: dict[Path, Leaf] = {(name,): tree[(*_PREFIX, name)] for name in self.sidecars.arrays}
         own = {path: leaf for path, leaf in tree.items() if not self._is_sidecar(path)}
         return Tree(own, tree.metadata), Tree(carried, Metadata(location=tree.metadata.location))
@@ -168,18 +168,18 @@ class WithSidecars:
         return f"{self.directory}/{name}" if self.directory else name
 
     def _placed(self, placement: Placement) -> Placement:
-        """Return a placement in the sidecar file with paths relative to the root."""
+        """Return a placement in the sidecar file, with paths relative to the root."""
         home = placement.home
         if not isinstance(home, DataFile):
             raise TypeError(f"{home} is not a part of a data file")
         return replace(placement, home=replace(home, file=self._location(home.file)))
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """See `Writer.finish`; copies files before the writer commits the checkpoint.
+        """See `Writer.finish`. Copies files before the writer commits the checkpoint.
 
         Raises:
-            FormatError: a sidecar changed since it was opened.
-            StorageError: a sidecar cannot be read.
+            FormatError: A sidecar has changed since it was opened.
+            StorageError: A sidecar cannot be read.
         """
         own, _ = self._apart(tree)
         location = directory / self.directory
@@ -196,14 +196,14 @@ class WithSidecars:
 
 
 def sidecar_versions(writer: Writer, planned: Callable[[str], str] = str) -> dict[str, str]:
-    """Return the version of each sidecar of a writer, by name; see `Sidecars.versions`.
+    """Return the version of each of a writer's sidecars, by name; see `Sidecars.versions`.
 
     Args:
-        writer: the writer.
-        planned: replaces the paths in a text with those of the host that made the plan.
+        writer: The writer with the sidecars.
+        planned: Replaces the paths in a text with those on the host that made the plan.
 
     Raises:
-        FormatError, StorageError: a file cannot be read.
+        FormatError, StorageError: A file cannot be read.
     """
     versions: dict[str, str] = {}
     while isinstance(writer, WithSidecars):
@@ -236,7 +236,7 @@ _PREFIX: Path = (SIDECARS, CARRIED)
 
 
 def _carried_writer() -> Writer:
-    """Return the writer of carried arrays, which few models have."""
+    """Return the writer for unmapped arrays, which few models have."""
     from ckpttools.formats.safetensors.write import SafetensorsWriter
 
     return SafetensorsWriter(max_shard_bytes=None, stem=CARRIED)
@@ -246,8 +246,8 @@ def read_file(file: File) -> bytes:
     """Read a sidecar as it was when opened.
 
     Raises:
-        SourceChangedError: it changed since then.
-        FormatError, StorageError: it cannot be read.
+        SourceChangedError: The file has changed since it was opened.
+        FormatError, StorageError: The file cannot be read.
     """
     try:
         content = file.read(0, file.size)

@@ -1,4 +1,4 @@
-"""Files next to the weights: the model's configuration and other files of the model."""
+"""Files next to a model's weights: its configuration and other sidecars."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 CONFIG = "config.json"
-# Field with the name of the weights that transformers reads instead of those with default names.
+# Field that names the weights for transformers to read instead of those with default names.
 WEIGHTS_FIELD = "transformers_weights"
 
 
 def is_file(path: Location) -> bool:
-    """Return whether a file with this name exists."""
+    """Return whether the path is an existing file."""
     try:
         return path.is_file()
     except StorageError:
-        # On a disk the answer is no, for example if the name is too long. A network store did not answer.
+        # On a disk, an error means that the file does not exist, for example because its name is too long. A
+        # network store that fails to answer raises the error.
         if path.store.scheme != "file":
             raise
         return False
@@ -34,15 +35,16 @@ def sidecar_json(
 ) -> dict[str, Any]:
     """Read a JSON object from a file that may be a failed download.
 
-    path: path of the file.
-        kind: class of the error to raise.
-        hint: hint of that error.
-        hint: of that error.
-        unique: whether to reject duplicate keys.
+    Args:
+        path: Path of the file.
+        kind: The class of error to raise.
+        hint: The hint of the error.
+        unique: Whether to reject duplicate keys.
 
     Raises:
-        CheckpointError: of class `kind`: the file is not a JSON object; the message names what it is.
-        StorageError: it cannot be read.
+        CheckpointError: The file is not a JSON object; the message identifies its content. The class is
+            `kind`.
+        StorageError: The file cannot be read.
     """
     raw = path.read_bytes()
     if not raw.lstrip().startswith((b"{", b"[")):
@@ -51,11 +53,11 @@ def sidecar_json(
 
 
 def sidecar_config(folder: Location) -> dict[str, Any] | None:
-    """Return the model's configuration next to the weights, or None without one.
+    """Return the model's configuration next to the weights, or None if there is none.
 
     Raises:
-        ConfigError: it is not a JSON object, or a dangling link, as a cache leaves it.
-        StorageError: it cannot be read.
+        ConfigError: The configuration is not a JSON object, or is a dangling link, as in an incomplete cache.
+        StorageError: The configuration cannot be read.
     """
     path = folder / CONFIG
     if not path.lexists():
@@ -70,7 +72,7 @@ def sidecar_config(folder: Location) -> dict[str, Any] | None:
 
 
 def weights_in_config(folder: Location) -> object:
-    """Return `transformers_weights` from the configuration next to the weights; None without one.
+    """Return the `transformers_weights` field of the configuration next to the weights, or None.
 
     Raises:
         StorageError: The configuration cannot be read.
@@ -84,16 +86,16 @@ def weights_in_config(folder: Location) -> object:
     try:
         return json_object(raw, str(path), ConfigError, "").get(WEIGHTS_FIELD)
     except ConfigError:
-        return None  # `sidecar_config` reports it
+        return None  # `sidecar_config` reports the error
 
 
 def is_saved_by_peft(tree: Tree) -> bool:
-    """Return whether a tree is an adapter with its configuration, next to it or copied along."""
+    """Return whether a tree is an adapter with its configuration, either next to it or copied with it."""
     return bool(tree.metadata.location) and is_adapter(tree) and is_file(sidecar_directory(tree) / ADAPTER)
 
 
 def sidecar_directory(tree: Tree) -> Location:
-    """Return the directory for a model's sidecars: that of its weights; for other trees, a subdirectory.
+    """Return the directory for a model's sidecars: next to its weights, or a subdirectory for other trees.
 
     PEFT adapters count as models.
     """

@@ -1,4 +1,4 @@
-"""The files of an opened checkpoint and their content, from indexes and metadata; reads no arrays."""
+"""The files of an opened checkpoint with their contents, from indexes and metadata; reads no array data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ckpttools.stores.registry import parse
 
 @dataclass
 class _Use:
-    """Accumulates what a file is used for."""
+    """Accumulates the uses of a file."""
 
     live: list[tuple[int, int]] = field(default_factory=list)
     index: list[tuple[int, int]] = field(default_factory=list)
@@ -60,11 +60,11 @@ def zarr_storage(tree: Tree, max_index_bytes: int = MAX_INDEX_BYTES) -> Storage:
     """Survey a checkpoint of zarr arrays below the opened directory.
 
     Args:
-        tree: the tree as its format opened it.
-        max_index_bytes: see `ckpttools.formats.base.ReadOptions`.
+        tree: The tree as opened by its format.
+        max_index_bytes: See `ckpttools.formats.base.ReadOptions`.
 
     Raises:
-        FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
+        FormatError, StorageError: An index or the metadata of an array is damaged or cannot be read.
     """
     database = entries_of(parse(tree.metadata.location), max_index_bytes=max_index_bytes)
     uses: dict[str, _Use] = defaultdict(_Use)
@@ -95,7 +95,7 @@ def zarr_storage(tree: Tree, max_index_bytes: int = MAX_INDEX_BYTES) -> Storage:
 
 
 def _is_data(name: str) -> bool:
-    """Return whether a file name is that of an OCDBT data file."""
+    """Return whether a file has the name of an OCDBT data file."""
     return name.startswith(("d/", "ocdbt.process_", "ocdbt_data/", "ocdbt_meta/"))
 
 
@@ -139,13 +139,13 @@ def plain_storage(tree: Tree) -> Storage:
 
 
 def _below(root: Location, file: str) -> str:
-    """Return the name of a file relative to a directory; the full path if it is elsewhere."""
+    """Return the name of a file relative to a directory, or the full path if it is elsewhere."""
     location = parse(file)
     return location.relative_to(root) if root in location.parents else file
 
 
 def _beside(location: Location, uses: Mapping[str, object]) -> Iterator[tuple[str, Status]]:
-    """Yield the files in use and, if a directory was opened, the files next to them."""
+    """Yield the files in use and, if a directory was opened, the other files in it."""
     root = location.folder()
     beside = {entry.name for entry in root.entries() if entry.is_file} if location.is_dir() else set()
     for name in sorted({*beside, *uses}):

@@ -1,7 +1,7 @@
-"""Find a model's weight files in Hub layout: one file, or numbered files with an index.
+"""Find a model's weight files in the Hub layout: one file, or numbered files with an index.
 
-Safetensors and torch.save files are named alike, with other suffixes: `model.safetensors`,
-`model-00001-of-00003.safetensors` with `model.safetensors.index.json`; `pytorch_model.bin` and so on.
+Safetensors and torch.save files have similar names with different suffixes: `model.safetensors`,
+`model-00001-of-00003.safetensors` with `model.safetensors.index.json`, `pytorch_model.bin` and so on.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ckpttools.stores.base import is_inside
 from ckpttools.stores.location import Location
 
 _INDEX = ".index.json"
-# PyTorch distributed checkpoints in safetensors: a process without data writes no file.
+# PyTorch distributed checkpoints in safetensors, in which a process without data writes no file.
 _PROCESS = re.compile(r"^shard-\d+-")
 # Files that `transformers_weights` may name.
 _SAFETENSORS = ".safetensors"
-# Larger counts are not real; such names are from another naming scheme.
+# Larger counts do not occur in practice; such names follow another naming scheme.
 _MOST_FILES = 100_000
 _MOST_NAMED = 4
 
@@ -37,13 +37,13 @@ class UnusableChoiceError(FormatError):
 
 @dataclass(frozen=True)
 class WeightNames:
-    """Names of weight files in a format.
+    """The names that a format uses for weight files.
 
     Attributes:
-        suffix: their suffix.
-        whole: name of the only file of a complete model.
-        pattern: pattern of files in a directory that may be weights; others with the suffix may be anything.
-        others: further suffixes of a file that is passed by name.
+        suffix: Suffix of the files.
+        whole: Name of the file of a complete model.
+        pattern: Pattern of files in a directory that may be weights; others with the suffix may be anything.
+        others: Further suffixes that are accepted for a file passed by name.
     """
 
     suffix: str
@@ -53,7 +53,7 @@ class WeightNames:
 
     @cached_property
     def numbered(self) -> re.Pattern[str]:
-        """Pattern of names like `model-00001-of-00003.safetensors`: stem, number and count."""
+        """Pattern of names such as `model-00001-of-00003.safetensors`: stem, number and count."""
         return re.compile(
             rf"(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+){re.escape(self.suffix)}", re.DOTALL
         )
@@ -62,8 +62,8 @@ class WeightNames:
         """Find the weights at a path.
 
         Raises:
-            FormatError: there are no weights, or several alternatives.
-            StorageError: the path does not exist or cannot be accessed.
+            FormatError: There are no weights, or there are several alternatives.
+            StorageError: The path does not exist or cannot be accessed.
         """
         path.stat()
         if path.is_dir():
@@ -89,13 +89,13 @@ class WeightNames:
         return None
 
     def chosen(self, folder: Location) -> WeightsLocation | None:
-        """Find the weights that `transformers_weights` in `config.json` names; None if it names none.
+        """Find the weights that `transformers_weights` in `config.json` names; None if the field is not set.
 
-        transformers reads that file, or the index and the files that it names, and no other.
+        transformers reads only that file, or that index and the files that it names.
 
         Raises:
             FormatError: The field names files of another format.
-            UnusableChoiceError: It does not name a file that exists here and that transformers can load.
+            UnusableChoiceError: The field does not name an existing file that transformers can load.
         """
         name = weights_in_config(folder)
         if name is None:
@@ -144,11 +144,11 @@ class WeightNames:
         return WeightsLocation(folder, tuple(files))
 
     def read_in(self, folder: Location) -> set[str]:
-        """Return the names of the only series of weights that is read in a directory, and of its index."""
+        """Return the names of the one series of weights that is read from a directory, and of its index."""
         result = self._find_in(folder)
         if result.index is not None:
             return {result.index, *(result.named or {}).values()}
-        # Without an index, all files are read; a series other than the first may be another model's.
+        # Without an index, all files are read, so a second series may be another model.
         return {name for name in result.files if self._series(name) == self._series(result.files[0])}
 
     def _series(self, name: str) -> tuple[str, str]:
@@ -164,9 +164,9 @@ class WeightNames:
         return match is not None and path.is_file() and int(match["count"]) > 1
 
     def missing(self, files: Iterable[str]) -> list[str]:
-        """Return the missing files of numbered series; without an index, only the names show them.
+        """Return the missing files of numbered series, judged only by names if there is no index.
 
-        Most series start at one; a file with number zero shows that a series starts at zero.
+        Most series start at one, but a series that has a file with number zero starts at zero.
         """
         groups: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
         for match in filter(None, map(self.numbered.fullmatch, files)):
@@ -181,7 +181,7 @@ class WeightNames:
 
 
 def _stem_of_all(stem: str) -> str:
-    """Return a stem without the number of a process."""
+    """Remove the number of a process from a stem."""
     return _PROCESS.sub("shard-…-", stem)
 
 
@@ -198,7 +198,7 @@ def _only(indexes: Sequence[str], folder: Location) -> str:
 
 
 def reason(error: CheckpointError, path: Location) -> str:
-    """Return an error's reason why a path was not recognized; raise it if the store did not respond."""
+    """Return the reason in an error for not recognizing a path; raise it if the store did not respond."""
     if isinstance(error, StorageError) and path.exists():
         raise error
     return error.raw.message

@@ -1,4 +1,4 @@
-"""The index of a model's weights, such as `model.safetensors.index.json`, and its files."""
+"""The index of a model's weights, such as `model.safetensors.index.json`, and the files that it names."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _NUMBERED = re.compile(r"(?P<stem>.*)-\d+-of-(?P<rest>\d+\..*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class WeightsLocation:
-    """The location of weights: file names in a folder, or an index of them.
+    """The location of weights: file names in a directory, or an index of them.
 
     Attributes:
-        folder: The folder.
-        files: Names of the files, if no index names them.
-        index: Name of the index. The files that it names are relative to the folder.
+        folder: The directory.
+        files: Names of the files if there is no index.
+        index: Name of the index. Its file names are relative to the directory.
         is_chosen: Whether `transformers_weights` in `config.json` names the file or the index.
     """
 
@@ -43,7 +43,7 @@ class WeightsLocation:
 
     @cached_property
     def named(self) -> Mapping[str, str] | None:
-        """The index: normalized file name by tensor name; None without one. Errors as `_weight_map`."""
+        """The index: normalized file name by tensor name, or None. Raises errors like `_weight_map`."""
         if self._as_written is None:
             return None
         names = {name: sys.intern(normalized(name)) for name in {*self._as_written.values()}}
@@ -55,10 +55,10 @@ class WeightsLocation:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Normalized names of the files; those of an index in the order of `in_reading_order`.
+        """The normalized file names; from an index, in the order of `in_reading_order`.
 
         Raises:
-            FormatError: the index is damaged, or a file is missing or outside of the folder.
+            FormatError: The index is damaged, or a file is missing or outside the directory.
         """
         if self._as_written is None or self.index is None:
             return self.files
@@ -69,9 +69,9 @@ class WeightsLocation:
 
     @cached_property
     def unnamed(self) -> tuple[str, ...]:
-        """Files of the same series that the index does not name; empty where listing takes a request."""
+        """Files of the same series that are not in the index; empty where listing takes a request."""
         if self.named is None or self.folder.store.scheme != "file":
-            return ()  # a listing is a request there
+            return ()  # in such stores, listing takes a request
         series = {_series_of(name) for name in self.names} - {None}
         others = sorted({*visible_files(self.folder)} - {*self.names}) if series else []
         return tuple(name for name in others if _series_of(name) in series)
@@ -80,10 +80,10 @@ class WeightsLocation:
         """Check that no tensor is in two files, and that the index maps each tensor to its file.
 
         Args:
-            tensors: tensor names, each with its file.
+            tensors: Pairs of tensor name and file.
 
         Raises:
-            FormatError: index and files disagree; lists how.
+            FormatError: The index and the files disagree. The message lists the differences.
         """
         _check_once(tensors, self.folder)
         if self.named is not None and self.index is not None:
@@ -99,25 +99,22 @@ class WeightsLocation:
     def check_as_loaded(
         self, tensors: Sequence[tuple[str, str]], tensors_in: Callable[[str], Iterable[str]]
     ) -> tuple[str, ...]:
-        """Check that the files of the index hold a complete model, as transformers reads them.
+        """Check that the files of the index form a complete model, as transformers reads them.
 
-        transformers reads all of these files in the order of their names. For each tensor the last file
-        counts,
-        whichever the index names. It also reads tensors that the index does not list, and skips files that
-        it does
-        not name. A tensor in several files is accepted only if the index names the last one, and a file is
-        skipped
-        only if the others hold all of its tensors.
+        transformers reads all files in the index in the order of their names. If a tensor is in several
+        files, the last file wins, regardless of the index. Tensors that the index does not list are also
+        read, and files that it does not name are skipped. This check accepts a tensor in several files only
+        if the index names the last one, and skips a file only if the others have all of its tensors.
 
         Args:
-            tensors: tensor names, each with its file, in the order of the files' names.
-            tensors_in: returns the names of the tensors in a file that the index does not name.
+            tensors: Pairs of tensor name and file, sorted by file name.
+            tensors_in: Returns the names of the tensors in a file that is not in the index.
 
         Returns:
-            Remarks for the user on disagreements between index and files.
+            Remarks for the user about disagreements between index and files.
 
         Raises:
-            FormatError: tensors are missing, or it is ambiguous which of several counts; lists them.
+            FormatError: Tensors are missing or ambiguous. The message lists them.
         """
         if self.named is None or self.index is None:
             self.check(tensors)
@@ -138,7 +135,7 @@ class WeightsLocation:
         return tuple(_remarks(self.index, last, tuple(repeated), moved, unlisted, self.unnamed))
 
     def _tensors_elsewhere(self, tensors_in: Callable[[str], Iterable[str]]) -> dict[str, str]:
-        """Return the tensors in files that the index does not name, each with its file."""
+        """Return the tensors in files that are not in the index, each with its file."""
         result: dict[str, str] = {}
         for name in _other_weights(self.folder, self.names):
             try:
@@ -148,7 +145,7 @@ class WeightsLocation:
         return result
 
     def _is_one_series(self) -> bool:
-        """Return whether the weight files form one complete series, for which an index can be written."""
+        """Return whether the weight files form one complete series, so that an index can be written."""
         every = {*self.names, *self.unnamed}
         series = {_series_of(name) for name in every}
         kind = series.pop() if len(series) == 1 else None
@@ -167,7 +164,7 @@ def _remarks(
     unlisted: Sequence[str],
     unnamed: Sequence[str],
 ) -> Iterator[str]:
-    """Yield remarks on tensors and files that the index lists incorrectly."""
+    """Yield remarks about tensors and files that the index lists incorrectly."""
     if repeated:
         count = plural(len(repeated), "tensor")
         yield f"{count} in several files, read from those that {index} names: {sample_names(repeated)}"
@@ -190,7 +187,7 @@ def _refuse_lost(
     hint: str,
     elsewhere: Callable[[], Mapping[str, str]],
 ) -> None:
-    """Refuse an index that names tensors which its files lack, or no file of some tensors."""
+    """Refuse an index with tensors that its files lack, or without files for some tensors."""
     lost = {name: sorted(item for item in held[name] if item not in there) for name in held}
     lost = {name: tensors for name, tensors in lost.items() if tensors}
     absent = {tensor: file for tensor, file in named.items() if tensor not in there}
@@ -231,9 +228,9 @@ def _unlisted(named: Mapping[str, str], there: Mapping[str, str]) -> list[tuple[
 
 
 def _set_aside(index: Location) -> str:
-    """Return the commands that replace an index by one of all files next to it.
+    """Return the commands that replace an index with an index of all files next to it.
 
-    Files of `torch.save` are opened without an index; only safetensors get a new one.
+    Files of `torch.save` are opened without an index; only safetensors get a new index.
     """
     names = (index.with_name(f"{index.name}.aside{number or ''}") for number in itertools.count())
     aside = quote(str(next(name for name in names if not name.lexists())))
@@ -243,12 +240,12 @@ def _set_aside(index: Location) -> str:
 
 
 def visible_files(folder: Location) -> list[str]:
-    """Return the sorted names of files that may be ours; hidden files (`._model.safetensors`) are not."""
+    """Return the sorted names of visible files; hidden ones (`._model.safetensors`) are not weights."""
     return [entry.name for entry in folder.entries() if entry.name[0] != "." and not entry.is_dir]
 
 
 def _other_weights(folder: Location, names: Collection[str]) -> list[str]:
-    """Return the names of weight files that are not among `names`; none where a listing is a request."""
+    """Return the names of weight files not in `names`; empty where listing takes a request."""
     if folder.store.scheme != "file":
         return []
     endings = tuple({f".{name.rpartition('.')[2]}" for name in names})
@@ -261,10 +258,10 @@ def refuse_missing(
     """Raise an error for missing weight files.
 
     Args:
-        missing: their names.
-        location: the index or directory that names or counts them.
-        expected: the expected files, in words.
-        others: names of weight files that may have the tensors of the missing ones.
+        missing: Names of the missing files.
+        location: The index or directory that names or counts the files.
+        expected: Description of the expected files.
+        others: Names of weight files that may have the tensors of the missing files.
     """
     renamed = f"; or, if their tensors are in {sample_names(others)}, fetch the index again" if others else ""
     raise FormatError(
@@ -277,14 +274,14 @@ def refuse_missing(
 
 
 def _weight_map(path: Location) -> dict[str, str]:
-    """Read the map from tensor to file in an index. `metadata.total_size` is often wrong and ignored.
+    """Read the map from tensor to file in an index; `metadata.total_size` is often wrong and is ignored.
 
     Raises:
-        FormatError: the index is damaged, or names no files.
+        FormatError: The index is damaged, or names no files.
     """
     result = sidecar_json(path, FormatError, _INDEX_HINT).get("weight_map")
     if isinstance(result, dict) and result and all(type(name) is str for name in result.values()):
-        # Few files contain many tensors.
+        # Many tensors share few files, so each distinct name is normalized once.
         return {tensor: sys.intern(name) for tensor, name in result.items()}
     raise FormatError(
         "the index has no usable weight_map",
@@ -298,31 +295,31 @@ def _weight_map(path: Location) -> dict[str, str]:
 
 
 def normalized(name: str) -> str:
-    """Return one spelling for all names of a file below a folder, such as `a` for `./a`.
+    """Return the normalized spelling of a file name below a directory, such as `a` for `./a`.
 
-    Names that lead outside are unchanged, for `is_inside` to reject. So is a trailing slash, which only
-    directories have.
+    Names that lead outside the directory are unchanged, so that `is_inside` rejects them. A trailing slash,
+    which only directories have, is also kept.
     """
     return posixpath.normpath(name) if is_inside(name) and not name.endswith("/") else name
 
 
 def in_reading_order(names: Iterable[str]) -> list[str]:
-    """Normalize the names of an index, in the order in which transformers reads the files.
+    """Normalize the file names of an index, in the order in which transformers reads the files.
 
-    transformers sorts the names as they are spelled. Of several spellings of one file, the last counts.
+    transformers sorts names as they are spelled. If a file has several spellings, the last one counts.
     """
     last = {normalized(name): position for position, name in enumerate(sorted({*names}))}
     return sorted(last, key=last.__getitem__)
 
 
 def _files_of_index(folder: Location, index: Location, named: Sequence[str]) -> tuple[str, ...]:
-    """Return the files that an index names, if all of them exist.
+    """Return the files that an index names, after checking that they exist.
 
     Raises:
         FormatError: A file does not exist.
     """
     names = tuple(named)
-    # Symbolic links are followed: in the Hugging Face cache every file is one, to a blob elsewhere.
+    # Symbolic links are followed: in the Hugging Face cache, every file is a link to a blob elsewhere.
     there = map_concurrently(folder.store, lambda name: is_file(folder / name), names)
     missing = [name for name, is_there in zip(names, there, strict=True) if not is_there]
     if missing:
@@ -333,9 +330,9 @@ def _files_of_index(folder: Location, index: Location, named: Sequence[str]) -> 
 
 
 def _refuse_stale(folder: Location, index: Location, names: Sequence[str], missing: Sequence[str]) -> None:
-    """Refuse an index of missing files next to another, complete series of the same stem.
+    """Refuse an index with missing files next to another, complete series with the same stem.
 
-    A download that is not complete lacks files and has no others.
+    An incomplete download lacks files, but has no other series.
     """
     expected = {match["stem"] for name in missing if (match := _NUMBERED.fullmatch(name))}
     series: dict[tuple[str, str], list[str]] = {}
@@ -358,7 +355,7 @@ def _refuse_stale(folder: Location, index: Location, names: Sequence[str], missi
 
 
 def _series_of(name: str) -> tuple[str, str] | None:
-    """Return stem, count and suffix of a numbered file; None for other files."""
+    """Split the name of a numbered file into stem, count and suffix; return None for other files."""
     match = _NUMBERED.fullmatch(name)
     return (match["stem"], match["rest"]) if match else None
 
@@ -379,7 +376,7 @@ def _check_once(tensors: Sequence[tuple[str, str]], folder: Location) -> None:
     """Check that no tensor is in two files, given (tensor, file) pairs.
 
     Raises:
-        FormatError: some are; lists them with their files.
+        FormatError: Tensors are in several files. The message lists them.
     """
     if len({tensor for tensor, _ in tensors}) == len(tensors):
         return
@@ -402,7 +399,7 @@ def _check_once(tensors: Sequence[tuple[str, str]], folder: Location) -> None:
 def _refuse_ambiguous(
     named: Mapping[str, str], repeated: Mapping[str, Sequence[str]], index: Location
 ) -> None:
-    """Refuse repeated tensors for which the index does not name the last file."""
+    """Refuse tensors that are in several files if the index does not name the last one."""
     unclear = {name: files for name, files in repeated.items() if named.get(name) in files[:-1]}
     if not unclear:
         return
@@ -418,10 +415,10 @@ def _refuse_ambiguous(
 
 
 def _check_index(named: Mapping[str, str], there: Mapping[str, str], index: Location) -> None:
-    """Check that an index and its files name the same tensors, in the same files.
+    """Check that an index and its files have the same tensors in the same files.
 
     Raises:
-        FormatError: they differ; lists the differences.
+        FormatError: The index and the files differ. The message lists the differences.
     """
     if there == named:
         return

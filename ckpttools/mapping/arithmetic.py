@@ -27,7 +27,7 @@ def axes_in(formula: str) -> frozenset[str]:
     """Return the axes that a formula names.
 
     Raises:
-        MappingError: the formula uses more than `+ - * / // %` and `min(a, b)` over names and integers.
+        MappingError: The formula uses more than `+ - * / // %` and `min(a, b)` over names and integers.
     """
     nodes = list(ast.walk(_parse(formula)))
     functions = [node.func for node in nodes if isinstance(node, ast.Call)]
@@ -38,12 +38,12 @@ def value(formula: str, lengths: Mapping[str, int]) -> int:
     """Evaluate a formula.
 
     Args:
-        formula: such as `layers // 6`; `/` is a division that must leave no remainder.
-        lengths: the length of every axis in the formula.
+        formula: Such as `layers // 6`; `/` is a division that must leave no remainder.
+        lengths: The length of every axis in the formula.
 
     Raises:
-        MappingError: see `axes_in`.
-        DoesNotDivideError: a `/` leaves a remainder, or the divisor is 0.
+        MappingError: See `axes_in`.
+        DoesNotDivideError: A `/` leaves a remainder, or the divisor is 0.
     """
     return _value(_parse(formula), lengths, formula)
 

@@ -24,10 +24,10 @@ class Join:
     """The position of a side among the parts that are concatenated into one array.
 
     Attributes:
-        at: index of the concatenated group.
-        depth: number of axes of that group in front of the parts.
-        parts: the axes of every part; empty if only this one is known.
-        number: index of this part.
+        at: Index of the concatenated group.
+        depth: Number of axes of that group in front of the parts.
+        parts: The axes of every part; empty if only this one is known.
+        number: Index of this part.
     """
 
     at: int
@@ -109,7 +109,7 @@ def parse_side(key: str, axes: str) -> Side:
     """Parse a side from a row's two strings.
 
     Raises:
-        MappingError: an empty key, unbalanced brackets, an empty name, an axis that occurs twice.
+        MappingError: An empty key, unbalanced brackets, an empty name, an axis that occurs twice.
     """
     written = parse_groups(axes)
     side = Side(
@@ -134,7 +134,7 @@ def parse_groups(text: str) -> tuple[AxisGroup, ...]:
     """Parse array axes such as `(heads head_dim) embed`, with a `+` before the axes that begin a part.
 
     Raises:
-        MappingError: see `parse_side`.
+        MappingError: See `parse_side`.
     """
     groups: list[AxisGroup] = []
     remaining = text.strip()

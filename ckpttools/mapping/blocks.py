@@ -25,15 +25,15 @@ def block_counts(side: Side, sizes: Mapping[str, int], block: Block) -> dict[str
     """Count the blocks on each axis of a side whose last two groups are cut into blocks.
 
     Args:
-        side: a side of a row, with an array of at least two axes.
-        sizes: the length of every axis.
-        block: elements of a block on the last two axes of the array.
+        side: A side of a row, with an array of at least two axes.
+        sizes: The length of every axis.
+        block: Elements of a block on the last two axes of the array.
 
     Returns:
         Axis -> number of blocks; 1 if one block covers the axis, its length if the axis is not cut.
 
     Raises:
-        MappingError: blocks cross the edges of axes or parts, or the last one is smaller.
+        MappingError: Blocks cross the edges of axes or parts, or the last one is smaller.
     """
     if len(side.groups) < 2:
         raise MappingError("only matrices have blocks", got=f"{len(side.groups)} axes")
@@ -83,13 +83,13 @@ def grid_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int]) -> 
     """Return the shape of the grid of scales of a side's full array, all parts included.
 
     Args:
-        side: a side of a row.
-        sizes: the length of every axis.
-        counts: number of blocks on each axis that is cut into blocks; for arrays of parts, on the axes of
+        side: A side of a row.
+        sizes: The length of every axis.
+        counts: Number of blocks on each axis that is cut into blocks; for arrays of parts, on the axes of
             all parts.
 
     Raises:
-        MappingError: the elements of a block are not contiguous on this side.
+        MappingError: The elements of a block are not contiguous on this side.
     """
     cut = {**sizes, **counts}
     for axis in side.key.axes:
@@ -120,7 +120,7 @@ def merged_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Merge the block counts of the parts of one array.
 
     Raises:
-        MappingError: two parts have different counts for the same axis.
+        MappingError: Two parts have different counts for the same axis.
     """
     merged: dict[str, int] = {}
     for item in counts:
@@ -155,7 +155,7 @@ def fitting_cells(row: Row, sizes: Mapping[str, int], block: Block, fits: Fits) 
     """Choose the cells whose grid fits, or else the coarsest cells, with the reason for the misfit.
 
     Raises:
-        MappingError: no cells exist, or they are so small that scales would be as large as the weight.
+        MappingError: No cells exist, or they are so small that scales would be as large as the weight.
     """
     coarsest: tuple[dict[str, int], str] | None = None
     failed: MappingError | None = None
@@ -198,15 +198,15 @@ def cells_within(side: Side, sizes: Mapping[str, int], block: Block) -> Iterator
     The last two groups of the side are cut.
 
     Args:
-        side: a side of a row without parts, with an array of at least two axes.
-        sizes: the length of every axis.
-        block: elements of a block on the last two axes of the array.
+        side: A side of a row without parts, with an array of at least two axes.
+        sizes: The length of every axis.
+        block: Elements of a block on the last two axes of the array.
 
     Yields:
         Axis -> number of cells.
 
     Raises:
-        MappingError: the array is not a matrix.
+        MappingError: The array is not a matrix.
     """
     if len(side.groups) < 2:
         raise MappingError("only matrices have blocks", got=f"{len(side.groups)} axes")
@@ -232,7 +232,7 @@ def cells_of_grid(side: Side, sizes: Mapping[str, int], grid: tuple[int, ...]) -
     """Count the cells on each axis of a side whose array has a grid of this shape.
 
     Raises:
-        MappingError: the grid does not fit the array.
+        MappingError: The grid does not fit the array.
     """
     counts: dict[str, int] = {}
     lengths = side.shape(sizes)
@@ -256,13 +256,13 @@ def times_in_block(group: AxisGroup, sizes: Mapping[str, int], counts: Mapping[s
     """Count the cells of a merged axis in one block.
 
     Args:
-        group: the merged axes.
-        sizes: their lengths.
-        counts: number of cells on each axis.
-        size: elements of a block.
+        group: The merged axes.
+        sizes: Their lengths.
+        counts: Number of cells on each axis.
+        size: Elements of a block.
 
     Raises:
-        MappingError: cells are not adjacent on this axis, or cross blocks.
+        MappingError: Cells are not adjacent on this axis, or cross blocks.
     """
     counts = {axis: counts.get(axis, sizes[axis]) for axis in group}
     length, cells = prod(sizes[axis] for axis in group), prod(counts.values())

@@ -46,8 +46,8 @@ class Direction:
         """Return the row's conversion at these sizes; raises the errors of `Table.to_left`.
 
         Args:
-            sizes: lengths of axes.
-            exact: the dtypes of source arrays that must be converted without loss; empty if loss is allowed.
+            sizes: Lengths of axes.
+            exact: The dtypes of source arrays that must be converted without loss; empty if loss is allowed.
         """
         op = self.row.op.bound(sizes) if self.row.op else None
         if isinstance(op, BoundRecode):
@@ -75,11 +75,11 @@ class BoundTable:
     """A table bound to a model: everything known before arrays are compared with the rows.
 
     Attributes:
-        arrays: source arrays, without dropped ones.
-        dropped: source keys that were left out on purpose.
-        flags: all flags of the model.
-        directions: rows that the model has; `absent`: all other rows.
-        sizes: axes whose length is known.
+        arrays: Source arrays, without dropped ones.
+        dropped: Source keys that were left out on purpose.
+        flags: All flags of the model.
+        directions: Rows that the model has; `absent`: all other rows.
+        sizes: Axes whose length is known.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -94,7 +94,7 @@ def _exact(op: BoundOp, direction: Direction, dtypes: Collection[DType]) -> Boun
     """Return the op, or its wider variant if only that one is exact.
 
     Raises:
-        UsageError: neither is exact for values of one of these dtypes.
+        UsageError: Neither is exact for values of one of these dtypes.
     """
     candidates = (op, op.widened())
     exact_op = next(
@@ -218,7 +218,7 @@ def _factors(directions: Iterable[Direction]) -> dict[str, Direction]:
     A factor is a source array without a target.
 
     Raises:
-        MappingError: no row produces such an array.
+        MappingError: No row produces such an array.
     """
     directions = list(directions)
     factors = {

@@ -32,9 +32,9 @@ class ShapeMismatch:
     """An array whose shape differs from the one that its row gives.
 
     Attributes:
-        key: the array's key.
-        got, expected: the two shapes.
-        why: the source of the lengths of the axes that differ.
+        key: The array's key.
+        got, expected: The two shapes.
+        why: The source of the lengths of the axes that differ.
     """
 
     key: str
@@ -51,10 +51,10 @@ class Coverage:
     """Comparison of arrays with the keys of rows.
 
     Attributes:
-        missing: missing key -> its expected shape.
-        extra: keys that no row has.
-        misshapen: arrays with another shape.
-        reasons: sentences that explain why some arrays are expected or not.
+        missing: Missing key -> its expected shape.
+        extra: Keys that no row has.
+        misshapen: Arrays with another shape.
+        reasons: Sentences that explain why some arrays are expected or not.
     """
 
     missing: Mapping[str, Shape]
@@ -81,8 +81,8 @@ class NotCoveredError(CoverageError):
     """A `CoverageError` with its lists as data.
 
     Attributes:
-        coverage: the lists.
-        is_unsupported: whether the arrays agree with their configuration, but MaxText does not support such a
+        coverage: The lists.
+        is_unsupported: Whether the arrays agree with their configuration, but MaxText does not support such a
             model.
     """
 
@@ -116,16 +116,16 @@ def check_coverage(
     """Compare the arrays that exist with those that the rows name.
 
     Args:
-        arrays: the arrays that exist.
-        expected, unwanted: the sides whose arrays must exist, and those whose arrays must not.
-        sizes: the length of every axis.
-        location: the checkpoint's location, for messages.
-        dropped: keys that the user leaves out.
-        remedies: pattern of keys without a row -> how to resolve them.
-        leave_out: how a user leaves arrays out if there is no option for it.
+        arrays: The arrays that exist.
+        expected, unwanted: The sides whose arrays must exist, and those whose arrays must not.
+        sizes: The length of every axis.
+        location: The checkpoint's location, for messages.
+        dropped: Keys that the user leaves out.
+        remedies: Pattern of keys without a row -> how to resolve them.
+        leave_out: How a user leaves arrays out if there is no option for it.
 
     Raises:
-        NotCoveredError: the error lists every missing, extra and misshapen array.
+        NotCoveredError: The error lists every missing, extra and misshapen array.
     """
     lengths = lengths_of(sizes)
     require_countable((item.side for item in expected), sizes, location)
@@ -161,7 +161,7 @@ def require_countable(sides: Iterable[Side], sizes: Mapping[str, Size], location
     """Refuse a configuration whose counts require more names than can be listed.
 
     Raises:
-        MappingError: the error states the count and its origin.
+        MappingError: The error states the count and its origin.
     """
     for side in sides:
         axes = side.key.axes
@@ -236,9 +236,9 @@ class ExpectedArray:
     """A side whose arrays must exist, or must not exist.
 
     Attributes:
-        side: a side of a row.
-        why: the origin of this expectation; empty if it needs none.
-        remedy: what a user can do if only such arrays are wrong.
+        side: A side of a row.
+        why: The origin of this expectation; empty if it needs none.
+        remedy: What a user can do if only such arrays are wrong.
     """
 
     side: Side
@@ -281,11 +281,11 @@ def remaining_keys(
     """Suggest what to do with arrays that no row has.
 
     Args:
-        arrays: all arrays that exist.
-        known: keys that rows have.
-        extra: keys that no row has.
-        way: how a user leaves arrays out if there is no option for it.
-        is_told: whether the error already explains the fault in another way.
+        arrays: All arrays that exist.
+        known: Keys that rows have.
+        extra: Keys that no row has.
+        way: How a user leaves arrays out if there is no option for it.
+        is_told: Whether the error already explains the fault in another way.
     """
     packed = find_weights(arrays)
     needed = {side for item in packed.values() for side in item.sides}

@@ -27,8 +27,8 @@ def fields(readers: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Rea
     """Return a reader of tables with known keys: a dict of the results of each key's own reader.
 
     Args:
-        readers: the allowed keys.
-        required: the keys that must be present.
+        readers: The allowed keys.
+        required: The keys that must be present.
     """
 
     def read(value: object, location: str) -> dict[str, Any]:

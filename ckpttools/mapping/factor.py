@@ -67,13 +67,13 @@ def multiply_array(
     """Multiply each array of a side by the factor at its location.
 
     Args:
-        side: the side of the arrays.
-        factor: the side of the factors; its axes are a subset of the arrays' axes, in the same order.
-        arrays, by: arrays of both sides, by key.
-        sizes: the length of every axis.
+        side: The side of the arrays.
+        factor: The side of the factors; its axes are a subset of the arrays' axes, in the same order.
+        arrays, by: Arrays of both sides, by key.
+        sizes: The length of every axis.
 
     Raises:
-        MappingError: the factor has an axis that the arrays do not have.
+        MappingError: The factor has an axis that the arrays do not have.
     """
     if not (set(factor.groups) <= set(side.groups) and set(factor.key.axes) <= set(side.key.axes)):
         raise MappingError(

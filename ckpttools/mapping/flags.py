@@ -18,11 +18,11 @@ class Flag:
     """A boolean that decides which rows a model has.
 
     Attributes:
-        value: whether it is set.
-        source: the origin of the value.
-        remedy: what a user can do if the arrays contradict it.
-        open_key: a key that exists in both cases, if no other key decides; else None.
-        by_arrays: whether Hugging Face arrays override the source if they show the flag, because it then
+        value: Whether it is set.
+        source: The origin of the value.
+        remedy: What a user can do if the arrays contradict it.
+        open_key: A key that exists in both cases, if no other key decides; else None.
+        by_arrays: Whether Hugging Face arrays override the source if they show the flag, because it then
             describes their files, not the model.
     """
 
@@ -44,10 +44,10 @@ def inferred_flags(
     A flag is open (see `open_key`) if rows with and without it have the same keys.
 
     Args:
-        names: the names of the flags.
-        sides: each row with the side whose keys are looked up.
-        keys: the existing keys.
-        sizes: axis -> length, for known axes.
+        names: The names of the flags.
+        sides: Each row with the side whose keys are looked up.
+        keys: The existing keys.
+        sizes: Axis -> length, for known axes.
     """
     return {name: _inferred(name, sides, keys, sizes) for name in names}
 
@@ -81,10 +81,10 @@ def observed_flags(
     """Infer flags from array names or, if the names are the same either way, from array shapes.
 
     Args:
-        names: the names of the flags.
-        sides: each row with the side whose keys are looked up.
-        arrays: the existing arrays.
-        sizes: axis -> length, for known axes.
+        names: The names of the flags.
+        sides: Each row with the side whose keys are looked up.
+        arrays: The existing arrays.
+        sizes: Axis -> length, for known axes.
     """
     by_names = inferred_flags(names, sides, arrays, sizes)
     decided = {name: flag for name, flag in by_names.items() if flag.open_key is None}
@@ -120,7 +120,7 @@ def refuse_open(flags: Mapping[str, Flag], location: str) -> None:
     """Refuse a model with an open flag.
 
     Raises:
-        ConfigError: a flag is open.
+        ConfigError: A flag is open.
     """
     for name, flag in flags.items():
         if flag.open_key is not None:

@@ -33,11 +33,11 @@ class Field:
     """A field of a key that holds the coordinate of one or more axes.
 
     Attributes:
-        axes: the axes, outermost first.
-        strides: the factor of each coordinate in the sum; empty for axes merged into one number in C order.
-        offset: a constant that is added to the number.
-        counts: axes whose lengths are added to the number.
-        labels: words instead of numbers, or empty.
+        axes: The axes, outermost first.
+        strides: The factor of each coordinate in the sum; empty for axes merged into one number in C order.
+        offset: A constant that is added to the number.
+        counts: Axes whose lengths are added to the number.
+        labels: Words instead of numbers, or empty.
     """
 
     axes: AxisGroup
@@ -156,7 +156,7 @@ class Key:
         """Format the key at one coordinate of each of its axes.
 
         Raises:
-            MappingError: a coordinate without a label.
+            MappingError: A coordinate without a label.
         """
         texts = [
             part if isinstance(part, str) else part.text(part.number(index, sizes)) for part in self.parts
@@ -172,8 +172,8 @@ class Key:
         """Return the coordinates at which the key is `name`, or None: the inverse of `format`.
 
         Args:
-            name: the name of an array.
-            sizes: lengths of the axes. An axis that is alone in its field, or the outermost of merged axes,
+            name: The name of an array.
+            sizes: Lengths of the axes. An axis that is alone in its field, or the outermost of merged axes,
                 may be left out, and then has any coordinate.
         """
         for end, numbers in self.readings(name):
@@ -260,7 +260,7 @@ def parse_key(text: str) -> Key:
     """Parse a key template; the inverse of `str`.
 
     Raises:
-        MappingError: unbalanced braces, an invalid field, or a label that occurs twice in a field.
+        MappingError: Unbalanced braces, an invalid field, or a label that occurs twice in a field.
     """
     parts: list[str | Field] = []
     rest = text

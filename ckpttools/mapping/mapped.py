@@ -16,10 +16,10 @@ class ValueNote:
     """The effect of a row on values.
 
     Attributes:
-        key: the target key, axes in braces.
-        exact: whether the reverse conversion restores the original bits.
-        reason: why not, or the exceptions.
-        dtype: the dtype that this applies to.
+        key: The target key, axes in braces.
+        exact: Whether the reverse conversion restores the original bits.
+        reason: Why not, or the exceptions.
+        dtype: The dtype that this applies to.
     """
 
     key: str
@@ -40,17 +40,17 @@ class Mapped:
     """A model in the names and layout of the other side.
 
     Attributes:
-        arrays: target key -> lazy array.
-        sizes: the length of every axis.
-        values: rows that change values.
-        dropped: source keys that were left out on purpose.
-        changed: target keys whose values were changed.
-        altered: source keys of the changed arrays.
-        cut: axis that was longer in the source than in the model -> both lengths.
-        extra: source key -> the axis on which it was longer.
-        unused: source keys that no target uses, in a partial conversion.
-        whole: target keys of integer arrays, according to their rows.
-        filled: source key -> its array without a counterpart on the target side, and the expected
+        arrays: Target key -> lazy array.
+        sizes: The length of every axis.
+        values: Rows that change values.
+        dropped: Source keys that were left out on purpose.
+        changed: Target keys whose values were changed.
+        altered: Source keys of the changed arrays.
+        cut: Axis that was longer in the source than in the model -> both lengths.
+        extra: Source key -> the axis on which it was longer.
+        unused: Source keys that no target uses, in a partial conversion.
+        whole: Target keys of integer arrays, according to their rows.
+        filled: Source key -> its array without a counterpart on the target side, and the expected
             value of all its elements.
     """
 

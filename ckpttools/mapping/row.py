@@ -40,11 +40,11 @@ class Row:
     """The same values under two names and in two layouts.
 
     Attributes:
-        left, right: the two sides; they name the same axes.
-        op: the operation on values from right to left, or None.
-        when: space-separated flags that must all be set for the row to exist.
-        unless: space-separated flags that must not be set.
-        above: space-separated axes that one side names and the other has in the prefix of its layers.
+        left, right: The two sides; they name the same axes.
+        op: The operation on values from right to left, or None.
+        when: Space-separated flags that must all be set for the row to exist.
+        unless: Space-separated flags that must not be set.
+        above: Space-separated axes that one side names and the other has in the prefix of its layers.
     """
 
     left: Side
@@ -86,11 +86,11 @@ def row(text: str, *, op: ValueOp | None = None) -> Row:
     """Parse a row.
 
     Args:
-        text: the text, in the notation of this module; any whitespace separates words.
-        op: an op that cannot be written as text.
+        text: The text, in the notation of this module; any whitespace separates words.
+        op: An op that cannot be written as text.
 
     Raises:
-        MappingError: the text is invalid, or the sides name different axes.
+        MappingError: The text is invalid, or the sides name different axes.
     """
     left, right, options = read_row(text)
     if op is not None and "op" in options:
@@ -107,7 +107,7 @@ def rows(text: str) -> tuple[Row, ...]:
         below self_attention <-> self_attn, unless fused
 
     Raises:
-        MappingError: see `row`; raised for the first invalid line.
+        MappingError: See `row`; raised for the first invalid line.
     """
     common: Mapping[str, Any] = {}
     parsed: list[Row] = []
@@ -147,13 +147,13 @@ class Layers:
     """A group of layers that have the same rows.
 
     Attributes:
-        right: prefix of right keys, `model.layers.{layer}`.
-        left: prefix of left keys of an unscanned model, `decoder.layers_{layer}`.
-        scanned: prefix of left keys of a scanned model, `decoder.layers`; empty for layers of an incomplete
+        right: Prefix of right keys, `model.layers.{layer}`.
+        left: Prefix of left keys of an unscanned model, `decoder.layers_{layer}`.
+        scanned: Prefix of left keys of a scanned model, `decoder.layers`; empty for layers of an incomplete
             cycle if only complete cycles are scanned.
-        stacked: axes in the arrays of a scanned model, from the scan axis on.
-        rows: the rows below these prefixes.
-        when, unless: flags that decide whether the group exists, as for a row.
+        stacked: Axes in the arrays of a scanned model, from the scan axis on.
+        rows: The rows below these prefixes.
+        when, unless: Flags that decide whether the group exists, as for a row.
     """
 
     right: str

@@ -25,8 +25,8 @@ class _Rearrangement:
     """The rearrangement of one source array into its part of a target.
 
     Attributes:
-        taken: axes that move into the key; they are brought to the front.
-        split, order, merge: as for `relayout`.
+        taken: Axes that move into the key; they are brought to the front.
+        split, order, merge: As for `relayout`.
     """
 
     taken: AxisGroup
@@ -40,9 +40,9 @@ class RowConversion:
     """One direction of a row at the sizes of one model: target arrays as expressions of source arrays.
 
     Attributes:
-        source, target: the two sides.
-        sizes: the length of every axis.
-        op: the operation on values, or None.
+        source, target: The two sides.
+        sizes: The length of every axis.
+        op: The operation on values, or None.
     """
 
     source: Side
@@ -54,7 +54,7 @@ class RowConversion:
         """Return the target array at `index`, a coordinate of each axis of the target's key.
 
         Raises:
-            ShapeError: arrays that are stacked differ in shape or dtype.
+            ShapeError: Arrays that are stacked differ in shape or dtype.
         """
         try:
             body = self._stacked(dict(index), self._stacked_axes, arrays)

@@ -25,7 +25,7 @@ def parse_op(text: str) -> ValueOp:
     """Parse an op; the inverse of `op_text`.
 
     Raises:
-        MappingError: the text is not an op.
+        MappingError: The text is not an op.
     """
     match text.split():
         case ["scale", axis, power] if axis.isidentifier():
@@ -47,7 +47,7 @@ def op_text(op: ValueOp) -> str:
     """Format an op.
 
     Raises:
-        MappingError: an op without a text form, such as those of plug-ins.
+        MappingError: An op without a text form, such as those of plug-ins.
     """
     match op:
         case Scale(axis=axis, power=power, factor_dtype="float32"):
@@ -215,7 +215,7 @@ def read_row(text: str) -> tuple[Side, Side, dict[str, Any]]:
     """Parse the two sides of a row and its options, as attributes of `Row` by name.
 
     Raises:
-        MappingError: the text is invalid; the location is the column and the text, with single spaces.
+        MappingError: The text is invalid; the location is the column and the text, with single spaces.
     """
     left, left_axes, right, rest = _columns(text)
     right_axes, *clauses = rest.parts(",")
@@ -265,7 +265,7 @@ def read_heading(text: str) -> dict[str, Any]:
     """Parse a heading: attributes of `Row` for the rows below it, and the prefixes of both names.
 
     Raises:
-        MappingError: see `read_row`.
+        MappingError: See `read_row`.
     """
     return dict(_clauses(_Excerpt(text, 0, len(text)).parts(","), _HEADINGS))
 

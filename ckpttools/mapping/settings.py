@@ -47,9 +47,9 @@ class Term:
     Attributes:
         kind: "value" for a constant, "field" for a configuration field, "flag" for a boolean, "formula" for a
             formula over lengths of axes.
-        value: the constant, for kind "value".
-        name: the name of the field or flag, or the formula.
-        words: field value as JSON -> its translation; None to use the value itself.
+        value: The constant, for kind "value".
+        name: The name of the field or flag, or the formula.
+        words: Field value as JSON -> its translation; None to use the value itself.
     """
 
     kind: Literal["value", "field", "flag", "formula"]
@@ -61,7 +61,7 @@ class Term:
         """Return the value for one model; None if unknown.
 
         Raises:
-            KeyError: the translations do not include this value.
+            KeyError: The translations do not include this value.
         """
         if self.kind == "value":
             return self.value
@@ -133,9 +133,9 @@ class Setting:
     """A setting and the terms for its value.
 
     Attributes:
-        name: the name of the setting.
-        terms: the first known term is the value.
-        conditions: the setting applies if all of them hold.
+        name: The name of the setting.
+        terms: The first known term is the value.
+        conditions: The setting applies if all of them hold.
     """
 
     name: str
@@ -155,9 +155,9 @@ class Limit:
     """A requirement on models, due to a limit of the framework.
 
     Attributes:
-        expected: the required condition; assumed to hold if the field is not stated.
-        conditions: when the requirement applies.
-        reason: the framework's behavior.
+        expected: The required condition; assumed to hold if the field is not stated.
+        conditions: When the requirement applies.
+        reason: The framework's behavior.
     """
 
     expected: Condition
@@ -179,8 +179,8 @@ class Idle:
     """Configuration fields that do not affect the framework's computation.
 
     Attributes:
-        fields: patterns of field names; nested ones include the parent, such as `vision_config.hidden_act`.
-        reason: why they have no effect.
+        fields: Patterns of field names; nested ones include the parent, such as `vision_config.hidden_act`.
+        reason: Why they have no effect.
     """
 
     fields: tuple[str, ...]
@@ -195,8 +195,8 @@ class SettingNote:
     """A note about models.
 
     Attributes:
-        conditions: when the note applies.
-        text: the text of the note.
+        conditions: When the note applies.
+        text: The text of the note.
     """
 
     conditions: tuple[Condition, ...]
@@ -229,7 +229,7 @@ class SettingRules:
         """Store the text; errors in it are raised on first use, or immediately by `setting_rules`.
 
         Args:
-            text: one rule per line, continued on lines that begin with ` | ` or ` -- `; `# …` is a comment.
+            text: One rule per line, continued on lines that begin with ` | ` or ` -- `; `# …` is a comment.
         """
         self._text = text
 
@@ -302,7 +302,7 @@ def setting_rules(text: str) -> SettingRules:
     """Parse rules immediately.
 
     Raises:
-        MappingError: a line is not a rule; the error names the line.
+        MappingError: A line is not a rule; the error names the line.
     """
     rules = SettingRules(text)
     _ = rules.settings

@@ -24,9 +24,9 @@ class Size:
     """The length of an axis and its origin.
 
     Attributes:
-        length: the length of the axis.
-        source: the origin of the length.
-        is_assumed: whether the length is the default of the model type rather than stated.
+        length: The length of the axis.
+        source: The origin of the length.
+        is_assumed: Whether the length is the default of the model type rather than stated.
     """
 
     length: int
@@ -78,10 +78,10 @@ def first_stated(
     """Return the first of these fields that a configuration states, or that its model type has by default.
 
     Args:
-        config: the parsed `config.json`.
-        names: the names of fields.
-        location: the location of the configuration, for messages.
-        defaults: defaults of the model type, in the form of a configuration.
+        config: The parsed `config.json`.
+        names: The names of fields.
+        location: The location of the configuration, for messages.
+        defaults: Defaults of the model type, in the form of a configuration.
 
     Returns:
         The name, or None; the value; and an explanation if the value is a default, else "".
@@ -103,13 +103,13 @@ def sizes_from_config(
     """Read the axis lengths that a configuration states; unknown axes are left out.
 
     Args:
-        config: the parsed `config.json`.
-        fields: axis -> the fields that state it.
-        location: the location of the configuration, for messages.
-        defaults: defaults of the model type, in the form of a configuration.
+        config: The parsed `config.json`.
+        fields: Axis -> the fields that state it.
+        location: The location of the configuration, for messages.
+        defaults: Defaults of the model type, in the form of a configuration.
 
     Raises:
-        ConfigError: a field is not a positive integer.
+        ConfigError: A field is not a positive integer.
     """
     sizes: dict[str, Size] = {}
     for axis, alternatives in fields.items():
@@ -138,7 +138,7 @@ def derive(sizes: Mapping[str, Size], formulas: Mapping[str, str], location: str
     """Complete `sizes` with the formulas whose axes are all known.
 
     Raises:
-        ConfigError: a division leaves a remainder, or a length would be negative.
+        ConfigError: A division leaves a remainder, or a length would be negative.
     """
     complete = dict(sizes)
     for _ in formulas:
@@ -233,7 +233,7 @@ def require(
     """Return the plain lengths of `axes`.
 
     Raises:
-        ShapeError: neither the configuration nor any shape gives one of them.
+        ShapeError: Neither the configuration nor any shape gives one of them.
     """
     missing = sorted({axis for axis in axes if axis not in sizes})
     if missing:

@@ -39,16 +39,16 @@ class Table:
     """Rows and the sizes they are bound to.
 
     Attributes:
-        rows: all rows of the family; rows excluded by flags are kept for messages.
-        sizes: known lengths of axes, with their origin.
-        flags: optional rows of the model, with their origin; other flags are inferred from array names.
-        derived: axis -> formula over other axes.
-        dropped: patterns of right keys without information, which are left out.
-        left_out: templates and patterns of right keys without a counterpart on the left side.
-        padded: axis -> minimum length of left arrays, padded with zeros.
-        location: the mapped checkpoint, for messages.
-        is_configured: whether a configuration gives the number of layers.
-        remedies: pattern of right keys without a row -> how to resolve them.
+        rows: All rows of the family; rows excluded by flags are kept for messages.
+        sizes: Known lengths of axes, with their origin.
+        flags: Optional rows of the model, with their origin; other flags are inferred from array names.
+        derived: Axis -> formula over other axes.
+        dropped: Patterns of right keys without information, which are left out.
+        left_out: Templates and patterns of right keys without a counterpart on the left side.
+        padded: Axis -> minimum length of left arrays, padded with zeros.
+        location: The mapped checkpoint, for messages.
+        is_configured: Whether a configuration gives the number of layers.
+        remedies: Pattern of right keys without a row -> how to resolve them.
     """
 
     rows: tuple[Row, ...]
@@ -76,15 +76,15 @@ class Table:
         """Return left arrays as expressions of the right ones.
 
         Args:
-            arrays: right key -> array.
-            drop: patterns of right keys that the user leaves out.
-            exact: store changed values in float32 if the reverse conversion would otherwise be inexact.
+            arrays: Right key -> array.
+            drop: Patterns of right keys that the user leaves out.
+            exact: Store changed values in float32 if the reverse conversion would otherwise be inexact.
 
         Raises:
-            CoverageError: arrays are missing, have no row, or have another shape; the error lists all of
+            CoverageError: Arrays are missing, have no row, or have another shape; the error lists all of
                 them.
-            ShapeError: neither the configuration nor a shape gives a size.
-            UsageError: no array matches a pattern of `drop`.
+            ShapeError: Neither the configuration nor a shape gives a size.
+            UsageError: No array matches a pattern of `drop`.
         """
         for pattern in drop:
             if not matching(arrays, (pattern,)):
@@ -104,12 +104,12 @@ class Table:
         An array whose shape differs from the model's is used as it is, if its axes can be inferred.
 
         Args:
-            arrays: right key -> array.
-            known_left: left key -> array of a model of the same sizes, for sizes that are otherwise unknown.
-            exact: see `to_left`; for arrays of 16 bits.
+            arrays: Right key -> array.
+            known_left: Left key -> array of a model of the same sizes, for sizes that are otherwise unknown.
+            exact: See `to_left`; for arrays of 16 bits.
 
         Raises:
-            ConfigError: the configuration contradicts itself.
+            ConfigError: The configuration contradicts itself.
         """
         observations = observed(known_left or {}, [row.left for row in self.rows], self.sizes)
         table = replace(self, sizes=unify(self.sizes, observations))
@@ -119,8 +119,8 @@ class Table:
         """Return right arrays as expressions of the left ones; raises the errors of `to_left`.
 
         Args:
-            arrays: left key -> array.
-            cut: axes on which left arrays may be longer than in the model; the surplus is left out.
+            arrays: Left key -> array.
+            cut: Axes on which left arrays may be longer than in the model; the surplus is left out.
         """
         kept, lengths, extra = self._crop(arrays, cut)
         settled = self._bind_rows(kept, (), inverse=True)
@@ -133,9 +133,9 @@ class Table:
         """Return the known axis lengths and flags of the model with these arrays.
 
         Args:
-            arrays: key -> array.
-            left: whether they are left arrays.
-            cut: axes on which they may be longer, as for `to_right`.
+            arrays: Key -> array.
+            left: Whether they are left arrays.
+            cut: Axes on which they may be longer, as for `to_right`.
         """
         arrays = self._crop(arrays, cut)[0] if left else arrays
         settled = self._bind_rows(arrays, () if left else (*self.dropped, *self._left_out()), inverse=left)
@@ -287,7 +287,7 @@ def right_shapes(table: Table) -> dict[str, Shape]:
     """Return the right keys and shapes of a model whose sizes the table knows.
 
     Raises:
-        ShapeError: a size is unknown, or the number of layers or experts is implausibly large.
+        ShapeError: A size is unknown, or the number of layers or experts is implausibly large.
     """
     rows = [*filter(table.has, table.rows)]
     known = {**table.sizes, **label_counts(side for row in rows for side in (row.left, row.right))}

@@ -34,8 +34,8 @@ class Exactness:
     """A statement of whether the inverse restores the original bits.
 
     Attributes:
-        exact: whether the bits are restored, except for the values in `reason`.
-        reason: why not, or the exceptions; empty if none.
+        exact: Whether the bits are restored, except for the values in `reason`.
+        reason: Why not, or the exceptions; empty if none.
     """
 
     exact: bool
@@ -49,7 +49,7 @@ class ValueOp(Protocol):
         """Return the function with every size known.
 
         Raises:
-            MappingError: a needed size is missing.
+            MappingError: A needed size is missing.
         """
 
 
@@ -71,9 +71,9 @@ class Scale:
     """x * size ** power, as `Scale("head_dim", -0.5)` for MaxText's query scale.
 
     Attributes:
-        axis: the axis whose length is the size.
-        power: exponent of the size.
-        factor_dtype: the factor is rounded to this dtype first, as some models do.
+        axis: The axis whose length is the size.
+        power: Exponent of the size.
+        factor_dtype: The factor is rounded to this dtype first, as some models do.
     """
 
     axis: str
@@ -98,9 +98,9 @@ class Multiply:
     """x * float32(factor), rounded to x's dtype; x / float32(factor) with `divide`.
 
     Attributes:
-        factor: the multiplier or divisor.
-        divide: divide instead of multiply.
-        wide: keep the result in float32 if x has 16 bits or fewer.
+        factor: The multiplier or divisor.
+        divide: Divide instead of multiply.
+        wide: Keep the result in float32 if x has 16 bits or fewer.
     """
 
     factor: float
@@ -389,8 +389,8 @@ class BoundRecode:
     which a neighbor may have been rounded are refused, such as values from 256 in bfloat16.
 
     Attributes:
-        to, origin: names of dtypes.
-        name: the name of the resulting arrays, for messages.
+        to, origin: Names of dtypes.
+        name: The name of the resulting arrays, for messages.
     """
 
     to: str

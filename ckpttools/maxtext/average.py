@@ -47,11 +47,11 @@ class Average:
     """Options for averaging checkpoints.
 
     Attributes:
-        weights: the weight of each checkpoint.
-        dtype: the dtype of the result; None for the dtype of the arrays, or the widest of several.
-        parameters: the key below which a state stores an average that replaces its parameters, as in
+        weights: The weight of each checkpoint.
+        dtype: The dtype of the result; None for the dtype of the arrays, or the widest of several.
+        parameters: The key below which a state stores an average that replaces its parameters, as in
             `StoredAverage`; None for the parameters themselves.
-        force: average models whose configurations describe different computations.
+        force: Average models whose configurations describe different computations.
     """
 
     weights: MeanWeights = field(default_factory=MeanWeights)
@@ -67,13 +67,13 @@ class Average:
         are read and compared.
 
         Raises:
-            ConfigError: the configurations describe different computations.
+            ConfigError: The configurations describe different computations.
             UsageError: `MeanWeights.of` refuses the weights, or the chosen dtype has too few bits for
                 dequantized values.
-            CoverageError: names or shapes of arrays differ; the error lists all differences.
-            FormatError: two arrays of a checkpoint have the same name.
-            MappingError: integers differ, or values with few bits may have lost their scales.
-            CheckpointError: see `StripOptimizer`, `StoredAverage` and
+            CoverageError: Names or shapes of arrays differ; the error lists all differences.
+            FormatError: Two arrays of a checkpoint have the same name.
+            MappingError: Integers differ, or values with few bits may have lost their scales.
+            CheckpointError: See `StripOptimizer`, `StoredAverage` and
                 `ckpttools.quantized.view.QuantizedView.plain`.
         """
         weights = self.weights.of(len(trees))
@@ -160,9 +160,9 @@ class _PlainParameters:
     """The dequantized parameters of one checkpoint.
 
     Attributes:
-        tree: the parameters.
-        dequantized: dotted names of the weights that were quantized.
-        of_scales: remarks about the values of their scales.
+        tree: The parameters.
+        dequantized: Dotted names of the weights that were quantized.
+        of_scales: Remarks about the values of their scales.
     """
 
     tree: Tree
@@ -272,7 +272,7 @@ def _check_configs(trees: Sequence[Tree], *, force: bool) -> Notes:
         configuration cannot be compared.
 
     Raises:
-        ConfigError: the configurations describe different computations, and `force` is not set.
+        ConfigError: The configurations describe different computations, and `force` is not set.
     """
     *others, last = trees
     written, remarks = config_of(last), []
@@ -352,7 +352,7 @@ class StoredAverage:
     """A transform that replaces the parameters with their average in the same training state.
 
     Attributes:
-        below: the key of the average, such as "opt_state/1/ema"; "ema" if there is only one.
+        below: The key of the average, such as "opt_state/1/ema"; "ema" if there is only one.
     """
 
     below: str = ANY
@@ -361,8 +361,8 @@ class StoredAverage:
         """Return the tree with the averaged parameters and without the stored average.
 
         Raises:
-            UsageError: the average does not exist, or several match.
-            CoverageError: the arrays below the key are not the parameters: names or shapes differ.
+            UsageError: The average does not exist, or several match.
+            CoverageError: The arrays below the key are not the parameters: names or shapes differ.
         """
         head = self._head(tree)
         locations = _average_paths(tree, head)
@@ -395,7 +395,7 @@ def _average_paths(tree: Tree, head: Path) -> Mapping[Path, Path]:
     """Return the path of the average of each parameter.
 
     Raises:
-        CoverageError: names or shapes differ.
+        CoverageError: Names or shapes differ.
     """
     known = roles(tree)
     own = [path for path in tree.arrays if path[: len(head)] != head and known.of(path) == "parameter"]

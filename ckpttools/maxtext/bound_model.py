@@ -46,7 +46,7 @@ def _with_recorded_options(options: ToHuggingFace, files: ModelFiles) -> ToHuggi
     """Add the options that were chosen in the conversion to MaxText, unless the user overrides them.
 
     Raises:
-        UsageError: the conversion used a family file of the user, and only its name was recorded.
+        UsageError: The conversion used a family file of the user, and only its name was recorded.
     """
     model = options.model
     family = model.family or files.family
@@ -79,10 +79,10 @@ class UnboundModel:
         """Return the arrays of a tree with the user's options and those recorded when they were made.
 
         Raises:
-            FormatError: the axis on which layers are stacked is unknown.
-            UsageError: a configuration is requested although one exists, or the family comes from a user's
+            FormatError: The axis on which layers are stacked is unknown.
+            UsageError: A configuration is requested although one exists, or the family comes from a user's
                 file.
-            ConfigError: the configuration cannot be built.
+            ConfigError: The configuration cannot be built.
         """
         options = _with_known_axis(options, arrays, tree)
         files = _with_config_from_settings(files, options, arrays)
@@ -128,7 +128,7 @@ class UnboundModel:
         """Raise if the configuration gives other values than the one that the checkpoint carries.
 
         Raises:
-            ConfigError: it belongs to another family that no option names, or binds the family's rows
+            ConfigError: It belongs to another family that no option names, or binds the family's rows
                 differently.
         """
         config, carried = self.files.config, self.files.overruled
@@ -158,7 +158,7 @@ class UnboundModel:
         """Return the only family whose rows match exactly these arrays.
 
         Raises:
-            ConfigError: no family matches, or several do.
+            ConfigError: No family matches, or several do.
         """
         fitting: dict[str, BoundModel | None] = {}
         for family in families().values():
@@ -193,7 +193,7 @@ def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
     """Return the spelling of names: the requested, the original model's, or its type's usual one.
 
     Raises:
-        UsageError: the family has no such spelling.
+        UsageError: The family has no such spelling.
     """
     expected = name or files.spelling
     if expected is not None:
@@ -216,7 +216,7 @@ def _with_known_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tr
     """Return the options with the scan axis.
 
     Raises:
-        FormatError: neither the user, the shapes nor a note determine the axis.
+        FormatError: Neither the user, the shapes nor a note determine the axis.
     """
     if options.scan_axis is not None:
         return options
@@ -232,8 +232,8 @@ def _with_config_from_settings(
     """Return the files with a configuration made from the user's MaxText settings.
 
     Raises:
-        UsageError: a configuration already exists.
-        ConfigError: see `config_from_settings`.
+        UsageError: A configuration already exists.
+        ConfigError: See `config_from_settings`.
     """
     if not options.maxtext_config:
         return files
@@ -265,8 +265,8 @@ def named_parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
     """Return the model's arrays by dotted names, without optimizer state and wrapping.
 
     Raises:
-        UsageError: no arrays exist below the prefix.
-        FormatError: several arrays would have the same name.
+        UsageError: No arrays exist below the prefix.
+        FormatError: Several arrays would have the same name.
     """
     return by_name(
         {inner: view_of(tree).parameters[path] for path, inner in _paths_below(tree, prefix).items()}
@@ -301,11 +301,11 @@ class ModelRows:
     """The parameters of a MaxText tree, and the rows of their model.
 
     Attributes:
-        arrays: the parameters, by dotted names.
-        family, table, spelling: the family, rows and spelling of the model; the rows have the layout of the
+        arrays: The parameters, by dotted names.
+        family, table, spelling: The family, rows and spelling of the model; the rows have the layout of the
             tree.
-        scan_axis: the axis on which layers are stacked; None if none are.
-        config: the content of the model's `config.json`; None if it is unknown.
+        scan_axis: The axis on which layers are stacked; None if none are.
+        config: The content of the model's `config.json`; None if it is unknown.
     """
 
     arrays: Mapping[str, LazyArray]

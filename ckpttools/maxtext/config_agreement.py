@@ -32,13 +32,13 @@ def require_same_family(
     """Raise if a configuration belongs to another family than the one that the checkpoint carries.
 
     Args:
-        family: the family of `config`.
-        config: the configuration that is used.
-        location: its location.
-        carried: the configuration that the checkpoint carries.
+        family: The family of `config`.
+        config: The configuration that is used.
+        location: Its location.
+        carried: The configuration that the checkpoint carries.
 
     Raises:
-        ConfigError: the carried configuration is of another family, or of an unknown one.
+        ConfigError: The carried configuration is of another family, or of an unknown one.
     """
     try:
         name = family_of(carried, location).name
@@ -65,14 +65,14 @@ def require_own_rows(
     if the rows of the configuration's own family do not match the arrays.
 
     Args:
-        named: the family that the user names, or None.
-        config: the configuration of the checkpoint.
-        location: its location.
-        convert: a function that converts the arrays with a family; raises CheckpointError if the family does
+        named: The family that the user names, or None.
+        config: The configuration of the checkpoint.
+        location: Its location.
+        convert: A function that converts the arrays with a family; raises CheckpointError if the family does
             not match.
 
     Raises:
-        ConfigError: the configuration's family matches the arrays as well, and converts them to different
+        ConfigError: The configuration's family matches the arrays as well, and converts them to different
             values.
     """
     if named is None or names_a_file(named):
@@ -101,13 +101,13 @@ def require_same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyAr
     """Raise if a configuration gives other values than the one that the checkpoint carries.
 
     Args:
-        mine: the rows bound to the configuration that is used.
-        carried: the same family's rows bound to the carried configuration.
+        mine: The rows bound to the configuration that is used.
+        carried: The same family's rows bound to the carried configuration.
         arrays: MaxText arrays that match `mine`.
-        location: the location of the configuration that is used.
+        location: The location of the configuration that is used.
 
     Raises:
-        ConfigError: they differ in a flag, or in a size that affects values.
+        ConfigError: They differ in a flag, or in a size that affects values.
     """
     for name, flag in mine.flags.items():
         other = carried.flags.get(name)

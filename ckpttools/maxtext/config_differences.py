@@ -116,9 +116,9 @@ class ConfigDifference:
     """A field that two configurations state differently.
 
     Attributes:
-        name: the field's name, with the parts that contain it.
-        one, other: its values.
-        is_known: whether the field is known to affect the computation. A field that no family reads may have
+        name: The field's name, with the parts that contain it.
+        one, other: Its values.
+        is_known: Whether the field is known to affect the computation. A field that no family reads may have
             no effect.
     """
 

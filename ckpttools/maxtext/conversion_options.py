@@ -29,23 +29,23 @@ class ToMaxText:
     """The options of the conversion from Hugging Face to MaxText.
 
     Attributes:
-        scan: stack the layers, as for MaxText's `scan_layers=true`.
-        scan_axis: the axis on which they are stacked (MaxText's `param_scan_axis`).
-        dtype: the dtype of all floating-point arrays; None keeps the stored dtypes.
-        exact: store arrays in float32 if they would otherwise not convert back bit for bit.
-        maxtext: the version whose layout is written, a name in `ckpttools.maxtext.versions.VERSIONS`.
-        pad_vocab: the minimum number of embedding rows, padded with zeros; None for the model's own number.
-        model: the model options that the user set.
-        drop: patterns of source arrays to leave out.
-        text_only: leave out the towers (vision, audio).
-        carry: keep unconverted arrays (MTP layers, towers that are left out) in the checkpoint for the
+        scan: Stack the layers, as for MaxText's `scan_layers=true`.
+        scan_axis: The axis on which they are stacked (MaxText's `param_scan_axis`).
+        dtype: The dtype of all floating-point arrays; None keeps the stored dtypes.
+        exact: Store arrays in float32 if they would otherwise not convert back bit for bit.
+        maxtext: The version whose layout is written, a name in `ckpttools.maxtext.versions.VERSIONS`.
+        pad_vocab: The minimum number of embedding rows, padded with zeros; None for the model's own number.
+        model: The model options that the user set.
+        drop: Patterns of source arrays to leave out.
+        text_only: Leave out the towers (vision, audio).
+        carry: Keep unconverted arrays (MTP layers, towers that are left out) in the checkpoint for the
             reverse conversion.
-        leaves_out: leave out arrays without a counterpart in MaxText without asking, because nothing is
+        leaves_out: Leave out arrays without a counterpart in MaxText without asking, because nothing is
             written.
-        read: options for opening the source.
-        dequantize_like: how products of quantized weights and scales are rounded, as in
+        read: Options for opening the source.
+        dequantize_like: How products of quantized weights and scales are rounded, as in
             `ckpttools.transforms.cast.Dequantize`.
-        quantized: how quantized weights are handled: "dequantize", or "keep" for FP8 as MaxText stores it.
+        quantized: How quantized weights are handled: "dequantize", or "keep" for FP8 as MaxText stores it.
     """
 
     scan: bool = True
@@ -93,21 +93,21 @@ class ToHuggingFace:
     """The options of the conversion from MaxText to Hugging Face.
 
     Attributes:
-        like: the directory of the original model, or a `config.json`; None for the carried configuration.
-        dtype: the dtype of all floating-point arrays; None keeps the stored dtypes.
-        prefix: the path of a model within a composite one, keys joined by "/"; only its arrays are written.
-        spelling: the spelling of names, "hub", "transformers" or "text"; None as in the original model.
+        like: The directory of the original model, or a `config.json`; None for the carried configuration.
+        dtype: The dtype of all floating-point arrays; None keeps the stored dtypes.
+        prefix: The path of a model within a composite one, keys joined by "/"; only its arrays are written.
+        spelling: The spelling of names, "hub", "transformers" or "text"; None as in the original model.
             "text" writes the text model of a multimodal one as a separate model, with its own configuration.
-        scan_axis: the axis on which layers are stacked, if the arrays do not show it.
-        model: the model options that the user set.
-        carry: copy arrays without a counterpart in MaxText from `like`.
-        padding_rows: how rows beyond the vocabulary are handled: "keep" writes them and enlarges the
+        scan_axis: The axis on which layers are stacked, if the arrays do not show it.
+        model: The model options that the user set.
+        carry: Copy arrays without a counterpart in MaxText from `like`.
+        padding_rows: How rows beyond the vocabulary are handled: "keep" writes them and enlarges the
             vocabulary, "drop" leaves them out whatever their values; None leaves out zeros and refuses other
             values.
-        read: options for opening the source.
-        quantized: how FP8 weights are handled: "keep" writes them with their scales, "dequantize" converts
+        read: Options for opening the source.
+        quantized: How FP8 weights are handled: "keep" writes them with their scales, "dequantize" converts
             them to plain values; None keeps them unless a dtype is given.
-        maxtext_config: the settings of the run, as passed to MaxText, from which `config.json` is built if
+        maxtext_config: The settings of the run, as passed to MaxText, from which `config.json` is built if
             none was carried along.
     """
 

@@ -35,8 +35,8 @@ class Cycle:
     """A cycle of layers.
 
     Attributes:
-        length: layers in one repetition.
-        names: the naming in MaxText: "layers" for layers/layers_{0..}, "layer" for layers/layer_{0..},
+        length: Layers in one repetition.
+        names: The naming in MaxText: "layers" for layers/layers_{0..}, "layer" for layers/layer_{0..},
             "local-global" for scanned_blocks/{local_layers,global_layer}, "layers-local-global" for the same
             below layers, "blocks-layers" for scanned_blocks/layers_{0..} with single layers before the first
             complete cycle; None if unknown.
@@ -52,15 +52,15 @@ def plan_stacks(
     """Return the layout in which single layers are stacked.
 
     Args:
-        decoder: the parameters below `decoder`.
-        cycle: the layers in one repetition; None to infer it from the contents of layers, with one stack if
+        decoder: The parameters below `decoder`.
+        cycle: The layers in one repetition; None to infer it from the contents of layers, with one stack if
             all are the same. Ignored for groups with another name than `layers`.
-        names: see `Cycle.names`; None to infer it.
+        names: See `Cycle.names`; None to infer it.
 
     Raises:
-        FormatError: layer indices are missing, or the naming of the cycle is unknown.
-        ShapeError: layers that would be stacked have different contents.
-        UsageError: a cycle is given for layers without one, or layers do not form complete cycles.
+        FormatError: Layer indices are missing, or the naming of the cycle is unknown.
+        ShapeError: Layers that would be stacked have different contents.
+        UsageError: A cycle is given for layers without one, or layers do not form complete cycles.
     """
     result = single_layers(decoder)
     if LAYERS not in result and cycle not in (None, 1):

@@ -36,8 +36,8 @@ def family_as_stored(family: Family, names: Collection[str]) -> Family:
     """Return a family in the layout that matches most names of a tree, by default the newest.
 
     Args:
-        family: a family in the layout of the newest version.
-        names: the names of parameters, keys joined by dots.
+        family: A family in the layout of the newest version.
+        names: The names of parameters, keys joined by dots.
     """
 
     def fit(each: Family) -> int:

@@ -25,9 +25,9 @@ class Flavour:
     """The keys before and after every parameter's path.
 
     Attributes:
-        name: the name; None if parameters are not wrapped.
-        prefix: the keys before the model's own.
-        suffix: the keys after them.
+        name: The name; None if parameters are not wrapped.
+        prefix: The keys before the model's own.
+        suffix: The keys after them.
     """
 
     name: FlavourName | None = None
@@ -58,8 +58,8 @@ def flavour_of(paths: list[Path], mirrored: Path | None) -> Flavour:
     """Return the flavour of parameters; `PLAIN` if no known framework wrapped them.
 
     Args:
-        paths: the paths of all parameters.
-        mirrored: the prefix of the parameters that an optimizer mirrors, which decides if several sets are
+        paths: The paths of all parameters.
+        mirrored: The prefix of the parameters that an optimizer mirrors, which decides if several sets are
             wrapped in the same way.
     """
     for linen in (LINEN, Flavour("linen", (PARAMS,))):

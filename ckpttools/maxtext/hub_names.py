@@ -42,8 +42,8 @@ def patterns_outside_model(tree: Tree, drop: Collection[str] = ()) -> list[str]:
     """Return `patterns_of_others`, and patterns of a trainer's state next to the weights.
 
     Args:
-        tree: the tree of a PyTorch checkpoint.
-        drop: patterns of dotted array names that are left out in any case.
+        tree: The tree of a PyTorch checkpoint.
+        drop: Patterns of dotted array names that are left out in any case.
     """
     result = patterns_of_others(tree, drop)
     view, known, numbers = view_of(tree), (*result, *drop), tree.metadata.scalars
@@ -106,7 +106,7 @@ def with_hub_names(tree: Tree) -> Transformed:
     """Return the tree with the names and row order of the Hub, if it is a Llama model.
 
     Raises:
-        CheckpointError: the sizes in its configuration differ from those of its arrays.
+        CheckpointError: The sizes in its configuration differ from those of its arrays.
     """
     config = tree.metadata.config or {}
     pairs = _pairs(config) if config.get("model_type") in MODEL_TYPES else None
@@ -130,9 +130,9 @@ class ToHubNames:
         """Return the tree, unchanged if it already has Hub names.
 
         Raises:
-            FormatError: the tree is a MaxText tree, contains more than a model, has names behind a prefix, or
+            FormatError: The tree is a MaxText tree, contains more than a model, has names behind a prefix, or
                 has names of Meta's own code without a configuration of a Llama model.
-            CheckpointError: the sizes in the configuration differ from those of the arrays.
+            CheckpointError: The sizes in the configuration differ from those of the arrays.
         """
         if view_of(tree).is_maxtext:
             raise FormatError(
@@ -161,15 +161,15 @@ def only_model(tree: Tree, *, others: str, leaving: str, names: str) -> Transfor
     """Return a trainer's PyTorch model under Hub names. Refuse other arrays.
 
     Args:
-        tree: the model.
-        others: the message if the tree contains more than the model.
-        leaving: the hint for that case, with {} for options that leave the other arrays out.
-        names: the message if names of Meta's own code remain.
+        tree: The model.
+        others: The message if the tree contains more than the model.
+        leaving: The hint for that case, with {} for options that leave the other arrays out.
+        names: The message if names of Meta's own code remain.
 
     Raises:
-        FormatError: one of these two cases; or the sizes in the configuration differ from those of the
+        FormatError: One of these two cases; or the sizes in the configuration differ from those of the
             arrays.
-        CheckpointError: the arrays cannot be divided into these sizes at all.
+        CheckpointError: The arrays cannot be divided into these sizes at all.
     """
     location = tree.metadata.location or None
     bare = drop_states(tree)
@@ -250,8 +250,8 @@ def as_hub_model(tree: Tree, config: Mapping[str, Any] | None) -> HubModel:
     """Return a trainer's PyTorch model under Hub names; the tree itself for other names.
 
     Args:
-        tree: the model; arrays outside it keep their names.
-        config: the model's configuration, if known.
+        tree: The model; arrays outside it keep their names.
+        config: The model's configuration, if known.
     """
     beside = patterns_outside_model(tree)
     if len(beside) > _MAX_SIDE_DICTIONARIES:
@@ -297,8 +297,8 @@ def with_family_names(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     """Give a tree the names of its family. Unchanged if they match already, or if several prefixes match.
 
     Args:
-        tree: a Hugging Face model.
-        drop: patterns of dotted names of arrays that are left out in any case.
+        tree: A Hugging Face model.
+        drop: Patterns of dotted names of arrays that are left out in any case.
     """
     paths = {dotted(path): path for path in tree.arrays if len(path) == 1}
     names = [name for name in paths if not matches_any(name, drop)]

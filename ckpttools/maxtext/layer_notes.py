@@ -33,9 +33,9 @@ class LayerNotes:
     """Notes on the layers of a tree.
 
     Attributes:
-        stacks: the former stacks; () if unknown.
-        scan_axis: the present or former axis of the layers; None if unknown.
-        first_axis: names of arrays with layers on axis 0, keys joined by "/".
+        stacks: The former stacks; () if unknown.
+        scan_axis: The present or former axis of the layers; None if unknown.
+        first_axis: Names of arrays with layers on axis 0, keys joined by "/".
     """
 
     stacks: tuple[LayerStack, ...] = ()
@@ -81,8 +81,8 @@ def notes_match(notes: LayerNotes, layers: Mapping[str, Collection[int]]) -> boo
     """Return whether the noted stacks consist of present layers, and cover all but the first ones.
 
     Args:
-        notes: notes with stacks.
-        layers: names of layers -> their indices.
+        notes: Notes with stacks.
+        layers: Names of layers -> their indices.
     """
     noted: dict[str, list[int]] = {}
     for stack in notes.stacks:

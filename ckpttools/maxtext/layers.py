@@ -41,10 +41,10 @@ class LayerStack:
     """A key below `decoder` and the layers in the arrays under it.
 
     Attributes:
-        key: a key such as ("layers",) or ("layers", "layers_3").
-        name: the name of single layers, before their index: `layers` in layers_7.
-        shape: lengths of the stacked axes, outermost first; () if the key holds a single layer.
-        numbers: the layer indices, in C order over `shape`.
+        key: A key such as ("layers",) or ("layers", "layers_3").
+        name: The name of single layers, before their index: `layers` in layers_7.
+        shape: Lengths of the stacked axes, outermost first; () if the key holds a single layer.
+        numbers: The layer indices, in C order over `shape`.
     """
 
     key: Path
@@ -140,8 +140,8 @@ def scan_axis(decoder: Mapping[Path, LazyArray], noted: int | None = None) -> in
     """Return the scan axis; None if no layers are stacked.
 
     Args:
-        decoder: the parameters below `decoder`.
-        noted: the known axis, used if names and shapes leave several axes; otherwise 1.
+        decoder: The parameters below `decoder`.
+        noted: The known axis, used if names and shapes leave several axes; otherwise 1.
     """
     axes = scan_axes(decoder)
     if noted in axes:
@@ -177,8 +177,8 @@ def layer_stacks(decoder: Mapping[Path, LazyArray], axis: int) -> tuple[LayerSta
     """Return the layout of a decoder whose layers are stacked on `axis`, with its single layers.
 
     Raises:
-        FormatError: positions of a cycle are missing.
-        ShapeError: arrays that belong together have different numbers of layers on `axis`.
+        FormatError: Positions of a cycle are missing.
+        ShapeError: Arrays that belong together have different numbers of layers on `axis`.
     """
     keys = stacked_keys(decoder)
     singles = [
@@ -227,9 +227,9 @@ def is_scale_of_layer(path: Path, shape: Shape, stacked: Shape) -> bool:
     The `scale` of a norm has an axis of its own.
 
     Args:
-        path: the path of the array.
-        shape: the shape of the array.
-        stacked: lengths of the stacked axes; () for a single layer.
+        path: The path of the array.
+        shape: The shape of the array.
+        stacked: Lengths of the stacked axes; () for a single layer.
     """
     return shape == stacked and scales_word(dotted(path))
 
@@ -285,12 +285,12 @@ class LayerGroup:
     """A group of layers in a summary.
 
     Attributes:
-        path: the location of the layers, such as "decoder/layers".
-        length: the number of single layers that it represents.
-        layout: how layers are arranged; "cycle" has a stack for each position of a cycle, "blocks" stacks
+        path: The location of the layers, such as "decoder/layers".
+        length: The number of single layers that it represents.
+        layout: How layers are arranged; "cycle" has a stack for each position of a cycle, "blocks" stacks
             positions of one kind on an extra axis.
-        cycle: layers in one repetition.
-        remainder: layers after the last complete repetition, which are stored separately.
+        cycle: Layers in one repetition.
+        remainder: Layers after the last complete repetition, which are stored separately.
     """
 
     path: str

@@ -58,8 +58,8 @@ class WeightsConfig:
     """A configuration that matches the weights next to it.
 
     Attributes:
-        config: the parsed `config.json`.
-        changes: the changes, one sentence each; empty for the original configuration.
+        config: The parsed `config.json`.
+        changes: The changes, one sentence each; empty for the original configuration.
     """
 
     config: Mapping[str, Any]
@@ -75,9 +75,9 @@ class WeightsConfig:
         """Return the configuration for weights that have been quantized again.
 
         Args:
-            config: the configuration with its quantization fields.
-            arrays: the arrays that are written with it, by name.
-            original: the model's own configuration, which may state other dtypes.
+            config: The configuration with its quantization fields.
+            arrays: The arrays that are written with it, by name.
+            original: The model's own configuration, which may state other dtypes.
         """
         built = config_for_weights(_with_original_dtypes(config, original), arrays)
         others = (
@@ -99,11 +99,11 @@ def config_for_weights(
     """Return a configuration adjusted to match these arrays.
 
     Args:
-        config: the parsed `config.json` of the model.
-        arrays: the arrays that are written with the configuration, by name.
-        tied: whether the model has no separate output head; None keeps the stated value.
-        tied_by: the rule with the fields that state this.
-        vocab: the number of vocabulary rows; None keeps the stated value.
+        config: The parsed `config.json` of the model.
+        arrays: The arrays that are written with the configuration, by name.
+        tied: Whether the model has no separate output head; None keeps the stated value.
+        tied_by: The rule with the fields that state this.
+        vocab: The number of vocabulary rows; None keeps the stated value.
     """
     built = json.loads(json.dumps(config))
     changes = list(_with_dtypes(built, "", _plain_arrays(arrays, config)))
@@ -303,8 +303,8 @@ def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]
     """Return the text model's configuration within a multimodal one; None for a text-only model.
 
     Args:
-        config: the multimodal configuration.
-        spelling: the spelling of the separate text model.
+        config: The multimodal configuration.
+        spelling: The spelling of the separate text model.
     """
     around = _text_model_parents(config)
     text = around[-1].get(_TEXT)
@@ -328,12 +328,12 @@ def refuse_lost_parts(family: Family, names: Collection[str], location: str) -> 
     """Raise if a conversion would silently lose a part of the model.
 
     Args:
-        family: the family of the model.
-        names: the arrays that the reverse conversion would lack.
-        location: the model's location, for messages.
+        family: The family of the model.
+        names: The arrays that the reverse conversion would lack.
+        location: The model's location, for messages.
 
     Raises:
-        CoverageError: the arrays include a part of the model.
+        CoverageError: The arrays include a part of the model.
     """
     lost = {name: part.of(names) for name, part in family.parts.items() if not part.idle}
     lost = {name: result for name, result in lost.items() if result}
@@ -358,13 +358,13 @@ def without_absent_parts(
     """Return a configuration that declares no part without arrays.
 
     Args:
-        family: the family of the model.
-        config: the configuration that describes it.
-        names: the names of the arrays that are written with it.
-        location: the configuration's location, for messages.
+        family: The family of the model.
+        config: The configuration that describes it.
+        names: The names of the arrays that are written with it.
+        location: The configuration's location, for messages.
 
     Raises:
-        ConfigError: only some of the parts that a field declares exist.
+        ConfigError: Only some of the parts that a field declares exist.
     """
     promised = {
         name: part

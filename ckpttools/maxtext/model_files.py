@@ -38,19 +38,19 @@ class ModelFiles:
     """Configuration, tokenizer and arrays of the model a checkpoint came from.
 
     Attributes:
-        config: the parsed `config.json`, or None.
-        location: the location of the configuration, for messages.
-        sidecars: name -> file with the model's own bytes, inspected before it was read.
-        carried: arrays that were carried along, by name.
-        weights: arrays of the original model, if it is available.
-        fault: the reason why they cannot be read from the location that the user names; None if they can.
-        spelling: the spelling of names in its files, if recorded.
-        overruled: the configuration that the checkpoint carries, if another one is used.
-        rope_layout: the order of rotary pairs that the user chose when the checkpoint was created, if any.
-        dtypes: name in the family's rows -> dtype of the array in the original model, if recorded.
-        family: the family that the user named when the checkpoint was created, or the name of the file that
+        config: The parsed `config.json`, or None.
+        location: The location of the configuration, for messages.
+        sidecars: Name -> file with the model's own bytes, inspected before it was read.
+        carried: Arrays that were carried along, by name.
+        weights: Arrays of the original model, if it is available.
+        fault: The reason why they cannot be read from the location that the user names; None if they can.
+        spelling: The spelling of names in its files, if recorded.
+        overruled: The configuration that the checkpoint carries, if another one is used.
+        rope_layout: The order of rotary pairs that the user chose when the checkpoint was created, if any.
+        dtypes: Name in the family's rows -> dtype of the array in the original model, if recorded.
+        family: The family that the user named when the checkpoint was created, or the name of the file that
             describes it.
-        tied: how the user chose to handle the output head when the checkpoint was created, or None.
+        tied: How the user chose to handle the output head when the checkpoint was created, or None.
     """
 
     config: Mapping[str, Any] | None = None
@@ -71,7 +71,7 @@ class ModelFiles:
         """Return the files of the model of `tree`, from `like` or carried along.
 
         Raises:
-            StorageError, ConfigError: the files that `like` names do not exist, or are not a configuration.
+            StorageError, ConfigError: The files that `like` names do not exist, or are not a configuration.
         """
         if not tree.metadata.location:
             return cls() if like is None else cls._from_model(parse(like))
@@ -114,7 +114,7 @@ class ModelFiles:
         """Raise if the weights of a model that a user named are missing or damaged.
 
         Raises:
-            FormatError: the weights are missing or damaged.
+            FormatError: The weights are missing or damaged.
         """
         if self.fault is not None:
             raise self.fault
@@ -193,9 +193,9 @@ def stale_files(
     Loaders read them before the configuration.
 
     Args:
-        names: the names of the files next to a model.
-        built: the arrays that are written.
-        before, after: the configuration next to these files, and the one that is written; None if unchanged.
+        names: The names of the files next to a model.
+        built: The arrays that are written.
+        before, after: The configuration next to these files, and the one that is written; None if unchanged.
     """
     is_same = after is None or declared_quantization(before) == declared_quantization(after)
     return [] if is_same and quantized_view(built).weights else [name for name in names if name in FILES]

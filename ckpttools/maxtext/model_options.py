@@ -27,10 +27,10 @@ class ModelOptions:
     """The model options that the user set.
 
     Attributes:
-        family: the name of the family whose rows are used, or a file that describes one; None to follow
+        family: The name of the family whose rows are used, or a file that describes one; None to follow
             `model_type`.
         rope_layout: "halves" or "interleaved"; None as the configuration implies.
-        tied: how the output head is handled: "keep" follows the existing arrays, "drop" leaves it out,
+        tied: How the output head is handled: "keep" follows the existing arrays, "drop" leaves it out,
             "materialize" creates it from the embedding; None to follow the configuration.
     """
 
@@ -53,9 +53,9 @@ def family_for(config: Mapping[str, object] | None, options: ModelOptions, locat
     """Return the family that the user names, or that of the configuration's `model_type`.
 
     Raises:
-        ConfigError: the configuration is missing or does not state a type, or no family has its type.
-        UnknownNameError: a family with this name does not exist.
-        CheckpointError: the user's file does not describe a family.
+        ConfigError: The configuration is missing or does not state a type, or no family has its type.
+        UnknownNameError: A family with this name does not exist.
+        CheckpointError: The user's file does not describe a family.
     """
     if options.family is not None:
         return family_called(options.family)
@@ -68,12 +68,12 @@ def require_config(
     """Return `config`; raise if it is None.
 
     Args:
-        config: the configuration of the model, if known.
-        location: the location of the weights.
-        hint: the alternative; None for a hint on how to add the configuration.
+        config: The configuration of the model, if known.
+        location: The location of the weights.
+        hint: The alternative; None for a hint on how to add the configuration.
 
     Raises:
-        ConfigError: the configuration is None.
+        ConfigError: The configuration is None.
     """
     if config is None:
         raise ConfigError(
@@ -108,7 +108,7 @@ def rope_flags(family: Family, options: ModelOptions) -> dict[str, Flag]:
     """Return the flags that the user sets.
 
     Raises:
-        UsageError: the family does not have this choice.
+        UsageError: The family does not have this choice.
     """
     if options.rope_layout is None:
         return {}

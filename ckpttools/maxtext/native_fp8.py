@@ -58,12 +58,12 @@ class ScaleGrids:
     """The scales of a table's weights on the other side.
 
     Attributes:
-        table: the same rows, but without value ops for quantized weights.
-        scales: target key of a weight -> its scales.
-        values: notes about changed scales.
-        problems: a line for each kind of weight whose scales the other side cannot represent.
-        misfits: a line for each kind of weight whose grid `fits` reports as a misfit.
-        cells: target key -> the scales of cells, and the number of cells in a block on the last two axes, for
+        table: The same rows, but without value ops for quantized weights.
+        scales: Target key of a weight -> its scales.
+        values: Notes about changed scales.
+        problems: A line for each kind of weight whose scales the other side cannot represent.
+        misfits: A line for each kind of weight whose grid `fits` reports as a misfit.
+        cells: Target key -> the scales of cells, and the number of cells in a block on the last two axes, for
             blocks of several cells. All cells of a block must be equal.
     """
 
@@ -80,12 +80,12 @@ class KeptWeights:
     """Quantized weights of a Hugging Face tree that stay quantized.
 
     Attributes:
-        tree: the tree without scales.
-        scales: name of a weight -> its scales.
-        sounds: name of a weight -> a function that checks its scales.
-        aside: name -> array that is not in `tree`.
-        block: elements of a block; None if each weight has one scale.
-        notes: notes on the values of scales.
+        tree: The tree without scales.
+        scales: Name of a weight -> its scales.
+        sounds: Name of a weight -> a function that checks its scales.
+        aside: Name -> array that is not in `tree`.
+        block: Elements of a block; None if each weight has one scale.
+        notes: Notes on the values of scales.
     """
 
     tree: Tree
@@ -100,8 +100,8 @@ def split_quantized(tree: Tree) -> KeptWeights:
     """Separate the quantized weights of a tree from their scales, and check the scales.
 
     Raises:
-        UsageError: no weight is quantized.
-        FormatError: weights have a scheme that MaxText does not support, or lack scales; lists all of them.
+        UsageError: No weight is quantized.
+        FormatError: Weights have a scheme that MaxText does not support, or lack scales; lists all of them.
     """
     # Few models are quantized, and few of these stay so.
     from ckpttools.quantized.dequantizable import unreadable_error
@@ -206,9 +206,9 @@ def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: KeptWeight
     """Return the scales for MaxText's kernels, and the table without value operations on quantized values.
 
     Args:
-        table: the table of the model.
-        arrays: the arrays that are mapped, by name.
-        kept: the quantized weights among them.
+        table: The table of the model.
+        arrays: The arrays that are mapped, by name.
+        kept: The quantized weights among them.
     """
     if not kept.scales:
         return ScaleGrids(table, {})
@@ -230,7 +230,7 @@ def scale_pairs(arrays: Mapping[str, LazyArray]) -> dict[str, str]:
     """Map the quantized leaves of a MaxText tree to their scales.
 
     Args:
-        arrays: arrays by dotted names, without the suffix of NNX.
+        arrays: Arrays by dotted names, without the suffix of NNX.
     """
     return {
         name: name + SCALE
@@ -285,11 +285,11 @@ class Native:
     """The parameters of a MaxText model, some of which may be quantized.
 
     Attributes:
-        arrays: arrays by dotted names, without scales.
-        scales: name of a quantized leaf -> its scales.
-        sounds: name of a quantized leaf -> a function that checks its scales.
-        block: elements of a block; None if each leaf has one scale.
-        notes: notes on the effect of dequantization on values.
+        arrays: Arrays by dotted names, without scales.
+        scales: Name of a quantized leaf -> its scales.
+        sounds: Name of a quantized leaf -> a function that checks its scales.
+        block: Elements of a block; None if each leaf has one scale.
+        notes: Notes on the effect of dequantization on values.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -308,14 +308,14 @@ def native_parameters(
     """Separate the quantized leaves of a model from their scales, or dequantize them.
 
     Args:
-        arrays: arrays by dotted names.
-        config: the model's configuration, which may state the block size; otherwise, the grids of scales show
+        arrays: Arrays by dotted names.
+        config: The model's configuration, which may state the block size; otherwise, the grids of scales show
             it.
-        location: the location of the model, for messages.
-        dtype: the dtype of the dequantized values; None to keep the leaves quantized.
+        location: The location of the model, for messages.
+        dtype: The dtype of the dequantized values; None to keep the leaves quantized.
 
     Raises:
-        FormatError: scales do not fit, or are not numeric; the error lists all of them.
+        FormatError: Scales do not fit, or are not numeric; the error lists all of them.
     """
     pairs = scale_pairs(arrays)
     if not pairs:
@@ -342,9 +342,9 @@ def block_of(
     """Return the block size from the configuration, else the largest group that shares a scale.
 
     Args:
-        arrays: arrays by dotted names.
-        scales: name of a quantized leaf -> its scales.
-        config: the model's configuration.
+        arrays: Arrays by dotted names.
+        scales: Name of a quantized leaf -> its scales.
+        config: The model's configuration.
 
     Returns:
         None if each leaf has one scale.
@@ -376,10 +376,10 @@ def hugging_face_grids(
     Several scales that become the scale of one block are read, because they must be equal.
 
     Args:
-        table: the table of the model.
-        arrays: the arrays that are mapped.
-        native: the quantized leaves among them.
-        cut: axes on which arrays may be longer than in the model.
+        table: The table of the model.
+        arrays: The arrays that are mapped.
+        native: The quantized leaves among them.
+        cut: Axes on which arrays may be longer than in the model.
     """
     result = unread_grids(table, arrays, native, cut)
     return replace(result, problems=(*result.problems, *_unequal_scales(result, native.block)))
@@ -427,10 +427,10 @@ def with_quantization_config(
     """Return a configuration with its quantization settings, and the changes.
 
     Args:
-        config: the model's configuration.
-        arrays: all arrays that are written with it, by name.
-        weights: names of the quantized weights -> their scales.
-        block: elements of a block.
+        config: The model's configuration.
+        arrays: All arrays that are written with it, by name.
+        weights: Names of the quantized weights -> their scales.
+        block: Elements of a block.
     """
     size = list(block) if block else None
     declared = declared_quantization(config) or {}

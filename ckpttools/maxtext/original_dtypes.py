@@ -22,8 +22,8 @@ def main_dtype(arrays: Mapping[str, LazyArray], changed: Collection[str]) -> DTy
     """Return the dtype of most elements of unchanged float arrays; None if there are none.
 
     Args:
-        arrays: arrays by name.
-        changed: names of the arrays whose values changed.
+        arrays: Arrays by name.
+        changed: Names of the arrays whose values changed.
     """
     count: Counter[DType] = Counter()
     for key, array in arrays.items():
@@ -38,8 +38,8 @@ def recorded_dtypes(
     """Return the dtypes of changed arrays that differ from the main dtype, to be recorded.
 
     Args:
-        arrays, changed: see `main_dtype`.
-        plain: a function that returns the name under which an array is recorded.
+        arrays, changed: See `main_dtype`.
+        plain: A function that returns the name under which an array is recorded.
     """
     main = main_dtype(arrays, changed)
     floats = (key for key in sorted(changed) if key in arrays and arrays[key].dtype.is_float)
@@ -50,9 +50,9 @@ def restore_dtype(array: LazyArray, main: DType | None, noted: str | None) -> La
     """Cast a changed array back to its original dtype.
 
     Args:
-        array: the stored array, possibly wider than the original.
-        main: the most common dtype.
-        noted: the name of the recorded dtype; None for the most common one.
+        array: The stored array, possibly wider than the original.
+        main: The most common dtype.
+        noted: The name of the recorded dtype; None for the most common one.
     """
     if main is None or not is_wider(array.dtype, main):
         return array

@@ -75,9 +75,9 @@ class FamilyKeys:
     """The key templates of a family in one kind of file.
 
     Attributes:
-        family: the family.
-        groups: the rows outside layers, then each group of layers.
-        ignored: patterns of names that do not need a row.
+        family: The family.
+        groups: The rows outside layers, then each group of layers.
+        ignored: Patterns of names that do not need a row.
     """
 
     family: Family
@@ -211,14 +211,14 @@ class FamilyGuess:
     """The degree to which a tree's names match a family.
 
     Attributes:
-        name: the name of the family.
-        side: the kind of names that were compared.
-        named: whether the configuration's `model_type` is one of the family's.
-        matched, expected: the number of existing names that every such model has, and the number of all those
+        name: The name of the family.
+        side: The kind of names that were compared.
+        named: Whether the configuration's `model_type` is one of the family's.
+        matched, expected: The number of existing names that every such model has, and the number of all those
             names; layers count once.
-        missing: the missing names, as key templates.
-        others: names without a template in the family, folded.
-        num_others: the number of arrays with such names.
+        missing: The missing names, as key templates.
+        others: Names without a template in the family, folded.
+        num_others: The number of arrays with such names.
     """
 
     name: str
@@ -238,8 +238,8 @@ def guess_families(tree: Tree, among: Iterable[Family] | None = None) -> tuple[F
     matches.
 
     Args:
-        tree: any checkpoint. MaxText trees are compared with MaxText names, others with Hugging Face names.
-        among: the candidate families; None for all.
+        tree: Any checkpoint. MaxText trees are compared with MaxText names, others with Hugging Face names.
+        among: The candidate families; None for all.
     """
     if among is None:
         named = families_of_type((tree.metadata.config or {}).get("model_type"))
@@ -261,9 +261,9 @@ class UnownedArrays(NamedTuple):
     """The arrays of a Hugging Face model that its declared family does not have.
 
     Attributes:
-        family: the name of the family.
-        names: the names of these arrays; empty if all names belong to the family.
-        prefixes: prefixes, such as "policy", without which the names belong to the family.
+        family: The name of the family.
+        names: The names of these arrays; empty if all names belong to the family.
+        prefixes: Prefixes, such as "policy", without which the names belong to the family.
     """
 
     family: str
@@ -312,9 +312,9 @@ def backbone_hint(
     """Suggest what to do with a model that lacks only the output head of a language model.
 
     Args:
-        config: the model's configuration.
-        coverage: the arrays that do not match.
-        is_without_prefix: whether the names lack the prefix of a language model.
+        config: The model's configuration.
+        coverage: The arrays that do not match.
+        is_without_prefix: Whether the names lack the prefix of a language model.
 
     Returns:
         A hint. None if there are other defects, or if configuration and names belong to a language model,
@@ -420,12 +420,12 @@ class FamilyFit:
     """The comparison of a family, in one spelling, with the names of a tree.
 
     Attributes:
-        keys: the templates of the family.
-        named: whether the configuration names the family.
-        required: the templates that such a model must have.
-        met: the templates that match a name.
-        others: names without a template, grouped by common form.
-        num_alike: the number of such groups among the tree's names.
+        keys: The templates of the family.
+        named: Whether the configuration names the family.
+        required: The templates that such a model must have.
+        met: The templates that match a name.
+        others: Names without a template, grouped by common form.
+        num_alike: The number of such groups among the tree's names.
     """
 
     keys: FamilyKeys

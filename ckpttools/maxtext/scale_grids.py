@@ -40,12 +40,12 @@ class _Scaled:
     """A row of quantized weights, read in one direction.
 
     Attributes:
-        row: as defined by its family.
-        source, target: its two sides.
-        indices: the coordinates of target keys whose sources are quantized weights.
-        counts: cells of each axis that is cut into blocks; empty if a weight has one scale.
-        times: number of cells in a block of a right array on its last two axes.
-        misfit: the reason that `fits` gives.
+        row: As defined by its family.
+        source, target: Its two sides.
+        indices: The coordinates of target keys whose sources are quantized weights.
+        counts: Cells of each axis that is cut into blocks; empty if a weight has one scale.
+        times: Number of cells in a block of a right array on its last two axes.
+        misfit: The reason that `fits` gives.
     """
 
     row: Row
@@ -71,14 +71,14 @@ def scale_grids(
     """Return the scales of a table's quantized weights as expressions of the source's scales.
 
     Args:
-        table: the rows, bound to a model.
-        arrays: source key -> array, including the values of quantized weights but not their scales.
-        scales: source key of a quantized weight -> its scales: a grid of blocks, or a single scale.
-        block: elements of a block on the last two axes of right arrays; None if a weight has one scale.
-        inverse: whether left arrays are the source.
-        cut: axes on which left arrays may be longer than in the model.
-        fits: check of the grids of left arrays; the first grid that fits is used, or else the coarsest.
-        sounds: source key of a quantized weight -> a check of its scales and of the converted scales, run
+        table: The rows, bound to a model.
+        arrays: Source key -> array, including the values of quantized weights but not their scales.
+        scales: Source key of a quantized weight -> its scales: a grid of blocks, or a single scale.
+        block: Elements of a block on the last two axes of right arrays; None if a weight has one scale.
+        inverse: Whether left arrays are the source.
+        cut: Axes on which left arrays may be longer than in the model.
+        fits: Check of the grids of left arrays; the first grid that fits is used, or else the coarsest.
+        sounds: Source key of a quantized weight -> a check of its scales and of the converted scales, run
             when they are read.
     """
     sizes, flags = table.known_of(arrays, left=inverse, cut=cut)
@@ -128,7 +128,7 @@ def _scaled(row: Row, way: _Way) -> _Scaled | None:
     """Return the row with its scale layout if its weights are quantized.
 
     Raises:
-        MappingError: only some of the weights of one target array are quantized; or as `_cut`.
+        MappingError: Only some of the weights of one target array are quantized; or as `_cut`.
     """
     sizes, scales = way.sizes, way.scales
     source, target = (row.left, row.right) if way.inverse else (row.right, row.left)
@@ -160,7 +160,7 @@ def _cut(scaled: _Scaled, way: _Way, block: Block) -> _Scaled:
     """Return the row with its axes cut into cells.
 
     Raises:
-        MappingError: no cells are inside blocks on both sides, or the source's grid does not fit.
+        MappingError: No cells are inside blocks on both sides, or the source's grid does not fit.
     """
     row, sizes = scaled.row, way.sizes
     if row.left.join is not None or row.right.join is not None:
@@ -200,7 +200,7 @@ class _ScaleBuilder:
         """Add the scales of a row's weights, and note changes to them.
 
         Raises:
-            MappingError: the scales cannot follow the conversion of the weights.
+            MappingError: The scales cannot follow the conversion of the weights.
         """
         cut = {**self._sizes, **self._blocks(scaled)}
         for side in (scaled.source, scaled.target) if scaled.counts else ():
@@ -224,7 +224,7 @@ class _ScaleBuilder:
         """Return the scales of a weight, one per cell, checked before and after `op`.
 
         Raises:
-            MappingError: the scales have another shape.
+            MappingError: The scales have another shape.
         """
         expected, times = scaled.source.shape(cut), (1, 1) if self._inverse else scaled.times
         blocks = (*expected[:-2], *map(ceil_div, expected[-2:], times)) if scaled.counts else expected
@@ -270,7 +270,7 @@ def _with_shape(key: str, scales: LazyArray, expected: Shape, *, single: bool) -
     """Return the scales of a weight after checking their shape.
 
     Raises:
-        MappingError: the scales have another shape.
+        MappingError: The scales have another shape.
     """
     if single and not expected and scales.size == 1:
         for _ in scales.shape:

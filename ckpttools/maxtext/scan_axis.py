@@ -46,7 +46,7 @@ def known_scan_axis(view: MaxTextView) -> int | None:
     """Return the scan axis from shapes or notes; None if no layers are stacked.
 
     Raises:
-        FormatError: neither shapes nor notes determine the axis.
+        FormatError: Neither shapes nor notes determine the axis.
     """
     if view.is_axis_open:
         stacks = [keystr((DECODER, *key)) for key in view.stacked_keys]
@@ -64,8 +64,8 @@ def with_scan_axis(tree: Tree, axis: int | None) -> Tree:
     """Return the tree with a note of its scan axis if shapes do not show it.
 
     Args:
-        tree: a tree with stacked layers.
-        axis: the axis; None leaves the tree unchanged.
+        tree: A tree with stacked layers.
+        axis: The axis; None leaves the tree unchanged.
     """
     if axis is None:
         return tree
@@ -91,7 +91,7 @@ class KeepScanAxis:
     """A transform that notes the scan axis if the remaining arrays no longer show it.
 
     Attributes:
-        transform: a transform that does not change array axes.
+        transform: A transform that does not change array axes.
     """
 
     transform: Transform

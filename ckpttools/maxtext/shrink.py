@@ -55,9 +55,9 @@ class Shrink:
     """A transform that keeps some layers, experts and tokens of a model.
 
     Attributes:
-        how: the parts to keep.
-        like: the model's directory or `config.json`, for a MaxText checkpoint that carries no configuration.
-        family: the name of the family, or a file that describes it; None to follow the configuration.
+        how: The parts to keep.
+        like: The model's directory or `config.json`, for a MaxText checkpoint that carries no configuration.
+        family: The name of the family, or a file that describes it; None to follow the configuration.
     """
 
     how: KeptParts
@@ -68,10 +68,10 @@ class Shrink:
         """Return the smaller model with its own configuration.
 
         Raises:
-            ConfigError: the configuration is missing, or its sizes do not fit the family with fewer layers.
-            UsageError: the layers do not exist, or do not form a model in this order.
-            CoverageError: arrays match no row of the family, or cannot be cut; the error lists all of them.
-            FormatError: the tree is an adapter without its model, weights are quantized, or two arrays have
+            ConfigError: The configuration is missing, or its sizes do not fit the family with fewer layers.
+            UsageError: The layers do not exist, or do not form a model in this order.
+            CoverageError: Arrays match no row of the family, or cannot be cut; the error lists all of them.
+            FormatError: The tree is an adapter without its model, weights are quantized, or two arrays have
                 the same dotted name.
         """
         refuse_adapters(tree)
@@ -176,11 +176,11 @@ class _ModelCutter:
     """The state of cutting a tree with single layers.
 
     Attributes:
-        rows: the rows that map arrays.
-        source: the tree that is cut.
-        parts: patterns of arrays that stay unchanged: towers and others without a counterpart in MaxText.
-        tree: the remaining tree.
-        dropped: names of arrays that do not exist in the smaller model.
+        rows: The rows that map arrays.
+        source: The tree that is cut.
+        parts: Patterns of arrays that stay unchanged: towers and others without a counterpart in MaxText.
+        tree: The remaining tree.
+        dropped: Names of arrays that do not exist in the smaller model.
     """
 
     rows: SmallerRows
@@ -244,7 +244,7 @@ class _ModelCutter:
         """Return the leaves that no row describes, without MTP layers.
 
         Raises:
-            CoverageError: a parameter has no row.
+            CoverageError: A parameter has no row.
         """
         table, known = self.rows.before, roles(self.source)
         arrays = {
@@ -284,9 +284,9 @@ class SmallerRows:
     """The rows of a model before and after, and the layers that stay.
 
     Attributes:
-        before, after: the rows with the sizes of the larger and of the smaller model, with single layers.
-        layers: index of each kept layer -> its new index.
-        is_left: whether the names are MaxText's.
+        before, after: The rows with the sizes of the larger and of the smaller model, with single layers.
+        layers: Index of each kept layer -> its new index.
+        is_left: Whether the names are MaxText's.
     """
 
     before: Table
@@ -303,9 +303,9 @@ class SmallerRows:
         """Return an array's new name and its remaining part; None if no row describes it.
 
         Raises:
-            UsageError: the layer has another kind than the one that it replaces, or the array is an expert
+            UsageError: The layer has another kind than the one that it replaces, or the array is an expert
                 table and some experts are removed.
-            CoverageError: the array cannot be cut along an axis that becomes shorter.
+            CoverageError: The array cannot be cut along an axis that becomes shorter.
         """
         # Large models have 100,000 names, and most differ only in indices.
         known = self._known.setdefault(_NUMBER.sub("#", name), [])

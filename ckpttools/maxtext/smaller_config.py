@@ -42,9 +42,9 @@ class KeptParts:
     """The parts of a model that are kept.
 
     Attributes:
-        layers: layer indices, ascending; None for all.
-        experts: the number of experts to keep in each layer, from the first; None for all.
-        vocab: the number of tokens to keep, from the first; None for all.
+        layers: Layer indices, ascending; None for all.
+        experts: The number of experts to keep in each layer, from the first; None for all.
+        vocab: The number of tokens to keep, from the first; None for all.
     """
 
     layers: Sequence[int] | None = None
@@ -57,9 +57,9 @@ class SmallerConfig:
     """A configuration and the changes in it, one sentence each.
 
     Attributes:
-        config: the parsed `config.json`.
-        layers: the index in the larger model of each layer.
-        changes: descriptions of the changes.
+        config: The parsed `config.json`.
+        layers: The index in the larger model of each layer.
+        changes: Descriptions of the changes.
     """
 
     config: Mapping[str, Any]
@@ -71,9 +71,9 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: KeptParts) ->
     """Return the configuration of a part of a model.
 
     Raises:
-        ConfigError: the configuration does not state a value to be changed, or has a list that may or may not
+        ConfigError: The configuration does not state a value to be changed, or has a list that may or may not
             have one entry per layer.
-        UsageError: a layer does not exist, or the model is smaller than the parts to keep.
+        UsageError: A layer does not exist, or the model is smaller than the parts to keep.
     """
     built: dict[str, Any] = json.loads(json.dumps(config))
     count_field = _field(built, _layer_fields(family), "layers")
@@ -210,7 +210,7 @@ def _is_per_layer(name: str, value: list[Any], count: int, predicting: int) -> b
     accepts.
 
     Raises:
-        ConfigError: a list that must have one entry per layer is shorter; or an unknown list has this length.
+        ConfigError: A list that must have one entry per layer is shorter; or an unknown list has this length.
     """
     is_known = name in BY_LAYER and bool(value)  # transformers replaces an empty list (Llama 4)
     is_enough = len(value) >= count if is_known else len(value) in (count, count + predicting)

@@ -192,7 +192,7 @@ def conversion_of(tree: Tree) -> Literal["hf_to_maxtext", "maxtext_to_hf"] | Non
     """Return the function that converts a model; None if its names and files do not decide that.
 
     Raises:
-        FormatError: it is an adapter, contains unmerged adapters, or is a component of a pipeline.
+        FormatError: It is an adapter, contains unmerged adapters, or is a component of a pipeline.
     """
     _refuse_factors(tree)
     _refuse_part(tree)

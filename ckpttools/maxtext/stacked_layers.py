@@ -26,13 +26,13 @@ def unstack_layers(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
     """Return the tree with single layers.
 
     Args:
-        tree: a tree with the layout `stacks`.
-        stacks: its layout, see `ckpttools.maxtext.layers.layer_stacks`.
-        axis: the axis on which parameters are stacked.
+        tree: A tree with the layout `stacks`.
+        stacks: Its layout, see `ckpttools.maxtext.layers.layer_stacks`.
+        axis: The axis on which parameters are stacked.
 
     Raises:
-        ShapeError: an array that belongs to the layers has another number of layers than the parameters.
-        FormatError: two arrays would get the same path.
+        ShapeError: An array that belongs to the layers has another number of layers than the parameters.
+        FormatError: Two arrays would get the same path.
     """
     by_key, axis_of = {item.key: item for item in stacks}, _axes(view_of(tree), axis)
     built: dict[Path, Leaf] = {}
@@ -58,15 +58,15 @@ def stack_layers(
     layers share is stored with the first layer only.
 
     Args:
-        tree: a tree with single layers.
-        stacks: the layout of the result.
-        axis: the axis on which parameters are stacked.
-        first_axis: names of stacked arrays, keys joined by "/", that nevertheless have their layers on axis
+        tree: A tree with single layers.
+        stacks: The layout of the result.
+        axis: The axis on which parameters are stacked.
+        first_axis: Names of stacked arrays, keys joined by "/", that nevertheless have their layers on axis
             0.
 
     Raises:
-        FormatError: layers hold different parameters or moments, or two arrays would get the same path.
-        ShapeError: the arrays of a stack have different shapes or dtypes.
+        FormatError: Layers hold different parameters or moments, or two arrays would get the same path.
+        ShapeError: The arrays of a stack have different shapes or dtypes.
     """
     spots = {key: (item, spot) for item in stacks for spot, key in enumerate(item.layer_keys)}
     view = view_of(tree)
@@ -211,7 +211,7 @@ def check_moments(tree: Tree) -> None:
     """Require optimizer leaves of layers to have the shapes of their parameters.
 
     Raises:
-        ShapeError: an optimizer leaf of a layer has another shape than its parameter.
+        ShapeError: An optimizer leaf of a layer has another shape than its parameter.
     """
     odd = list(_odd_moments(tree))
     if odd:

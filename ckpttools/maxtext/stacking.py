@@ -46,11 +46,11 @@ class StackLayers:
     Layers from `UnstackLayers` are stacked as they were before, unless a cycle or its names are given.
 
     Attributes:
-        axis: the axis on which the layers of parameters are stacked (MaxText's param_scan_axis).
-        cycle: the number of layers after which their kinds repeat. None infers it from their contents, which
+        axis: The axis on which the layers of parameters are stacked (MaxText's param_scan_axis).
+        cycle: The number of layers after which their kinds repeat. None infers it from their contents, which
             gives one stack if all are the same; `StackAsModel` uses the model's family instead.
-        names: the naming of a cycle, as in `ckpttools.maxtext.cycles.Cycle`; None to infer it.
-        maxtext: the version that decides which variables have their layers on axis 0; None for their previous
+        names: The naming of a cycle, as in `ckpttools.maxtext.cycles.Cycle`; None to infer it.
+        maxtext: The version that decides which variables have their layers on axis 0; None for their previous
             axis, else the newest version that supports the optimizer's state.
     """
 
@@ -63,10 +63,10 @@ class StackLayers:
         """Return the stacked tree.
 
         Raises:
-            UsageError: layers are already stacked, or do not have this cycle.
-            FormatError: there are no layers, indices are missing, layers hold different arrays, or the
+            UsageError: Layers are already stacked, or do not have this cycle.
+            FormatError: There are no layers, indices are missing, layers hold different arrays, or the
                 optimizer holds state that the version does not support.
-            ShapeError: layers differ in shapes or dtypes, or moments do not mirror parameters.
+            ShapeError: Layers differ in shapes or dtypes, or moments do not mirror parameters.
         """
         view = _require_layers(tree)
         if view.is_stacked:
@@ -98,7 +98,7 @@ class UnstackLayers:
     The custom metadata records how they were stacked (`ckpttools.maxtext.layer_notes`).
 
     Attributes:
-        axis: the axis on which the layers of parameters are stacked; None to use shapes or notes.
+        axis: The axis on which the layers of parameters are stacked; None to use shapes or notes.
     """
 
     axis: int | None = None
@@ -107,9 +107,9 @@ class UnstackLayers:
         """Return the unstacked tree.
 
         Raises:
-            UsageError: layers are not stacked.
-            FormatError: there are no layers, positions of a cycle are missing, or the axis is unknown.
-            ShapeError: groups of unequal length, another scan axis, moments that do not mirror parameters.
+            UsageError: Layers are not stacked.
+            FormatError: There are no layers, positions of a cycle are missing, or the axis is unknown.
+            ShapeError: Groups of unequal length, another scan axis, moments that do not mirror parameters.
         """
         tree = with_scan_axis(tree, self.axis)
         view = _require_layers(tree)
@@ -135,8 +135,8 @@ class ForceUnroll:
     """A transform from a stacked training checkpoint to an unstacked one for inference.
 
     Attributes:
-        axis: see `UnstackLayers`.
-        keep_step, flavour: see `StripOptimizer`.
+        axis: See `UnstackLayers`.
+        keep_step, flavour: See `StripOptimizer`.
     """
 
     axis: int | None = None
@@ -147,9 +147,9 @@ class ForceUnroll:
         """Return the unstacked parameters.
 
         Raises:
-            FormatError: there are no layers.
-            UsageError: the tree is not a stacked training checkpoint.
-            CheckpointError: see `UnstackLayers` and `StripOptimizer`.
+            FormatError: There are no layers.
+            UsageError: The tree is not a stacked training checkpoint.
+            CheckpointError: See `UnstackLayers` and `StripOptimizer`.
         """
         kind = _require_layers(tree).kind
         if kind != "stacked-training":
@@ -221,9 +221,9 @@ class StackAsModel:
     carried configuration identifies, or all families with these names, if they agree.
 
     Attributes:
-        axis: see `StackLayers`; None for the recorded axis, or 1.
-        cycle, names, maxtext: see `StackLayers`; the version also decides about names.
-        family: the name of the family, or a file that describes one; None to infer it.
+        axis: See `StackLayers`; None for the recorded axis, or 1.
+        cycle, names, maxtext: See `StackLayers`; the version also decides about names.
+        family: The name of the family, or a file that describes one; None to infer it.
     """
 
     axis: int | None = None
@@ -236,8 +236,8 @@ class StackAsModel:
         """Return the stacked tree, as `StackLayers`.
 
         Raises:
-            UnknownNameError: the family does not exist.
-            FormatError: the layout is unknown, or several match.
+            UnknownNameError: The family does not exist.
+            FormatError: The layout is unknown, or several match.
             UsageError: MaxText would ignore the layers after the last complete cycle.
         """
         view = view_of(tree)
@@ -293,8 +293,8 @@ def refuse_incomplete_cycles(among: Collection[Family], tree: Tree) -> None:
     """Refuse layers that do not form complete cycles if MaxText scans complete cycles only.
 
     Args:
-        among: the families that the model may belong to.
-        tree: a tree with single layers.
+        among: The families that the model may belong to.
+        tree: A tree with single layers.
 
     Raises:
         UsageError: MaxText ignores the last layers in all of these families.
@@ -341,7 +341,7 @@ def _only_layout(layouts: Mapping[Cycle, Iterable[str]], location: str, names: C
     """Return the only matching layout.
 
     Raises:
-        FormatError: no layout matches, or several do.
+        FormatError: No layout matches, or several do.
     """
     if len(layouts) == 1:
         return next(iter(layouts))

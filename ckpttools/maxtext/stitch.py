@@ -35,9 +35,9 @@ def stitch_models(towers: Tree, decoder: Tree) -> Tree:
     `towers`.
 
     Raises:
-        UsageError: only one is a MaxText checkpoint, there are no towers, or there is training state.
-        CoverageError: the text models differ in names or shapes; the error lists all differences.
-        ConfigError: a Hugging Face model has no configuration, or an unknown one; or the text models split
+        UsageError: Only one is a MaxText checkpoint, there are no towers, or there is training state.
+        CoverageError: The text models differ in names or shapes; the error lists all differences.
+        ConfigError: A Hugging Face model has no configuration, or an unknown one; or the text models split
             arrays of one shape into different heads.
     """
     sides = [view_of(item).is_maxtext for item in (towers, decoder)]
@@ -73,7 +73,7 @@ def _check_configs(towers: Tree, decoder: Tree) -> tuple[str, ...]:
     """Return remarks on fields that the kept configuration states differently.
 
     Raises:
-        ConfigError: the arrays are split into different heads.
+        ConfigError: The arrays are split into different heads.
     """
     configs = [item.metadata.config for item in (towers, decoder)]
     if configs[0] is None or configs[1] is None:

@@ -34,9 +34,9 @@ class StoredHead:
     """An output head and an embedding, which may be equal.
 
     Attributes:
-        names: names of both arrays.
-        head, embedding: the arrays.
-        is_transposed: whether the vocabulary is the head's last axis, as in MaxText.
+        names: Names of both arrays.
+        head, embedding: The arrays.
+        is_transposed: Whether the vocabulary is the head's last axis, as in MaxText.
     """
 
     names: Head

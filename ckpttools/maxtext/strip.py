@@ -40,11 +40,11 @@ class StripOptimizer:
     layers on axis 0 as before, so that MaxText loads them.
 
     Attributes:
-        keep_step: keep the step's array and the number of the step directory. Otherwise the directory is 0,
+        keep_step: Keep the step's array and the number of the step directory. Otherwise the directory is 0,
             and in Linen's flavor so is the array, as in MaxText's own tool. The NNX flavor has no array.
-        flavour: how to nest the parameters: "same" as in the source, "linen" or "nnx".
-        keep: patterns, as in `ckpttools.transforms.select.Select`, of leaves that are always kept.
-        drop: patterns of leaves that are dropped, with precedence over everything else.
+        flavour: How to nest the parameters: "same" as in the source, "linen" or "nnx".
+        keep: Patterns, as in `ckpttools.transforms.select.Select`, of leaves that are always kept.
+        drop: Patterns of leaves that are dropped, with precedence over everything else.
     """
 
     keep_step: bool = False
@@ -56,10 +56,10 @@ class StripOptimizer:
         """Return the parameters, with MaxText's additional nodes in Linen's flavor.
 
         Raises:
-            MappingError: a quantized weight would lose its scales.
-            FormatError: there are no parameters, it is unclear what they are, or the other flavor does not
+            MappingError: A quantized weight would lose its scales.
+            FormatError: There are no parameters, it is unclear what they are, or the other flavor does not
                 support some of them.
-            UsageError: there is nothing to strip, no step to keep, or a pattern matches nothing.
+            UsageError: There is nothing to strip, no step to keep, or a pattern matches nothing.
         """
         require_matches((*self.keep, *self.drop), tree, tree.metadata.location)
         left = Tree({p: item for p, item in tree.items() if not first_match(p, self.drop)}, tree.metadata)
@@ -146,7 +146,7 @@ def _parameter_paths(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
     """Map the paths of learned arrays to their paths in the new tree.
 
     Raises:
-        FormatError: the target flavor does not support arrays outside the model, or two arrays would get the
+        FormatError: The target flavor does not support arrays outside the model, or two arrays would get the
             same path.
     """
     own, model = view.flavour, {home: inner for inner, home in view.homes.items()}

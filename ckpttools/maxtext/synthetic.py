@@ -47,7 +47,7 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, Shape]:
     """Return the names and shapes of a model's tensors in layer order.
 
     Raises:
-        ConfigError, ShapeError: no family has its type, or the configuration lacks a size.
+        ConfigError, ShapeError: No family has its type, or the configuration lacks a size.
     """
     return _in_natural_order(right_shapes(_table(config, family_of(config, CONFIG))))
 
@@ -62,15 +62,15 @@ def synthetic_model(
     """Return a Hugging Face model with randomly initialized weights.
 
     Args:
-        config: the model's `config.json`, which states all of its sizes.
-        seed: the seed; equal seeds give equal models.
-        dtype: the dtype of the weights; None for bfloat16.
-        location: the location of the configuration.
+        config: The model's `config.json`, which states all of its sizes.
+        seed: The seed; equal seeds give equal models.
+        dtype: The dtype of the weights; None for bfloat16.
+        location: The location of the configuration.
 
     Towers whose configuration does not state all sizes, as in Gemma 3, are left out with a note.
 
     Raises:
-        ConfigError, ShapeError: see `shapes_of`; or the configuration describes other arrays than the rows.
+        ConfigError, ShapeError: See `shapes_of`; or the configuration describes other arrays than the rows.
     """
     plain = without_quantization(config)
     family = family_of(plain, CONFIG)
@@ -120,7 +120,7 @@ def text_model_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the configuration of the separate text model; None if there is none.
 
     Raises:
-        ConfigError: no family has this model type.
+        ConfigError: No family has this model type.
     """
     spellings = family_of(config, CONFIG).spellings
     text = next((spelling for spelling in spellings if spelling.name == TEXT), None)

@@ -56,8 +56,8 @@ def tied_flags(way: str | None, head: str | None, names: Mapping[str, LazyArray]
     Args:
         way: "keep" follows the existing arrays, "drop" means a model without a head, "materialize" one that
             gets a head.
-        head: the name of the source's head, or None.
-        names: the arrays of the source.
+        head: The name of the source's head, or None.
+        names: The arrays of the source.
     """
     if way is None or head is None:
         return {}

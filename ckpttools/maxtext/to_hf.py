@@ -72,11 +72,11 @@ class HuggingFaceModel:
     """The result of converting a MaxText tree.
 
     Attributes:
-        tree: the arrays under their Hugging Face names.
-        config: the content of `config.json`; None if it is unknown.
-        notes: notes for the user.
-        has_text_model: whether the family has a text model without towers.
-        extra: name -> rows of the array it was made from that the model does not have; MaxText's name -> an
+        tree: The arrays under their Hugging Face names.
+        config: The content of `config.json`; None if it is unknown.
+        notes: Notes for the user.
+        has_text_model: Whether the family has a text model without towers.
+        extra: Name -> rows of the array it was made from that the model does not have; MaxText's name -> an
             array that only MaxText has.
         lost_head: The output head that is left out as a copy of the embedding. It has not been compared yet.
     """
@@ -94,10 +94,10 @@ class _ConvertedArrays:
     """The arrays that the rows produce for a source.
 
     Attributes:
-        mapped: the mapped arrays without quantized weights.
-        codes: the values of weights that stay quantized.
-        grids: their scales, and rows that leave these values unchanged.
-        plain: the arrays of `mapped`; changed ones have the dtype of the original model.
+        mapped: The mapped arrays without quantized weights.
+        codes: The values of weights that stay quantized.
+        grids: Their scales, and rows that leave these values unchanged.
+        plain: The arrays of `mapped`; changed ones have the dtype of the original model.
     """
 
     mapped: Mapped
@@ -115,9 +115,9 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     """Convert a MaxText tree to a Hugging Face one.
 
     Raises:
-        ConfigError: the model is unknown, or its configuration contradicts the carried one.
-        CoverageError: the arrays do not match that model.
-        FormatError: weights are quantized, or the scan axis is unknown.
+        ConfigError: The model is unknown, or its configuration contradicts the carried one.
+        CoverageError: The arrays do not match that model.
+        FormatError: Weights are quantized, or the scan axis is unknown.
     """
     source = bind_source(tree, options, files)
     bound, files = source.bound, source.files
@@ -232,7 +232,7 @@ def _mapped(
     """Map the arrays by the model's table.
 
     Raises:
-        CoverageError: the arrays do not match the model; the error is short if the user named the model.
+        CoverageError: The arrays do not match the model; the error is short if the user named the model.
     """
     try:
         return bound.table.to_right(arrays, (VOCAB,))
@@ -276,7 +276,7 @@ def _carried_arrays(
     """Return the written arrays that MaxText does not support.
 
     Raises:
-        FormatError: they are quantized, unlike MaxText's arrays.
+        FormatError: They are quantized, unlike MaxText's arrays.
     """
     if options.spelling == TEXT:
         return {}
@@ -290,7 +290,7 @@ def _with_plain_carried(files: ModelFiles, dtype: DType | None) -> tuple[ModelFi
     """Dequantize the carried arrays, like MaxText's arrays.
 
     Raises:
-        FormatError: their scales cannot be dequantized.
+        FormatError: Their scales cannot be dequantized.
     """
     leaves: dict[TreePath, LazyArray] = {(name,): array for name, array in files.carried.items()}
     tree = Tree(leaves, Metadata(config=files.config, location=files.location))
@@ -308,7 +308,7 @@ def require_towers(model: HuggingFaceModel, files: ModelFiles, location: str) ->
     """Raise if the configuration declares towers without arrays.
 
     Raises:
-        ConfigError: the configuration describes towers without arrays.
+        ConfigError: The configuration describes towers without arrays.
     """
     names = [dotted(path) for path in model.tree]
     absent = absent_towers(model.config.config, names) if model.config else ()
@@ -341,10 +341,10 @@ def hf_value_notes(
     """Return notes on changed values for the user.
 
     Args:
-        mapped: the arrays, and the effect of their rows on values.
-        built: the same arrays, rounded to their original dtypes.
-        options: the user's options.
-        dropped: the arrays that are left out.
+        mapped: The arrays, and the effect of their rows on values.
+        built: The same arrays, rounded to their original dtypes.
+        options: The user's options.
+        dropped: The arrays that are left out.
     """
     rounded = {
         key: built[key].dtype for key in mapped.changed if built[key].dtype != mapped.arrays[key].dtype
@@ -408,9 +408,9 @@ def config_remarks(
     """Yield remarks on the configuration.
 
     Args:
-        config: the configuration; None if there is none.
-        built: the arrays that are written with it.
-        lacking: whether the available model has no additional arrays.
+        config: The configuration; None if there is none.
+        built: The arrays that are written with it.
+        lacking: Whether the available model has no additional arrays.
     """
     if config is None:
         remedy = f"{option('like')} uses that of the original model"
@@ -436,11 +436,11 @@ class BoundSource:
     """A MaxText tree that is being converted, with the rows of its model.
 
     Attributes:
-        tree: the tree, with its layers on the axis that the user chose.
-        native: its parameters, with the scales of those that stay quantized.
-        unbound: its parameters, with the user's options and the files of the model.
-        bound: the rows.
-        head, towers: names of parameters that are not expected: the output head, and towers.
+        tree: The tree, with its layers on the axis that the user chose.
+        native: Its parameters, with the scales of those that stay quantized.
+        unbound: Its parameters, with the user's options and the files of the model.
+        bound: The rows.
+        head, towers: Names of parameters that are not expected: the output head, and towers.
     """
 
     tree: Tree

@@ -79,11 +79,11 @@ class MaxTextState:
     """The result of converting a Hugging Face tree.
 
     Attributes:
-        state: the tree that MaxText's own converter writes.
-        carried: arrays without a counterpart in MaxText that are kept.
-        spelling: the spelling of names in the source.
-        notes: notes for the user.
-        dtypes: see `ckpttools.maxtext.original_dtypes.recorded_dtypes`; for the reverse conversion.
+        state: The tree that MaxText's own converter writes.
+        carried: Arrays without a counterpart in MaxText that are kept.
+        spelling: The spelling of names in the source.
+        notes: Notes for the user.
+        dtypes: See `ckpttools.maxtext.original_dtypes.recorded_dtypes`; for the reverse conversion.
         lost_head: The output head that is left out as a copy of the embedding. It has not been compared yet.
         tied: How the output head was handled; None if the configuration decided.
         recomputed: States of modules and buffers in the source, which are left out, by name.
@@ -108,9 +108,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     """Convert a Hugging Face tree to the one that MaxText's own converter writes.
 
     Raises:
-        ConfigError: the configuration is missing or invalid.
-        CoverageError: the arrays do not match it, or a part of the model would be lost without a request.
-        FormatError: weights have an unsupported quantization scheme, or lack their scales.
+        ConfigError: The configuration is missing or invalid.
+        CoverageError: The arrays do not match it, or a part of the model would be lost without a request.
+        FormatError: Weights have an unsupported quantization scheme, or lack their scales.
     """
     drop = expand_branches(dotted_patterns(options.drop, tree), map(dotted, tree.arrays))
     bare = drop_states(tree, drop)
@@ -190,8 +190,8 @@ def _hub_patterns(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tu
     """Return the patterns of dropped arrays under Hub names.
 
     Args:
-        drop: patterns of complete names of the source.
-        tree, plain, hub: the source, the source without wrappers, and the latter under Hub names.
+        drop: Patterns of complete names of the source.
+        tree, plain, hub: The source, the source without wrappers, and the latter under Hub names.
     """
     if not drop:
         return ()
@@ -234,9 +234,9 @@ def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, Scal
     """Return MaxText's arrays, and the scales of those that stay quantized.
 
     Raises:
-        ConfigError: the family that the user names gives other values than that of the configuration.
-        CoverageError: the arrays do not match the model.
-        FormatError: weights are quantized in blocks that cannot be rearranged.
+        ConfigError: The family that the user names gives other values than that of the configuration.
+        CoverageError: The arrays do not match the model.
+        FormatError: Weights are quantized in blocks that cannot be rearranged.
     """
     tree, arrays, drop, config = source.kept.tree, source.arrays, source.drop, source.config
     grids = native_grids(source.table, arrays, source.kept)
@@ -366,11 +366,11 @@ class HuggingFaceSource:
     """A Hugging Face tree with its model, before it is mapped.
 
     Attributes:
-        kept: the tree without scales.
-        arrays: the arrays by name, including an output head that is created.
-        family, table, spelling: the family, rows and spelling of the model.
-        drop: patterns of arrays to leave out, including the name of an output head that is left out.
-        remarks: remarks on dtypes.
+        kept: The tree without scales.
+        arrays: The arrays by name, including an output head that is created.
+        family, table, spelling: The family, rows and spelling of the model.
+        drop: Patterns of arrays to leave out, including the name of an output head that is left out.
+        remarks: Remarks on dtypes.
         lost_head: The output head that is left out although no pattern of the user names it.
         tied: How the output head is handled; None if the configuration decides.
     """
@@ -484,7 +484,7 @@ def _require_towers(family: Family, table: Table, arrays: Mapping[str, LazyArray
     """Raise if the configuration declares a tower without any arrays.
 
     Raises:
-        CoverageError: a declared tower has no arrays; the rows report partially missing towers.
+        CoverageError: A declared tower has no arrays; the rows report partially missing towers.
     """
     for tower in family.towers:
         flag = table.flags[tower]

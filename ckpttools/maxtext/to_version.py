@@ -34,8 +34,8 @@ class ForVersion:
     among the parameters. Layers stay stacked or unstacked, on their present axis.
 
     Attributes:
-        maxtext: the name of the version in `ckpttools.maxtext.versions.VERSIONS`.
-        family: the family of the model, or a file that describes one; None to infer it.
+        maxtext: The name of the version in `ckpttools.maxtext.versions.VERSIONS`.
+        family: The family of the model, or a file that describes one; None to infer it.
     """
 
     maxtext: str = NEWEST
@@ -45,11 +45,11 @@ class ForVersion:
         """Return the tree in the version's layout.
 
         Raises:
-            FormatError: the tree is not a MaxText checkpoint, the layout of its layers is unknown, an
+            FormatError: The tree is not a MaxText checkpoint, the layout of its layers is unknown, an
                 optimizer holds state that the version does not support, or the version does not support
                 quantized weights.
-            UsageError: the tree already has the version's layout.
-            UnknownNameError: the version or the family does not exist.
+            UsageError: The tree already has the version's layout.
+            UnknownNameError: The version or the family does not exist.
         """
         version = version_called(self.maxtext)
         if not view_of(tree).is_maxtext:
@@ -122,7 +122,7 @@ def _with_collected_variables(tree: Tree) -> Tree:
     """Return a tree with the variables of collections among the parameters.
 
     Raises:
-        FormatError: two arrays would get the same path.
+        FormatError: Two arrays would get the same path.
     """
     view = view_of(tree)
     moved = collection_moves(view)
@@ -139,7 +139,7 @@ def _with_trained_variables(tree: Tree, version: Version) -> tuple[Tree, list[Pa
     """Move variables in `nnx_aux` that a version trains to the parameters.
 
     Raises:
-        FormatError: two arrays would get the same path.
+        FormatError: Two arrays would get the same path.
     """
     view = view_of(tree)
     known = {
@@ -162,7 +162,7 @@ def _with_untrained_variables(tree: Tree, version: Version) -> Tree:
     """Move variables that a version does not train to `nnx_aux` in a training state.
 
     Raises:
-        FormatError: an optimizer holds state of them, or two arrays would get the same path.
+        FormatError: An optimizer holds state of them, or two arrays would get the same path.
     """
     view = view_of(tree)
     moved = {

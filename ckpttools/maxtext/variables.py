@@ -73,7 +73,7 @@ def refuse_moments(tree: Tree, version: Version) -> None:
     """Raise if the optimizer holds state of parameters that become variables.
 
     Raises:
-        FormatError: such state exists; the error lists it.
+        FormatError: Such state exists; the error lists it.
     """
     odd = _variable_moments(view_of(tree), version)
     if odd:
@@ -111,8 +111,8 @@ def matching_versions(view: MaxTextView, families: Collection[str]) -> tuple[str
     """Return the MaxText versions with the layout of a tree, newest first.
 
     Args:
-        view: the view of the tree.
-        families: names of the families that it may belong to.
+        view: The view of the tree.
+        families: Names of the families that it may belong to.
     """
     fitting = (version for version in VERSIONS.values() if _matches_version(view, families, version))
     return tuple(item.name for item in fitting) if view.is_maxtext else ()

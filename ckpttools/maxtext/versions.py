@@ -25,21 +25,21 @@ class Version:
     """One version of MaxText.
 
     Attributes:
-        name: the value of the option `maxtext`.
-        orbax: the API that reads the user's paths. "v0" reads exactly the directory of the item; "v1" reads
+        name: The value of the option `maxtext`.
+        orbax: The API that reads the user's paths. "v0" reads exactly the directory of the item; "v1" reads
             the step above it, so a trailing `/items` is cut off first.
-        parameters_need_checkpointing: whether load_parameters_path is refused with enable_checkpointing
+        parameters_need_checkpointing: Whether load_parameters_path is refused with enable_checkpointing
             false, as load_full_state_path is in all versions.
-        renames_before_deletion: whether checkpoint_todelete_subdir may be set.
-        learned_variables: whether variables with a separate class, such as router biases, must be among the
+        renames_before_deletion: Whether checkpoint_todelete_subdir may be set.
+        learned_variables: Whether variables with a separate class, such as router biases, must be among the
             parameters.
-        variables: path suffixes of variables with a separate class; their layers are always on axis 0. Other
+        variables: Path suffixes of variables with a separate class; their layers are always on axis 0. Other
             versions have parameters at these paths.
-        stacked_by_kind: families with a stack for each kind of layer in their cycle; other models with linear
+        stacked_by_kind: Families with a stack for each kind of layer in their cycle; other models with linear
             attention have one for each position. Model names begin with these.
-        absent_models: names of unsupported models.
-        absent_settings: names of removed settings.
-        has_fp8: whether it supports FP8 weights with scales.
+        absent_models: Names of unsupported models.
+        absent_settings: Names of removed settings.
+        has_fp8: Whether it supports FP8 weights with scales.
     """
 
     name: str
@@ -96,7 +96,7 @@ def version_called(name: str) -> Version:
     """Return the version with this name.
 
     Raises:
-        UnknownNameError: the version is unknown.
+        UnknownNameError: The version is unknown.
     """
     if name not in VERSIONS:
         raise UnknownNameError(

@@ -51,8 +51,8 @@ class Optimizer:
 
     Attributes:
         name: "adamw" for optax's chain, "adam_pax" for Pax's flat state.
-        moments: the paths that mirror the parameters, such as "opt_state/0/mu".
-        mirrored: whether all of them have the shapes of the parameters.
+        moments: The paths that mirror the parameters, such as "opt_state/0/mu".
+        mirrored: Whether all of them have the shapes of the parameters.
     """
 
     name: OptimizerName
@@ -69,10 +69,10 @@ def optimizer_of(
     """Return the optimizer of a state; None if it is empty.
 
     Args:
-        state: all leaves of an optimizer.
-        inner: their paths within its state.
-        parameters: the model's parameters, under their paths in the model.
-        flavour: the flavor of the tree.
+        state: All leaves of an optimizer.
+        inner: Their paths within its state.
+        parameters: The model's parameters, under their paths in the model.
+        flavour: The flavor of the tree.
     """
     inner = [path for path in inner if path]
     if not inner:
@@ -123,8 +123,8 @@ class MaxTextView:
     """A tree as a MaxText checkpoint.
 
     Attributes:
-        leaves, arrays, metadata: those of the tree.
-        roles: the roles of its leaves.
+        leaves, arrays, metadata: Those of the tree.
+        roles: The roles of its leaves.
     """
 
     leaves: Mapping[Path, Leaf] = field(repr=False)
@@ -210,7 +210,7 @@ class MaxTextView:
         """Return the parameters by dotted names.
 
         Raises:
-            FormatError: two of them have the same name.
+            FormatError: Two of them have the same name.
         """
         return by_name(self.parameters)
 
@@ -259,8 +259,8 @@ class MaxTextView:
         """Return the layout of the layers, including single ones.
 
         Raises:
-            FormatError: positions of a cycle are missing.
-            ShapeError: arrays that belong together have different numbers of layers.
+            FormatError: Positions of a cycle are missing.
+            ShapeError: Arrays that belong together have different numbers of layers.
         """
         return layer_stacks(self.decoder, self.scan_axis or 0)
 
@@ -311,8 +311,8 @@ def parameter_homes(parameters: Collection[Path], flavour: Flavour) -> dict[Path
     """Map the model path of each array to its path in the tree.
 
     Args:
-        parameters: paths of all leaves of a tree with this role.
-        flavour: the flavor of the tree.
+        parameters: Paths of all leaves of a tree with this role.
+        flavour: The flavor of the tree.
     """
     if flavour.name is None:
         result = {path: path for path in parameters}
@@ -344,10 +344,10 @@ def with_layers_on_scan_axis(
     """Yield arrays with layers on axis 0, with their layers moved to the scan axis.
 
     Args:
-        arrays: all arrays of the model.
-        odd: paths of arrays that are known to have layers on axis 0; for others, the number of layers
+        arrays: All arrays of the model.
+        odd: Paths of arrays that are known to have layers on axis 0; for others, the number of layers
             decides.
-        noted: the known scan axis, see `ckpttools.maxtext.layers.scan_axis`.
+        noted: The known scan axis, see `ckpttools.maxtext.layers.scan_axis`.
     """
     decoder = decoder_parameters({path: item for path, item in arrays.items() if path not in odd})
     axis = scan_axis(decoder, noted)

@@ -30,12 +30,12 @@ class Surplus:
     """The rows of an array that the model does not have.
 
     Attributes:
-        name: the name of the array.
-        rows: the surplus rows, lazily.
-        axis: the axis of the rows.
-        kept: the number of rows in the model; 0 for an array that only MaxText has.
-        fill: the value of all elements before training.
-        because: the reason in the model's configuration why it has no such array; empty if no configuration
+        name: The name of the array.
+        rows: The surplus rows, lazily.
+        axis: The axis of the rows.
+        kept: The number of rows in the model; 0 for an array that only MaxText has.
+        fill: The value of all elements before training.
+        because: The reason in the model's configuration why it has no such array; empty if no configuration
             could change that.
     """
 
@@ -79,12 +79,12 @@ class Surplus:
         """Return the first row that is not `fill`; None if all are. 0 and -0 are equal.
 
         Args:
-            memory: the peak memory limit in bytes.
-            reserved: bytes of it that are already in use.
+            memory: The peak memory limit in bytes.
+            reserved: Bytes of it that are already in use.
 
         Raises:
-            MemoryBudgetError: even a small piece does not fit in memory.
-            FormatError, StorageError: an array cannot be read.
+            MemoryBudgetError: Even a small piece does not fit in memory.
+            FormatError, StorageError: An array cannot be read.
         """
         from ckpttools.plan.pieces import Tiles, fit_pieces
 
@@ -113,8 +113,8 @@ def find_surpluses(arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape])
     """Return the rows of MaxText's arrays beyond those of arrays with the same names.
 
     Args:
-        arrays: arrays by MaxText's names, keys joined by "/".
-        shapes: the shapes of the other arrays, by the same names.
+        arrays: Arrays by MaxText's names, keys joined by "/".
+        shapes: The shapes of the other arrays, by the same names.
     """
     result: dict[str, Surplus] = {}
     for name, axis in ((keystr(path), axis) for path, axis in VOCABULARY.items()):
@@ -139,9 +139,9 @@ class CountedRows:
     """The rows beyond a vocabulary that a comparison counts.
 
     Attributes:
-        arrays: the arrays by name. Rows that count are named with their range, because the other side lacks
+        arrays: The arrays by name. Rows that count are named with their range, because the other side lacks
             them.
-        remarks: descriptions of how rows were handled.
+        remarks: Descriptions of how rows were handled.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -154,8 +154,8 @@ def without_vocabulary_padding(
     """Return MaxText's arrays without padding, and the surplus rows that count.
 
     Args:
-        arrays, shapes: see `find_surpluses`.
-        way, memory: see `counted_rows`, also for errors.
+        arrays, shapes: See `find_surpluses`.
+        way, memory: See `counted_rows`, also for errors.
     """
     result = find_surpluses(arrays, shapes)
     rows = counted_rows(result, way, memory)
@@ -167,13 +167,13 @@ def counted_rows(extra: Mapping[str, Surplus], way: str | None, memory: int) -> 
     """Return the surplus rows that count. Read them to distinguish padding from learned values.
 
     Args:
-        extra: the surplus rows by any names.
+        extra: The surplus rows by any names.
         way: "keep" counts all rows and "drop" none, without reading them; None lets their content decide, as
             always for arrays that only MaxText has.
-        memory: the peak memory limit in bytes.
+        memory: The peak memory limit in bytes.
 
     Raises:
-        CheckpointError: see `Surplus.first_learned`.
+        CheckpointError: See `Surplus.first_learned`.
     """
     arrays: dict[str, LazyArray] = {}
     remarks: list[str] = []
@@ -204,15 +204,15 @@ def refuse_learned_rows(
     """Raise if learned rows would be left out. Read them to find out.
 
     Args:
-        extra: the surplus rows by any names.
-        location: the location of the checkpoint, for messages.
-        way: how the user wants to handle surplus rows; if set, they are not read.
-        memory, reserved: see `Surplus.first_learned`.
+        extra: The surplus rows by any names.
+        location: The location of the checkpoint, for messages.
+        way: How the user wants to handle surplus rows; if set, they are not read.
+        memory, reserved: See `Surplus.first_learned`.
 
     Raises:
-        ConfigError: a row beyond the vocabulary is not zero, or an array that only MaxText has was changed by
+        ConfigError: A row beyond the vocabulary is not zero, or an array that only MaxText has was changed by
             training.
-        CheckpointError: see `Surplus.first_learned`.
+        CheckpointError: See `Surplus.first_learned`.
     """
     for item in extra.values():
         if way is not None and not item.is_whole:

@@ -27,12 +27,12 @@ class FlagRule:
     """A rule for when a flag of the model is set.
 
     Attributes:
-        field: configuration field to read, with dots for nested ones; alternatives in order.
-        equals: values that set the flag; if empty, every value except false and 0 does.
-        default: value of the flag if no field is stated.
-        remedy: what a user can do if the arrays contradict the configuration; `{tied}` in it is the option of
+        field: Configuration field to read, with dots for nested ones; alternatives in order.
+        equals: Values that set the flag; if empty, every value except false and 0 does.
+        default: Value of the flag if no field is stated.
+        remedy: What a user can do if the arrays contradict the configuration; `{tied}` in it is the option of
             this name.
-        by_arrays: whether the names or shapes of Hugging Face arrays decide, because the flag only describes
+        by_arrays: Whether the names or shapes of Hugging Face arrays decide, because the flag only describes
             how files were written. The configuration alone decides in the reverse conversion.
     """
 
@@ -48,9 +48,9 @@ class FlagRule:
         """Return the flag from a configuration, or from the defaults of transformers.
 
         Args:
-            config: the parsed `config.json`.
-            location: the location of the configuration, for messages.
-            defaults: the `default_fields` of the configuration, to read many flags without computing them
+            config: The parsed `config.json`.
+            location: The location of the configuration, for messages.
+            defaults: The `default_fields` of the configuration, to read many flags without computing them
                 again.
         """
         defaults = default_fields(config) if defaults is None else defaults
@@ -69,10 +69,10 @@ class UnsupportedPart:
     """A trained part of a model that MaxText does not support.
 
     Attributes:
-        keys: patterns of its Hugging Face keys, as files have them.
-        promise: configuration fields that say whether a model has it. The first stated field counts; the
+        keys: Patterns of its Hugging Face keys, as files have them.
+        promise: Configuration fields that say whether a model has it. The first stated field counts; the
             first field of all is set to false in a configuration without the part. Empty if no field does.
-        idle: whether no model of the family uses it, so that it may be left out without the user's consent.
+        idle: Whether no model of the family uses it, so that it may be left out without the user's consent.
     """
 
     keys: tuple[str, ...]
@@ -89,15 +89,15 @@ class Spelling:
     """The Hugging Face names in some files, as replacements in the keys of the rows.
 
     Attributes:
-        prefixes: prefix of the rows -> prefix in the files.
-        inner: text inside the keys of the rows -> text in the files.
-        model_types: values of `model_type` whose files have this spelling; empty for all others.
-        name: what users call it.
-        architecture: the transformers class in the configuration of such files; empty if it follows from that
+        prefixes: Prefix of the rows -> prefix in the files.
+        inner: Text inside the keys of the rows -> text in the files.
+        model_types: Values of `model_type` whose files have this spelling; empty for all others.
+        name: What users call it.
+        architecture: The transformers class in the configuration of such files; empty if it follows from that
             of the complete model.
-        without: fields of the complete model's text part that this configuration does not have, with dots for
+        without: Fields of the complete model's text part that this configuration does not have, with dots for
             nested ones.
-        defaults: fields that this configuration must state if the complete model's text part does not,
+        defaults: Fields that this configuration must state if the complete model's text part does not,
             because their defaults differ.
     """
 
@@ -170,10 +170,10 @@ def decoder_layers(
     """Return a group of layers with the same index, in key syntax, on both sides.
 
     Args:
-        number: the index in key syntax, such as "layer" or "4*block+position".
-        scanned: prefix below MaxText's decoder in a scanned model, such as "layers.layers_{position}"; empty
+        number: The index in key syntax, such as "layer" or "4*block+position".
+        scanned: Prefix below MaxText's decoder in a scanned model, such as "layers.layers_{position}"; empty
             as in `Layers`.
-        stacked, rows, when, unless: as in `Layers`.
+        stacked, rows, when, unless: As for `Layers`.
     """
     right, left = f"model.layers.{{{number}}}", f"decoder.layers_{{{number}}}"
     return Layers(right, left, f"decoder.{scanned}" if scanned else "", stacked, rows, when, unless)
@@ -183,9 +183,9 @@ def tower_blocks(right: str, left: str, rows: tuple[Row, ...], tower: str = "vis
     """Return the blocks of a tower. They have indices even if MaxText scans the layers.
 
     Args:
-        right, left: prefixes of keys, each with a field for the number.
-        rows: the rows below them.
-        tower: the flag of the tower.
+        right, left: Prefixes of keys, each with a field for the number.
+        rows: The rows below them.
+        tower: The flag of the tower.
     """
     return Layers(right, left, left, (), rows, when=tower)
 
@@ -205,29 +205,29 @@ class Family:
     """A model family, described by data.
 
     Attributes:
-        name: what users call it.
-        model_types: values of `model_type` in a Hugging Face `config.json`.
-        models: examples of released models, for help texts.
-        rows: rows outside of layers, the embedding first: MaxText on the left (without a flavor
+        name: What users call it.
+        model_types: Values of `model_type` in a Hugging Face `config.json`.
+        models: Examples of released models, for help texts.
+        rows: Rows outside of layers, the embedding first: MaxText on the left (without a flavor
             prefix), Hugging Face on the right.
-        layers: groups of layers, each with its rows.
-        sizes: axis -> configuration fields that state its length; other lengths come from shapes.
-        derived: axis -> formula over other axes, such as `layers // 6`.
-        constants: axis -> length that is the same in every model.
-        flags: flag -> rule.
-        dropped: patterns of Hugging Face keys without information that a model needs.
-        left_out: templates of Hugging Face keys as files have them, or patterns, that MaxText does not
+        layers: Groups of layers, each with its rows.
+        sizes: Axis -> configuration fields that state its length; other lengths come from shapes.
+        derived: Axis -> formula over other axes, such as `layers // 6`.
+        constants: Axis -> length that is the same in every model.
+        flags: Flag -> rule.
+        dropped: Patterns of Hugging Face keys without information that a model needs.
+        left_out: Templates of Hugging Face keys as files have them, or patterns, that MaxText does not
             support.
-        parts: parts of a model that MaxText does not support either, by name.
-        towers: flags of parts in addition to the text model, such as "vision"; a MaxText checkpoint may be
+        parts: Parts of a model that MaxText does not support either, by name.
+        towers: Flags of parts in addition to the text model, such as "vision"; a MaxText checkpoint may be
             without them.
-        spellings: how files write the rows' Hugging Face keys; the first is the default for writing.
-        maxtext_vocab: vocabulary of released models -> vocabulary in MaxText's own configuration.
-        hints: pattern of Hugging Face keys -> hint for files with such keys.
-        never_scanned: why MaxText cannot scan the layers; empty if it can.
-        unscanned_with_towers: why it can scan the layers only without towers; empty if towers do not matter.
-        others: family name -> the rule by which a model of these types belongs to that family.
-        settings: the rules for the MaxText settings of a model.
+        spellings: How files write the rows' Hugging Face keys; the first is the default for writing.
+        maxtext_vocab: Vocabulary of released models -> vocabulary in MaxText's own configuration.
+        hints: Pattern of Hugging Face keys -> hint for files with such keys.
+        never_scanned: Why MaxText cannot scan the layers; empty if it can.
+        unscanned_with_towers: Why it can scan the layers only without towers; empty if towers do not matter.
+        others: Family name -> the rule by which a model of these types belongs to that family.
+        settings: The rules for the MaxText settings of a model.
     """
 
     name: str
@@ -258,7 +258,7 @@ class Family:
         """Refuse a scanned layout that MaxText does not support.
 
         Raises:
-            UsageError: this family cannot be scanned, or not with towers; with the hint.
+            UsageError: This family cannot be scanned, or not with towers; with the hint.
         """
         why = self.never_scanned or (self.unscanned_with_towers if has_towers else "")
         if why:
@@ -268,7 +268,7 @@ class Family:
         """Return the number of layers after the last complete cycle, in a family that scans complete cycles.
 
         Args:
-            lengths: the length of each axis of the model.
+            lengths: The length of each axis of the model.
         """
         fields = [
             item for group in self.layers if not group.scanned for item in parse_key(group.right).fields
@@ -300,15 +300,15 @@ class Family:
         """Return the family's rows, bound to the configuration of a model.
 
         Args:
-            config: the parsed `config.json`; None if there is none, so that array shapes decide.
-            location: its location, for messages.
-            scan_axis: the axis on which MaxText's layers are stacked; None for unscanned layers.
-            spelling: how the Hugging Face files write their keys.
-            overrides: flags that the user sets, which override the configuration.
-            without: towers to leave out, even if the configuration has them.
+            config: The parsed `config.json`; None if there is none, so that array shapes decide.
+            location: Its location, for messages.
+            scan_axis: The axis on which MaxText's layers are stacked; None for unscanned layers.
+            spelling: How the Hugging Face files write their keys.
+            overrides: Flags that the user sets, which override the configuration.
+            without: Towers to leave out, even if the configuration has them.
 
         Raises:
-            ConfigError: a size in the configuration is invalid, or the layers do not form complete groups.
+            ConfigError: A size in the configuration is invalid, or the layers do not form complete groups.
         """
         sizes = {axis: Size(n, f"family {self.name}") for axis, n in self.constants.items()}
         # A rule without fields needs no configuration.

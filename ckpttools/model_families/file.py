@@ -20,11 +20,11 @@ def family_from_file(path: Path) -> Family:
     """Load the family from a file. A Python file is executed; a TOML file is only read.
 
     Raises:
-        StorageError: the file cannot be read.
-        UsageError: the file is neither TOML nor Python.
-        CodeNotAllowedError: only a plan names the Python file.
-        FormatError: the file is not valid TOML, or running it fails; the error names the line.
-        MappingError: the content is not a family.
+        StorageError: The file cannot be read.
+        UsageError: The file is neither TOML nor Python.
+        CodeNotAllowedError: Only a plan names the Python file.
+        FormatError: The file is not valid TOML, or running it fails; the error names the line.
+        MappingError: The content is not a family.
     """
     if path.suffix not in SUFFIXES:
         raise UsageError("a family is described in a file that ends in .toml or .py", got=path)

@@ -41,8 +41,8 @@ def without_alias(name: str, value: Any) -> Any:
     """Return the value of a field, with activation functions under one canonical name.
 
     Args:
-        name: of the field, with or without the parts that it is in.
-        value: as the configuration states it.
+        name: Of the field, with or without the parts that it is in.
+        value: As the configuration states it.
     """
     is_activation = name.rpartition(".")[2] in _ACTIVATION_FIELDS and isinstance(value, str)
     return _ACTIVATIONS.get(value, value) if is_activation else value
@@ -118,8 +118,8 @@ def contradicted_defaults(text: Mapping[str, Any], whole: Mapping[str, Any]) -> 
     """Return the defaults of a text part that a separate configuration must state explicitly.
 
     Args:
-        text: the text part as a model of a type of its own.
-        whole: the configuration that it is a part of.
+        text: The text part as a model of a type of its own.
+        whole: The configuration that it is a part of.
 
     Returns:
         The unstated fields whose defaults differ between the two model types.

@@ -78,7 +78,7 @@ def family_called(text: str) -> Family:
     """Return the family that a user names, or describes in a file.
 
     Raises:
-        CheckpointError: see `family_named` and `family_from_file`.
+        CheckpointError: See `family_named` and `family_from_file`.
     """
     from ckpttools.model_families.file import family_from_file
 
@@ -89,7 +89,7 @@ def family_named(name: str) -> Family:
     """Return the family with this name.
 
     Raises:
-        UnknownNameError: there is none; the error lists the known families.
+        UnknownNameError: There is none; the error lists the known families.
     """
     family = _module_family(name.replace("-", "_")) if name.replace("-", "_") in _modules() else None
     if family is not None and family.name == name:
@@ -127,7 +127,7 @@ def family_of(config: Mapping[str, Any], location: str) -> Family:
     """Return the family with the `model_type` of a configuration.
 
     Raises:
-        ConfigError: it states no `model_type` or an unknown one; the error lists the known ones.
+        ConfigError: It states no `model_type` or an unknown one; the error lists the known ones.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):

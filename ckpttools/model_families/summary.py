@@ -15,9 +15,9 @@ class GroupSummary:
     """A group of layers and its names.
 
     Attributes:
-        right: prefix of Hugging Face's keys.
-        unscanned, scanned: prefixes of MaxText's; scanned is empty as in `Layers`.
-        stacked: axes of the layers in the arrays of a scanned model.
+        right: Prefix of Hugging Face's keys.
+        unscanned, scanned: Prefixes of MaxText's; scanned is empty as in `Layers`.
+        stacked: Axes of the layers in the arrays of a scanned model.
     """
 
     right: str
@@ -31,9 +31,9 @@ class ValueSummary:
     """A value operation, and the rows that apply it.
 
     Attributes:
-        op: its text, such as "scale head_dim -0.5".
-        exact: whether the reverse conversion restores the bits of bfloat16 values for all model sizes.
-        reason: when it does not, or for which values it does.
+        op: Its text, such as "scale head_dim -0.5".
+        exact: Whether the reverse conversion restores the bits of bfloat16 values for all model sizes.
+        reason: When it does not, or for which values it does.
         rows: MaxText's names, below the layers' prefix.
     """
 
@@ -48,11 +48,11 @@ class FamilySummary:
     """A summary of a family.
 
     Attributes:
-        name, model_types, models: as in `Family`.
-        directions: commands that convert such models.
-        layers: groups of layers; each may be scanned on axis 0 or 1, or unscanned.
-        never_scanned: as in `Family`.
-        values: operations that change values; without any, the round trip is exact.
+        name, model_types, models: As for `Family`.
+        directions: Commands that convert such models.
+        layers: Groups of layers; each may be scanned on axis 0 or 1, or unscanned.
+        never_scanned: As for `Family`.
+        values: Operations that change values; without any, the round trip is exact.
     """
 
     name: str

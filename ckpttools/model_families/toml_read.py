@@ -41,12 +41,12 @@ def family_from_toml(content: str, location: str) -> Family:
     """Return the family that a file describes.
 
     Args:
-        content: the content of the file.
-        location: its name, for messages.
+        content: The content of the file.
+        location: Its name, for messages.
 
     Raises:
-        FormatError: not TOML.
-        MappingError: not a family; the error names the table, the key, the value and what is expected.
+        FormatError: Not TOML.
+        MappingError: Not a family; the error names the table, the key, the value and what is expected.
     """
     try:
         document = tomllib.loads(content)

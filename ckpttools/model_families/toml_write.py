@@ -22,7 +22,7 @@ def family_to_toml(family: Family) -> str:
     """Return the text from which `family_from_toml` creates the same family.
 
     Raises:
-        MappingError: a row cannot be written as text, because of its value op or of spaces in a name.
+        MappingError: A row cannot be written as text, because of its value op or of spaces in a name.
     """
     sets = _shared_rows(family.layers)
     lines = [

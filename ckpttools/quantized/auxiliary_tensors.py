@@ -38,9 +38,9 @@ class _ModuleFacts(NamedTuple):
     """Facts about a module.
 
     Attributes:
-        has_all: whether its weights own everything in it and below it.
-        words: the words in the keys of its weights.
-        biased: possible prefixes of `bias` in the names of its biases.
+        has_all: Whether its weights own everything in it and below it.
+        words: The words in the keys of its weights.
+        biased: Possible prefixes of `bias` in the names of its biases.
     """
 
     has_all: bool
@@ -53,10 +53,10 @@ class _Modules:
     """The modules that hold quantized weights.
 
     Attributes:
-        weights: those of each module.
-        below: module -> the weights of each module right below it, by that one's key.
-        objects: module -> the weights that are parts of its `weight`, an object of several arrays.
-        whole: the weights that own everything below their modules; other weights own only arrays that refer
+        weights: Those of each module.
+        below: Module -> the weights of each module right below it, by that one's key.
+        objects: Module -> the weights that are parts of its `weight`, an object of several arrays.
+        whole: The weights that own everything below their modules; other weights own only arrays that refer
             to quantization or share their name.
     """
 
@@ -143,9 +143,9 @@ def auxiliary_tensors(
     """Find the auxiliary tensors of quantized weights, without their scales.
 
     Args:
-        arrays: names of all arrays, keys joined by dots.
-        weights: name of each quantized weight -> names of its scales.
-        whole: the weights that own everything below their modules.
+        arrays: Names of all arrays, keys joined by dots.
+        weights: Name of each quantized weight -> names of its scales.
+        whole: The weights that own everything below their modules.
 
     Returns:
         Name of a weight -> names in the order of `arrays`. Several weights may own one array.
@@ -202,12 +202,12 @@ def _owners(
     """Return the weights of a module that own an array, judged by its last key.
 
     Args:
-        weights: of the module.
-        words: of the array's key, limited to words of weights.
-        index: of the array.
-        is_alone: whether the only weight of the module owns all of it; arrays without a module, as with flat
+        weights: Of the module.
+        words: Of the array's key, limited to words of weights.
+        index: Of the array.
+        is_alone: Whether the only weight of the module owns all of it; arrays without a module, as with flat
             names, may be unrelated.
-        has_all: whether all weights own the arrays that share no name with any of them.
+        has_all: Whether all weights own the arrays that share no name with any of them.
     """
     if len(weights) > _MOST_WEIGHTS and not index:
         return []

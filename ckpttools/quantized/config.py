@@ -51,8 +51,8 @@ class ExemptModules:
     """Modules that are not quantized.
 
     Attributes:
-        names: of modules, or their last keys.
-        pattern: for full names of other modules, or None.
+        names: Of modules, or their last keys.
+        pattern: For full names of other modules, or None.
     """
 
     names: frozenset[str] = frozenset()

@@ -49,15 +49,15 @@ class Decode:
     """Decoding of quantized values with their scales.
 
     Attributes:
-        numbers: the meaning of quantized values: a floating-point dtype of up to 8 bits, or `OFFSET_INT4`.
-        scales: the dtypes of the scales; all arrays but the first have one element.
-        divides: for each array, whether numbers are divided by it.
-        result: dtype of the products: float32, bfloat16 or float16.
-        name: of the scales, for messages.
-        like: rounding of the products.
-        has_zero_points: whether the last additional array has zero points, of `ZERO_POINT_DTYPE`: they are
+        numbers: The meaning of quantized values: a floating-point dtype of up to 8 bits, or `OFFSET_INT4`.
+        scales: The dtypes of the scales; all arrays but the first have one element.
+        divides: For each array, whether numbers are divided by it.
+        result: Dtype of the products: float32, bfloat16 or float16.
+        name: Of the scales, for messages.
+        like: Rounding of the products.
+        has_zero_points: Whether the last additional array has zero points, of `ZERO_POINT_DTYPE`: they are
             subtracted before the multiplication, one for each block of the first array.
-        location: of the checkpoint, for messages.
+        location: Of the checkpoint, for messages.
     """
 
     numbers: str
@@ -155,8 +155,8 @@ class Decode:
         """Compute the float32 factors of numbers from the carriers of scales.
 
         Args:
-            scales: of each array.
-            out: destination, in the first array's shape; None to allocate.
+            scales: Of each array.
+            out: Destination, in the first array's shape; None to allocate.
         """
         import numpy as np
 
@@ -182,7 +182,7 @@ class Decode:
         """Refuse factors for which the largest quantized value gives no finite number.
 
         Raises:
-            DamagedScalesError: a factor is too large or NaN.
+            DamagedScalesError: A factor is too large or NaN.
         """
         wrong = self.out_of_range_factors(factors)
         if wrong.size:
@@ -236,11 +236,11 @@ class _RowBatch(NamedTuple):
     """A batch of rows.
 
     Attributes:
-        codes: quantized values, including the complete values at both ends.
-        packed: numbers per value.
-        first: the first expected number.
-        factors: of each number, or of one row or column if all are equal.
-        zeros: zero points in the same form; None without any.
+        codes: Quantized values, including the complete values at both ends.
+        packed: Numbers per value.
+        first: The first expected number.
+        factors: Of each number, or of one row or column if all are equal.
+        zeros: Zero points in the same form; None without any.
     """
 
     codes: np.ndarray
@@ -255,11 +255,11 @@ class _Rows:
     """A region viewed as rows: all axes but the last are flattened.
 
     Attributes:
-        codes: quantized values of all rows.
-        factors: of the blocks that overlap the region.
-        piece: the elements to read.
-        within: start of the region in the first of those blocks, and in the first quantized value.
-        zeros: zero points of the same blocks; None without any.
+        codes: Quantized values of all rows.
+        factors: Of the blocks that overlap the region.
+        piece: The elements to read.
+        within: Start of the region in the first of those blocks, and in the first quantized value.
+        zeros: Zero points of the same blocks; None without any.
     """
 
     codes: np.ndarray
@@ -380,11 +380,11 @@ def array_of(
     """Return the dequantized array of a weight.
 
     Args:
-        weight: a quantized weight.
-        arrays: by name, including at least its stored arrays.
-        dtype: of the result: float32, bfloat16 or float16.
-        like: rounding of the products.
-        location: of the checkpoint, for messages.
+        weight: A quantized weight.
+        arrays: By name, including at least its stored arrays.
+        dtype: Of the result: float32, bfloat16 or float16.
+        like: Rounding of the products.
+        location: Of the checkpoint, for messages.
     """
     shifts = [] if weight.zero_points is None else [_zero_points(weight, arrays[weight.zero_points])]
     built = Dequantized(

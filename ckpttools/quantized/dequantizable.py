@@ -51,10 +51,10 @@ def interpret_weights(
     """Interpret quantized weights with the supported schemes.
 
     Args:
-        arrays: all, by name.
-        result: the weights among them.
-        declared: the `quantization_config`, which describes them.
-        shapes: as for `ckpttools.quantized.schemes.base.Module`.
+        arrays: All, by name.
+        result: The weights among them.
+        declared: The `quantization_config`, which describes them.
+        shapes: As for `ckpttools.quantized.schemes.base.Module`.
     """
     declared = declared or {}
     readable: dict[str, Weight] = {}

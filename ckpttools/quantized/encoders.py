@@ -30,7 +30,7 @@ class Fp8Blocks:
     divided by their scale, rounded once to nearest even. Blocks of zeros have the scale 1.
 
     Attributes:
-        rows, columns: of a block.
+        rows, columns: Of a block.
     """
 
     rows: int = 128
@@ -102,10 +102,10 @@ def block_maxima(values: np.ndarray, block: tuple[int, int]) -> np.ndarray:
 
     Args:
         values: (rows, columns) of a floating-point dtype of at least 16 bits.
-        block: rows and columns of a block; the last ones may be smaller.
+        block: Rows and columns of a block; the last ones may be smaller.
 
     Raises:
-        NotFiniteError: the values contain NaN or infinity, or float64 values out of float32's range.
+        NotFiniteError: The values contain NaN or infinity, or float64 values out of float32's range.
     """
     import numpy as np
 
@@ -139,7 +139,7 @@ def rounded_to_few_bits(values: np.ndarray, dtype: str) -> np.ndarray:
 
     Args:
         values: float32, none of them NaN.
-        dtype: such as "float8_e4m3fn".
+        dtype: Such as "float8_e4m3fn".
 
     Returns:
         Codes of the shape of `values`, uint8.

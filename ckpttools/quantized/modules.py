@@ -102,8 +102,8 @@ def is_out_first(name: str, array: ArrayLike, hidden: int | None) -> bool | None
     """Return whether fused matrices are (expert, out, in), as in linear layers; None if unknown.
 
     Args:
-        name, array: fused matrices.
-        hidden: hidden size of the model.
+        name, array: Fused matrices.
+        hidden: Hidden size of the model.
     """
     first, second = array.shape[-2:]
     if first == second or hidden not in (first, second):
@@ -138,8 +138,8 @@ def unquantized_modules(arrays: Mapping[str, ArrayLike], quantized: Collection[s
     `model.layers.1` would also match `model.layers.10`.
 
     Args:
-        arrays: by name.
-        quantized: names of the quantized ones.
+        arrays: By name.
+        quantized: Names of the quantized ones.
     """
     others = set(_modules_above(quantized))
     matrices = (name for name, array in arrays.items() if name not in quantized and len(array.shape) > 1)

@@ -27,16 +27,16 @@ def spare_quantized(
     """Drop casts that quantized weights rule out, unless the user named the arrays.
 
     Args:
-        tree: the tree before the cast.
-        expected: path -> new dtype.
-        named: the subset of `expected` that the user named.
-        force: whether to cast narrow values without scales even if the configuration states another dtype.
+        tree: The tree before the cast.
+        expected: Path -> new dtype.
+        named: The subset of `expected` that the user named.
+        force: Whether to cast narrow values without scales even if the configuration states another dtype.
 
     Returns:
         The remaining casts, and notes about them.
 
     Raises:
-        FormatError: a quantized weight, or by name one of its auxiliary tensors, is to be cast; narrow values
+        FormatError: A quantized weight, or by name one of its auxiliary tensors, is to be cast; narrow values
             may have lost their scales; or arrays are cast to narrow dtypes next to quantized weights.
     """
     view, config, location = quantized_view(tree), tree.metadata.config, tree.metadata.location
@@ -114,12 +114,12 @@ def refuse_separation(tree: Tree, new_tree: Tree, sources: Mapping[Path, Path]) 
     """Refuse a tree that separates quantized weights from their auxiliary tensors.
 
     Args:
-        tree: the tree before the transform.
-        new_tree: the tree after the transform.
-        sources: path in `new_tree` -> path in `tree`, for all arrays that have kept their dtype.
+        tree: The tree before the transform.
+        new_tree: The tree after the transform.
+        sources: Path in `new_tree` -> path in `tree`, for all arrays that have kept their dtype.
 
     Raises:
-        MappingError: a weight or an auxiliary tensor is left out, loses the name that connects them, or is
+        MappingError: A weight or an auxiliary tensor is left out, loses the name that connects them, or is
             rearranged.
     """
     view = quantized_view(tree)
@@ -176,9 +176,9 @@ def _lost(before: Collection[QuantizedWeight], targets: Mapping[str, str], new_t
     """Yield a line for each weight that has lost a required array.
 
     Args:
-        before: the weights before the transform.
-        targets: old name -> new name of arrays that have kept their dtype.
-        new_tree: the new tree.
+        before: The weights before the transform.
+        targets: Old name -> new name of arrays that have kept their dtype.
+        new_tree: The new tree.
     """
     view = quantized_view(new_tree)
     after, known, fewest = view.candidates, set(targets.values()), _fewest_sides(before)
@@ -230,8 +230,8 @@ def _intermediate_casts(weights: Mapping[int, LazyArray], new_tree: Tree) -> Ite
     """Yield a line for each array that is cast from a weight's unscaled values.
 
     Args:
-        weights: identity -> weight.
-        new_tree: the new tree.
+        weights: Identity -> weight.
+        new_tree: The new tree.
     """
     for path, array in new_tree.arrays.items():
         pending = [array]
@@ -261,9 +261,9 @@ class _Origin:
     """The sources of an array.
 
     Attributes:
-        how: stacks, and indices in stacks, around the members; equal for all arrays of modules that are
+        how: Stacks, and indices in stacks, around the members; equal for all arrays of modules that are
             treated in the same way.
-        members: names of parts of quantized modules, in order.
+        members: Names of parts of quantized modules, in order.
     """
 
     how: tuple[object, ...]
@@ -274,8 +274,8 @@ def is_rearranged(new_tree: Tree, members: Mapping[int, str]) -> Iterator[str]:
     """Yield a line for each array in which a part of a quantized module is in another order.
 
     Args:
-        new_tree: the new tree.
-        members: identity -> name of each part of a quantized module in the old tree.
+        new_tree: The new tree.
+        members: Identity -> name of each part of a quantized module in the old tree.
     """
     for name, array, member in _others(new_tree, members):
         if member.dtype == array.dtype:
@@ -314,8 +314,8 @@ def separate_members(
     """Yield a line for each array whose quantized module has parts that are treated differently.
 
     Args:
-        new_tree, members: as for `is_rearranged`.
-        before: the quantized weights of the old tree.
+        new_tree, members: As for `is_rearranged`.
+        before: The quantized weights of the old tree.
     """
     origins: dict[str, _Origin] = {}
     for path, array in new_tree.arrays.items():

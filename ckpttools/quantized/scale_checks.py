@@ -41,8 +41,8 @@ class ScaleCheck:
     """An op for `elementwise` that passes scales through if they give finite bfloat16 numbers.
 
     Attributes:
-        decode: the decoder of the weight.
-        then: a later op on the scales; its results must give finite numbers as well.
+        decode: The decoder of the weight.
+        then: A later op on the scales; its results must give finite numbers as well.
     """
 
     decode: Decode
@@ -55,7 +55,7 @@ class ScaleCheck:
         """Copy scales, as carriers.
 
         Raises:
-            DamagedScalesError: a scale gives a number that is not finite.
+            DamagedScalesError: A scale gives a number that is not finite.
         """
         scales = source.reshape(-1)
         for at in range(0, scales.size, _CHECK_ELEMENTS):
@@ -79,9 +79,9 @@ def scale_check_of(scales: LazyArray, codes: DType, name: str, location: str = "
     """Return the check of the scales that multiply a float8 weight.
 
     Args:
-        scales: as stored.
-        codes: stored dtype of the weight.
-        name, location: of the scales and of their checkpoint, for messages.
+        scales: As stored.
+        codes: Stored dtype of the weight.
+        name, location: Of the scales and of their checkpoint, for messages.
     """
     return ScaleCheck(
         Decode(codes.name, (scales.dtype,), (False,), DTYPES["bfloat16"], name, location=location)
@@ -102,10 +102,10 @@ def damaged_error(
     """Return the error for damaged scales.
 
     Args:
-        lines: one for each quantized weight that has some.
-        location: the checkpoint.
-        got: how its weights are quantized.
-        hint: the next step.
+        lines: One for each quantized weight that has some.
+        location: The checkpoint.
+        got: How its weights are quantized.
+        hint: The next step.
     """
     return DamagedScalesError(
         "these quantized weights have scales that give values that are not finite:" + listing(list(lines)),
@@ -129,8 +129,8 @@ def list_all_damaged(error: DamagedScalesError, arrays: Iterable[LazyArray]) -> 
     """Extend an error about damaged scales to all damaged scales.
 
     Args:
-        error: raised while reading the arrays.
-        arrays: all arrays of the run. Only the first remote scales are checked.
+        error: Raised while reading the arrays.
+        arrays: All arrays of the run. Only the first remote scales are checked.
     """
     # Names may repeat: weights of averaged models, or zero points and their weights.
     scaled = [*_scaled_arrays(arrays)]
@@ -198,7 +198,7 @@ def refuse_damaged(result: ValueFaults, declared: Mapping[str, Any] | None, loca
     """Refuse damaged scales, and describe scales that are not positive.
 
     Raises:
-        DamagedScalesError: damaged scales exist; the error lists all of them.
+        DamagedScalesError: Damaged scales exist; the error lists all of them.
     """
     if result.damaged:
         raise damaged_error(
@@ -227,14 +227,14 @@ def value_faults(
     """Find damaged scales, and other suspicious ones.
 
     Args:
-        arrays: by name.
-        weights: the weights to check; remote ones are skipped.
-        dtype: of the expected values; None for bfloat16.
-        like: rounding of the products.
-        signs: whether to include scales that are not positive.
+        arrays: By name.
+        weights: The weights to check; remote ones are skipped.
+        dtype: Of the expected values; None for bfloat16.
+        like: Rounding of the products.
+        signs: Whether to include scales that are not positive.
 
     Raises:
-        StorageError: the scales cannot be read.
+        StorageError: The scales cannot be read.
     """
     looked_at = (weight for weight in weights if are_local(arrays[scale.name] for scale in weight.scales))
     damaged: dict[str, str] = {}

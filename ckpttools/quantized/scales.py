@@ -49,10 +49,10 @@ class _ModuleEntry(NamedTuple):
     """The properties that distinguish an array within its module.
 
     Attributes:
-        key: the last one of its name.
-        item: the list index after the key, for scales in a list; else empty.
-        dtype: as stored.
-        rank: number of its axes.
+        key: The last one of its name.
+        item: The list index after the key, for scales in a list; else empty.
+        dtype: As stored.
+        rank: Number of its axes.
     """
 
     key: str
@@ -66,10 +66,10 @@ class _ModuleArray:
     """An array within its module.
 
     Attributes:
-        location: index among the arrays of the module.
-        key, item, dtype, rank: as for `_ModuleEntry`.
-        words: of its last key; for a scale, the words that identify its weight.
-        is_scale: whether its words include one for a scale.
+        location: Index among the arrays of the module.
+        key, item, dtype, rank: As for `_ModuleEntry`.
+        words: Of its last key; for a scale, the words that identify its weight.
+        is_scale: Whether its words include one for a scale.
     """
 
     location: int
@@ -129,7 +129,7 @@ def scales_of(arrays: Mapping[str, ArrayLike]) -> dict[str, tuple[str, ...]]:
     """Find the scales of each scaled array.
 
     Args:
-        arrays: by name, keys joined by dots.
+        arrays: By name, keys joined by dots.
 
     Returns:
         Name -> names of its scales and of arrays that describe its packing, in the order of `arrays`.
@@ -235,10 +235,10 @@ class _WordIndex:
     """An index of a module's arrays by words: a module may have thousands of arrays and of scales.
 
     Attributes:
-        arrays: all of them.
-        with_words: by the set of their words.
-        with_word: by each of their words.
-        with_rarest: by the rarest of their words.
+        arrays: All of them.
+        with_words: By the set of their words.
+        with_word: By each of their words.
+        with_rarest: By the rarest of their words.
     """
 
     arrays: list[_ModuleArray]

@@ -42,12 +42,12 @@ def refuse_quantized(
     """Refuse quantized weights, with or without their scales.
 
     Args:
-        arrays: all of them by name, before any is left out.
-        config: their `config.json`, or None.
-        location: for messages.
+        arrays: All of them by name, before any is left out.
+        config: Their `config.json`, or None.
+        location: For messages.
 
     Raises:
-        FormatError: quantized weights exist; describes their scheme and lists those without a scale. Or the
+        FormatError: Quantized weights exist; describes their scheme and lists those without a scale. Or the
             configuration declares quantization, but the quantized weights cannot be identified.
     """
     result = find_weights(arrays, config)
@@ -77,11 +77,11 @@ def refuse_unknown(
     """Refuse arrays of an unknown scheme, if no quantized weight is identified among them.
 
     Args:
-        arrays, config, location: as for `refuse_quantized`.
-        done: the operation that is not possible.
+        arrays, config, location: As for `refuse_quantized`.
+        done: The operation that is not possible.
 
     Raises:
-        FormatError: such arrays exist.
+        FormatError: Such arrays exist.
     """
     signs = signs_of_scheme(arrays, config)
     if signs:
@@ -101,11 +101,11 @@ def refuse_unmappable(
     """Refuse model weights that are not plain floating-point numbers, under any name.
 
     Args:
-        arrays: by name, those that rows of a family accept.
-        config, location: as for `refuse_quantized`.
+        arrays: By name, those that rows of a family accept.
+        config, location: As for `refuse_quantized`.
 
     Raises:
-        FormatError: such weights exist.
+        FormatError: Such weights exist.
     """
     odd = [
         QuantizedWeight(name, item.dtype, ())
@@ -126,10 +126,10 @@ def quantized_error(
     """Create the error that lists quantized weights and their scheme, with a hint.
 
     Args:
-        result: the weights.
-        config: their `config.json`, or None.
-        location: for messages.
-        done: the operation that is not possible.
+        result: The weights.
+        config: Their `config.json`, or None.
+        location: For messages.
+        done: The operation that is not possible.
     """
     weights = sorted(result, key=lambda item: not item.is_bare)
     declared = declared_quantization(config)
@@ -177,9 +177,9 @@ def remedy(declared: Mapping[str, Any] | None, *, is_read: bool = True, location
     """Suggest what to do with quantized weights where plain ones are required.
 
     Args:
-        declared: the `quantization_config`.
-        is_read: whether the weights are readable if their method is supported.
-        location: of the checkpoint.
+        declared: The `quantization_config`.
+        is_read: Whether the weights are readable if their method is supported.
+        location: Of the checkpoint.
     """
     from ckpttools.quantized.schemes.registry import read_methods
 
@@ -197,9 +197,9 @@ def refuse_few_bits(dtype: DType | None, location: str, hint: str | None = None)
     """Refuse to store a model with quantized weights in a narrow dtype without scales.
 
     Args:
-        dtype: the dtype of the values; None to keep each dtype.
-        location: the location of the model.
-        hint: what to do; None suggests how to keep FP8 in a conversion.
+        dtype: The dtype of the values; None to keep each dtype.
+        location: The location of the model.
+        hint: What to do; None suggests how to keep FP8 in a conversion.
 
     Raises:
         UsageError: `dtype` is that narrow.
@@ -218,11 +218,11 @@ def require_numbers(tree: Tree, why: str) -> None:
     """Refuse quantized weights that could be dequantized.
 
     Args:
-        tree: any checkpoint.
-        why: the reason why plain numbers are needed, as a sentence.
+        tree: Any checkpoint.
+        why: The reason why plain numbers are needed, as a sentence.
 
     Raises:
-        FormatError: the tree has such weights.
+        FormatError: The tree has such weights.
     """
     view = quantized_view(tree)
     if view.is_supported:

@@ -34,12 +34,12 @@ class DequantizedTree:
     """A tree with dequantized weights.
 
     Attributes:
-        tree: the tree without scales; its configuration does not mention quantization.
-        notes: the effects of dequantization on values.
-        weights: the dequantized weights by their paths in `tree`.
-        declared: description of the former quantization settings; empty if nothing was dequantized.
-        dtype, like: the dtype of the values, and the rounding of products.
-        of_scales: the remarks about the values of scales.
+        tree: The tree without scales; its configuration does not mention quantization.
+        notes: The effects of dequantization on values.
+        weights: The dequantized weights by their paths in `tree`.
+        declared: Description of the former quantization settings; empty if nothing was dequantized.
+        dtype, like: The dtype of the values, and the rounding of products.
+        of_scales: The remarks about the values of scales.
     """
 
     tree: Tree
@@ -72,11 +72,11 @@ class Quantization:
     """How the weights of a checkpoint are quantized.
 
     Attributes:
-        method: the `quant_method` of the configuration, or None if it does not mention quantization.
-        scheme: the configuration's description; without one, the stored dtypes and scales.
-        modules: number of modules with quantized weights.
-        weights: number of quantized weights; a module may have several, such as experts.
-        without_scales: number of weights whose scales are missing.
+        method: The `quant_method` of the configuration, or None if it does not mention quantization.
+        scheme: The configuration's description; without one, the stored dtypes and scales.
+        modules: Number of modules with quantized weights.
+        weights: Number of quantized weights; a module may have several, such as experts.
+        without_scales: Number of weights whose scales are missing.
     """
 
     method: str | None
@@ -91,8 +91,8 @@ class ValueFaults:
     """Faulty scale values of quantized weights, one line for each weight.
 
     Attributes:
-        damaged: scales that give values that are not finite.
-        not_positive: scales that are negative, or zero for nonzero codes: numbers change signs or vanish.
+        damaged: Scales that give values that are not finite.
+        not_positive: Scales that are negative, or zero for nonzero codes: numbers change signs or vanish.
     """
 
     damaged: tuple[str, ...] = ()
@@ -254,12 +254,12 @@ class QuantizedView:
         """Replace quantized weights by their dequantized values; only stored shapes are read.
 
         Args:
-            dtype: the dtype of the values: float32, bfloat16 or float16; for others, float32. None for
+            dtype: The dtype of the values: float32, bfloat16 or float16; for others, float32. None for
                 bfloat16.
-            like: rounding of the products.
+            like: Rounding of the products.
 
         Raises:
-            FormatError: weights use an unsupported scheme, are without scales, or have scales that do not
+            FormatError: Weights use an unsupported scheme, are without scales, or have scales that do not
                 fit; or scales have no weight; lists all.
         """
         return self._build(self.shaped, dtype, like)
@@ -284,12 +284,12 @@ class QuantizedView:
         """Dequantize the tree, or return it unchanged if no configuration describes its quantization.
 
         Args:
-            dtype, like: as for `dequantized`.
-            is_read: whether values will be read: scales are checked first.
+            dtype, like: As for `dequantized`.
+            is_read: Whether values will be read: scales are checked first.
 
         Raises:
-            UsageError: the dtype has too few bits, or `like` is unknown.
-            FormatError: as `dequantized`, and for scales that are not finite; lists all.
+            UsageError: The dtype has too few bits, or `like` is unknown.
+            FormatError: As `dequantized`, and for scales that are not finite; lists all.
         """
         if like not in LIKES:
             raise UsageError(f"unknown {option('dequantize_like', like)}", expected=" or ".join(LIKES))
@@ -308,12 +308,12 @@ class QuantizedView:
         """Dequantize the tree, or return it unchanged if some quantized weights cannot be dequantized.
 
         Args:
-            dtype: the dtype of the values; None for bfloat16.
-            is_read: whether all values will be read: scales are checked first, and the remark mentions
+            dtype: The dtype of the values; None for bfloat16.
+            is_read: Whether all values will be read: scales are checked first, and the remark mentions
                 weights that are left unchanged.
 
         Raises:
-            FormatError: a checked scale gives a value that is not finite; lists all.
+            FormatError: A checked scale gives a value that is not finite; lists all.
         """
         weights = self.shaped
         if weights.faults or not weights.readable:
@@ -347,11 +347,11 @@ class QuantizedView:
         """Find the scales that `check_scales` refuses, and other suspicious ones; cached.
 
         Args:
-            dtype, like: as for `dequantized`.
-            signs: whether to include scales that are not positive, for which values are read.
+            dtype, like: As for `dequantized`.
+            signs: Whether to include scales that are not positive, for which values are read.
 
         Raises:
-            StorageError: the scales cannot be read.
+            StorageError: The scales cannot be read.
         """
         key = dtype, like, signs
         weights = (self.shaped if signs else self.by_headers).readable.values()
@@ -368,8 +368,8 @@ class QuantizedView:
         """Read all local scales, and list those that make values vanish or change signs.
 
         Raises:
-            DamagedScalesError: a scale gives a value that is not finite; lists all.
-            StorageError: the scales cannot be read.
+            DamagedScalesError: A scale gives a value that is not finite; lists all.
+            StorageError: The scales cannot be read.
         """
         if not self.shaped.readable:
             return Notes()

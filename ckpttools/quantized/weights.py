@@ -1,8 +1,7 @@
 """Detection of quantized weights.
 
 The numbers of a quantized weight are meaningless without its scales: they must not be separated, or be used
-as the
-plain numbers of the weight. `ckpttools.quantized.scales` finds the scales of each array, and
+as the plain numbers of the weight. `ckpttools.quantized.scales` finds the scales of each array, and
 `ckpttools.quantized.auxiliary_tensors` the other auxiliary tensors.
 """
 
@@ -63,10 +62,10 @@ class QuantizedWeight:
     """A quantized weight.
 
     Attributes:
-        name: of the array.
-        dtype: as stored.
-        scales: names of its scales that exist.
-        others: names of its other auxiliary tensors.
+        name: Of the array.
+        dtype: As stored.
+        scales: Names of its scales that exist.
+        others: Names of its other auxiliary tensors.
     """
 
     name: str
@@ -94,10 +93,10 @@ class Weights:
     """The quantized weights of a checkpoint as supported schemes interpret them.
 
     Attributes:
-        readable: by the names of their arrays of quantized values.
-        faults: one line for each other weight, and for each scale without a weight.
-        left_out: names of activation and cache scales that belong to no weight.
-        is_whole: whether all faults are unsupported schemes, and nothing is missing or damaged.
+        readable: By the names of their arrays of quantized values.
+        faults: One line for each other weight, and for each scale without a weight.
+        left_out: Names of activation and cache scales that belong to no weight.
+        is_whole: Whether all faults are unsupported schemes, and nothing is missing or damaged.
     """
 
     readable: Mapping[str, Weight]
@@ -117,19 +116,16 @@ def find_weights(
     """Find the quantized weights among arrays.
 
     Args:
-        arrays: by name, keys joined by dots.
-        config: their `config.json`, if there is one.
+        arrays: By name, keys joined by dots.
+        config: Their `config.json`, if there is one.
 
     Returns:
         Quantized weights by name: arrays with scales, under any name; unscaled arrays of float8 or less,
             unless
         `config` declares that the numbers are the weights themselves (its list of unquantized modules does
-        not
-        count); and integers with the name of a weight. If `config` declares quantization, also integer
-        matrices
-        with several arrays next to them, and the largest special array of every other module that contains
-        more
-        than plain numbers: it represents a weight of an unknown scheme.
+        not count); and integers with the name of a weight. If `config` declares quantization, also integer
+        matrices with several arrays next to them, and the largest special array of every other module that
+        contains more than plain numbers: it represents a weight of an unknown scheme.
     """
     if not any(can_be_scaled(name, array.dtype) for name, array in arrays.items()):
         return {}

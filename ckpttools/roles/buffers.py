@@ -22,8 +22,8 @@ def is_buffer(name: str, array: LazyArray) -> bool:
     """Return whether an array is a buffer that a model computes from its configuration, not a learned weight.
 
     Args:
-        name: the array's dotted name.
-        array: the array. An array with the shape and dtype of a possible bias or embedding is not a buffer.
+        name: The array's dotted name.
+        array: The array. An array with the shape and dtype of a possible bias or embedding is not a buffer.
     """
     *parents, last = name.split(".")
     module = parents[-1] if parents else ""

@@ -22,8 +22,8 @@ class Copies:
     """Arrays with the paths and shapes of the parameters.
 
     Attributes:
-        parameters: the head that they are below; None where that is unknown.
-        others: heads of state and copies.
+        parameters: The head that they are below; None where that is unknown.
+        others: Heads of state and copies.
     """
 
     parameters: Path | None
@@ -34,9 +34,9 @@ def copies(mirrors: Mirrors, kept: list[Path], state: list[Path]) -> Copies:
     """Find them.
 
     Args:
-        mirrors: all arrays.
-        kept: those that no rule took for an optimizer's.
-        state: those that one did.
+        mirrors: All arrays.
+        kept: Those that no rule took for an optimizer's.
+        state: Those that one did.
     """
     search = _CopySearch(mirrors, kept, state)
     expected = search.trained() or search.beside_others()

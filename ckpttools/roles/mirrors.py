@@ -39,10 +39,10 @@ class Moment(NamedTuple):
     """An array that is named as a moment and mirrors a parameter: head/mu/parameter or head/parameter/m.
 
     Attributes:
-        head: keys above the moment's name and the parameter's path.
-        name: the moment's name.
-        parameter: the path of the parameter in the tree.
-        root: keys around the parameter, the wrappers of its model.
+        head: Keys above the moment's name and the parameter's path.
+        name: The moment's name.
+        parameter: The path of the parameter in the tree.
+        root: Keys around the parameter, the wrappers of its model.
     """
 
     head: Path

@@ -111,7 +111,7 @@ class _Models:
     """The arrays that are not named like an optimizer's state.
 
     Attributes:
-        containers: heads of such states.
+        containers: Heads of such states.
     """
 
     mirrors: Mirrors

@@ -69,13 +69,13 @@ class Roles:
     """The roles of a tree's leaves; a subtree has one unless a subtree of it has another.
 
     Attributes:
-        optimizer: heads of optimizer states; everything below a head belongs to it.
-        weights: heads of parameters inside optimizer states.
-        others: states of random number generators that names do not identify.
-        unclear: subtrees that mirror the parameters or are inside an optimizer and may be either; they count
+        optimizer: Heads of optimizer states; everything below a head belongs to it.
+        weights: Heads of parameters inside optimizer states.
+        others: States of random number generators that names do not identify.
+        unclear: Subtrees that mirror the parameters or are inside an optimizer and may be either; they count
             as parameters unless the user decides otherwise.
-        mirrored: heads of the parameters that these mirror; None if unknown.
-        learned: arrays that would be bookkeeping by name only.
+        mirrored: Heads of the parameters that these mirror; None if unknown.
+        learned: Arrays that would be bookkeeping by name only.
     """
 
     optimizer: frozenset[Path] = frozenset()
@@ -134,9 +134,9 @@ def roles_of(arrays: Mapping[Path, Typed], empty: Iterable[Path] = (), random: I
     """Infer the roles of arrays from paths, shapes and dtypes.
 
     Args:
-        arrays: path -> array. A path of one key that was joined by "/" or "." is split.
-        empty: paths of leaves without data.
-        random: paths of arrays that are states of random number generators.
+        arrays: Path -> array. A path of one key that was joined by "/" or "." is split.
+        empty: Paths of leaves without data.
+        random: Paths of arrays that are states of random number generators.
     """
     keys = _keys(chain(arrays, empty))
     if not may_be_bookkeeping(keys):

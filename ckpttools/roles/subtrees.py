@@ -14,9 +14,9 @@ class Heads:
     """Heads of subtrees, by role.
 
     Attributes:
-        state: an optimizer's.
-        weights: parameters within it.
-        unclear: either.
+        state: An optimizer's.
+        weights: Parameters within it.
+        unclear: Either.
     """
 
     state: frozenset[Path] = frozenset()

@@ -74,10 +74,10 @@ class _Evidence:
     """Arrays that mirror parameters, by certainty.
 
     Attributes:
-        rest: the arrays that no name identifies.
-        moments: those that mirror a parameter of a model that a framework names, or that nothing is around.
-        below_names: those that mirror one below another name.
-        odd: those that would mirror one if they had its shape or were not parts of a moment.
+        rest: The arrays that no name identifies.
+        moments: Those that mirror a parameter of a model that a framework names, or that nothing is around.
+        below_names: Those that mirror one below another name.
+        odd: Those that would mirror one if they had its shape or were not parts of a moment.
     """
 
     mirrors: Mirrors

@@ -1,4 +1,4 @@
-"""Storage of checkpoint bytes: `parse` maps a path or URL to a `Location`."""
+"""Storage of checkpoint bytes. `parse` maps a path or URL to a `Location`."""
 
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
 from ckpttools.stores.location import Location

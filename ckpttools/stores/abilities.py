@@ -1,4 +1,4 @@
-"""Protocols for optional abilities of a store. A store has an ability if it has the protocol's methods.
+"""Protocols for optional abilities of stores. A store has an ability if it implements the protocol's methods.
 
 More protocols are next to the code that uses them: `ckpttools.stores.contents.SupportsContents`,
 `ckpttools.stores.fetching.SupportsFetch`, `ckpttools.stores.sharing.SupportsSharing`, and
@@ -20,35 +20,35 @@ class SupportsPut(Protocol):
     """A store that can write complete files."""
 
     def put(self, key: str, content: bytes) -> None:
-        """Write a small file atomically and durably; create its directories if needed.
+        """Write a small file atomically and durably, creating its directories if needed.
 
         Raises:
-            StorageError, NoSpaceError: the file cannot be written; an existing file is kept.
+            StorageError, NoSpaceError: The file cannot be written; an existing file is kept.
         """
 
 
 @runtime_checkable
 class SupportsWrite(Protocol):
-    """A store that can write at any offset into the unpublished files of a `Staging`."""
+    """A store that can write to the unpublished files of a `Staging` at any offset."""
 
     def write(self, key: str, content: bytes) -> None:
-        """Write a small file and create its directories if needed. It is durable once it is published.
+        """Write a small file, creating its directories if needed; it becomes durable when it is published.
 
         Raises:
-            StorageError, NoSpaceError: the file cannot be written.
+            StorageError, NoSpaceError: The file cannot be written.
         """
 
     def write_at(self, key: str, offset: int, content: bytes) -> None:
-        """Write into an existing file; errors as `write`."""
+        """Write to an existing file at an offset; same errors as `write`."""
 
 
 class CopyIdentity(NamedTuple):
-    """Identifies a file among its copies.
+    """Distinguishes a file from its copies.
 
     Attributes:
-        file: changes with the file, and differs between its copies; "" if the file does not exist.
-        mount: the host and the mount, if `file` identifies the file only there; "" otherwise.
-        is_reliable: whether two different contents never have the same identity.
+        file: Identifier that changes with the file and differs between copies; "" if the file does not exist.
+        mount: The host and mount on which `file` is valid; "" if it is valid everywhere.
+        is_reliable: Whether different contents always have different identities.
     """
 
     file: str
@@ -58,61 +58,61 @@ class CopyIdentity(NamedTuple):
 
 @runtime_checkable
 class SupportsCopyIdentity(Protocol):
-    """A store whose file versions are times, so that different contents can have equal versions."""
+    """A store that uses times as file versions, so that different contents can have the same version."""
 
     def copy_identity(self, key: str) -> CopyIdentity:
-        """Identify a file among its copies.
+        """Return the identity of a file, which differs between copies.
 
         Raises:
-            StorageError: the store does not respond.
+            StorageError: The store does not respond.
         """
 
 
 @runtime_checkable
 class SupportsHoleDetection(Protocol):
-    """A file in a file system that knows which bytes were never written."""
+    """A file on a file system that can report which bytes were never written."""
 
     def has_hole(self, start: int, stop: int) -> bool:
-        """Return whether a range has bytes that are not stored; False if the file system cannot tell.
+        """Return whether a range has bytes that were never written; False if the file system cannot tell.
 
         Raises:
-            FormatError, StorageError: as `File.read_into`.
+            FormatError, StorageError: As for `File.read_into`.
         """
 
 
 @runtime_checkable
 class SupportsAliases(Protocol):
-    """A store in which one directory can have several paths that are not links."""
+    """A store in which a directory can have several paths that are not links."""
 
     def aliases(self, key: str) -> Iterable[object]:
         """Yield identifiers that all paths of a file or directory share.
 
         Args:
-            key: its real path (`Store.real`); it need not exist.
+            key: The real path (`Store.real`), which need not exist.
 
         Raises:
-            StorageError: it cannot be inspected.
+            StorageError: The path cannot be accessed.
         """
 
     def parent_aliases(self, key: str) -> Iterable[object]:
-        """Yield the same for all directories that contain it; errors as `aliases`."""
+        """Yield such identifiers for all parent directories of a key; same errors as `aliases`."""
 
 
 @runtime_checkable
 class SupportsWalk(Protocol):
-    """A store that lists everything below a key faster than directory by directory."""
+    """A store that can list everything below a key faster than directory by directory."""
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
-        """Yield the relative path and status of each file below a key. Errors as `Store.list`."""
+        """Yield the relative path and status of each file below a key; same errors as `Store.list`."""
 
 
 class PendingUpload(NamedTuple):
-    """A multipart upload that is not complete.
+    """A multipart upload that has not been completed.
 
     Attributes:
-        key: key of the future object.
-        upload: the store's ID of the upload.
-        begun: start time in seconds since 1970.
+        key: Key of the future object.
+        upload: The store's ID of the upload.
+        begun: Start time, in seconds since 1970.
     """
 
     key: str
@@ -125,24 +125,24 @@ class SupportsUploads(Protocol):
     """A store that keeps the parts of an upload until the upload is completed or aborted."""
 
     def uploads(self, key: str) -> Sequence[PendingUpload]:
-        """Return the uploads to objects below a key. Raises StorageError if they cannot be listed."""
+        """Return the pending uploads below a key; raises StorageError if they cannot be listed."""
 
     def abort(self, uploads: Iterable[PendingUpload]) -> None:
-        """Abort uploads, even if they have ended. Raises StorageError on failure."""
+        """Abort uploads, including those that have ended; raises StorageError on failure."""
 
     def upload_rule(self, key: str) -> str:
-        """Return the command that makes the bucket abort all incomplete uploads after one day."""
+        """Return the command that makes the bucket abort incomplete uploads after one day."""
 
 
 class StoredLock(NamedTuple):
-    """A lock that is an object in a bucket.
+    """A lock that is stored as an object in a bucket.
 
     Attributes:
-        location: the object's location.
-        owner: the process that wrote it, for messages.
-        age: seconds since it was written.
-        is_held: whether that process may still be running.
-        release: the command that deletes the object.
+        location: Location of the object.
+        owner: The process that wrote the lock, for messages.
+        age: Age of the lock in seconds.
+        is_held: Whether the owner may still be running.
+        release: The command that deletes the object.
     """
 
     location: str
@@ -157,10 +157,10 @@ class StoredLock(NamedTuple):
 
 @runtime_checkable
 class SupportsLocks(Protocol):
-    """A store whose locks are objects, which remain when their process is killed."""
+    """A store whose locks are objects, which remain if their process is killed."""
 
     def locks(self, key: str) -> Sequence[StoredLock]:
-        """Return the locks of a destination or a run. Raises StorageError if the store does not respond."""
+        """Return the locks of a destination or a run; raises StorageError if the store does not respond."""
 
 
 @runtime_checkable
@@ -173,21 +173,21 @@ class SupportsCacheInvalidation(Protocol):
 
 @runtime_checkable
 class SupportsRename(Protocol):
-    """A store that can rename a file or a directory tree in one step."""
+    """A store that can rename a file or directory tree in one step."""
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file or directory to a key that does not exist.
+        """Rename a file or directory to a key that does not exist yet.
 
         Raises:
-            StorageError: it cannot be renamed.
+            StorageError: The file or directory cannot be renamed.
         """
 
     def check_can_rename(self, key: str, scratch: str) -> None:
         """Check that a directory can be renamed, without renaming it.
 
         Args:
-            key: the directory's key.
-            scratch: a key that only this process uses; nothing is left there.
+            key: Key of the directory.
+            scratch: A temporary key that no other process uses; it is removed again.
 
         Raises:
             StorageError: `rename` would fail.
@@ -196,68 +196,68 @@ class SupportsRename(Protocol):
 
 @runtime_checkable
 class SupportsRemove(Protocol):
-    """A store that can delete. None of these methods asks for confirmation."""
+    """A store that can delete files. None of its methods asks for confirmation."""
 
     def claim(self, key: str, content: bytes) -> bool:
-        """Create a small file unless its key exists; durable on return.
+        """Create a small file durably unless the key exists.
 
-        On a disk, a crash may leave part of the file. Errors as `SupportsPut.put`.
+        On a disk, a crash may leave a partial file. Raises the same errors as `SupportsPut.put`.
 
         Returns:
             Whether the file was created; False if the key exists.
         """
 
     def locked(self, key: str) -> AbstractContextManager[object]:
-        """Hold an exclusive lock on a directory, which only callers of this method respect.
+        """Hold an exclusive advisory lock on a directory, which only callers of this method respect.
 
-        Does nothing on file systems without locks.
+        Does nothing on file systems that do not support locks.
 
         Raises:
-            LockedError: another process holds the lock.
-            StorageError: the directory cannot be inspected.
+            LockedError: Another process holds the lock.
+            StorageError: The directory cannot be accessed.
         """
 
     def remove(self, key: str) -> None:
-        """Delete a file or a directory tree if it exists; durable on return.
+        """Delete a file or directory tree durably, if it exists.
 
         Links are deleted, not followed.
 
         Raises:
-            StorageError: it contains a mount point or cannot be deleted.
+            StorageError: The tree contains a mount point or cannot be deleted.
         """
 
 
 @runtime_checkable
 class SupportsPinning(Protocol):
-    """A store in which content has permanent names."""
+    """A store that has permanent names for content."""
 
     def pinned_uri(self, key: str) -> str | None:
-        """Return the permanent URL of a key; None if it is unknown."""
+        """Return the permanent URL of a key; None if unknown."""
 
 
 @runtime_checkable
 class SupportsLinks(Protocol):
-    """A store that can give a file a second key without moving its bytes through this process."""
+    """A store that can give a file another key without transferring its bytes."""
 
     def link_trials(self, key: str) -> LinkTrials:
         """Return an object that tests whether files can be linked below a key, which need not exist."""
 
     def link(self, source: File, key: str) -> bool:
-        """Give a file an additional key unless it already has it. An existing file with that key is replaced.
+        """Link a file to another key, replacing an existing file there unless it is the same file.
 
         Returns:
-            Whether the file was linked; False if the store refuses.
+            Whether the file was linked; False if the store refused.
 
         Raises:
-            SourceChangedError, FormatError: the file has changed since it was opened.
-            StorageError, NoSpaceError: any other error of the store.
+            SourceChangedError, FormatError: The file has changed since it was opened.
+            StorageError, NoSpaceError: The store reports any other error.
         """
 
     def copy_parts(self, source: File, key: str, parts: Iterable[tuple[int, int]]) -> None:
-        """Create a file of the same length that has the same bytes in the given ranges (start, stop).
+        """Create a file of the same length with the same bytes in the given ranges (start, stop).
 
         Raises:
-            FormatError, StorageError, NoSpaceError: reading or writing fails, or the key exists.
+            FormatError, StorageError, NoSpaceError: Reading or writing fails, or the key exists.
         """
 
 

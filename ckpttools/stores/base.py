@@ -1,8 +1,8 @@
-"""Interface of a store: bytes under keys, as in a file system, a bucket or a hub.
+"""The interface of a store: bytes under keys, as in a file system, a bucket or a hub.
 
-A new store is one module with a `Store` and one line in the registry: see docs/add-a-store.md. Three methods
-make a readable store. A store declares other abilities by having the methods of protocols, such as those of
-`ckpttools.stores.abilities`.
+A new store takes one module with a `Store` and one line in the registry; see docs/add-a-store.md. A readable
+store needs three methods. Other abilities are optional: a store has them if it implements protocols such as
+those of `ckpttools.stores.abilities`.
 
 A key is the part after `scheme://`: non-empty names separated by `/`, or "" for the root.
 """
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-# Configurations have kilobytes, tokenizers megabytes.
+# Size limit for small files: configurations take kilobytes, tokenizers take megabytes.
 LARGEST_WHOLE = 512 << 20
 
 
 class FileKind(Enum):
-    """What a key refers to. In a bucket, a directory is a common prefix of keys that ends before a `/`."""
+    """The type of a key. In a bucket, a directory is a common prefix of keys that ends before a `/`."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -37,12 +37,13 @@ class Status(NamedTuple):
     """The current status of a key.
 
     Attributes:
-        kind: whether it is a file, a directory or something else.
-        size: length of a file in bytes.
-        version: changes when a file's content does: modification time, ETag or generation.
-        identity: changes when another file or directory gets the name; None if the version does.
-        links: number of keys of a file, if the store knows it.
-        modified: modification time in nanoseconds since 1970; None if the store does not know it.
+        kind: Whether the key is a file, a directory or something else.
+        size: Size of a file in bytes.
+        version: Version of a file's content: modification time, ETag or generation.
+        identity: Identifier that changes when another file or directory gets the name; None if the version
+            changes then.
+        links: Number of hard links to a file; None if unknown.
+        modified: Modification time in nanoseconds since 1970; None if unknown.
     """
 
     kind: FileKind
@@ -57,9 +58,9 @@ class DirEntry(NamedTuple):
     """An entry of a directory listing.
 
     Attributes:
-        name: last part of the key.
-        kind: kind of the file or directory, with links followed.
-        is_link: whether it is a link.
+        name: Last component of the key.
+        kind: Type of the entry, after following links.
+        is_link: Whether the entry is a link.
     """
 
     name: str
@@ -72,7 +73,7 @@ class DirEntry(NamedTuple):
 
     @property
     def is_own_dir(self) -> bool:
-        """Whether it is a directory and not a link to one."""
+        """Whether the entry is a directory and not a link to one."""
         return self.is_dir and not self.is_link
 
     @property
@@ -81,15 +82,15 @@ class DirEntry(NamedTuple):
 
 
 class File(ABC):
-    """A file that several threads can read at any offset: the `ByteSource` of a store.
+    """A file that several threads can read at any offset; the `ByteSource` of a store.
 
     Attributes:
-        path: its name in messages, which `ckpttools.stores.parse` accepts.
-        size: its length in bytes when it was opened.
-        version: see `Status`.
-        gap: bytes that arrive in the time of one more read (latency times bandwidth). Reading a shorter gap
-            between two reads is faster than a second read.
-        price: cost of reading a byte, relative to a local disk.
+        path: Name for messages, which `ckpttools.stores.parse` accepts.
+        size: Size in bytes when the file was opened.
+        version: See `Status`.
+        gap: Number of bytes that arrive in the time of one more read (latency times bandwidth). Reading a
+            shorter gap between two reads is faster than a second read.
+        price: Cost of reading a byte, relative to a local disk.
     """
 
     __slots__ = ()
@@ -102,7 +103,7 @@ class File(ABC):
 
     @property
     def costs(self) -> Costs:
-        """Return the read costs of its store."""
+        """Return the read costs of the file's store."""
         return Costs()
 
     @property
@@ -115,27 +116,27 @@ class File(ABC):
         """Fill `out` with the bytes from `offset`.
 
         Raises:
-            FormatError: the file is too short, was removed, or was replaced after it had been read.
-            StorageError: the store reports an error.
+            FormatError: The file is too short, was removed, or was replaced after an earlier read.
+            StorageError: The store reports an error.
         """
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read `length` bytes from `offset`; errors as `read_into`."""
+        """Read `length` bytes from `offset`; same errors as `read_into`."""
         out = bytearray(length)
         self.read_into(offset, out)
         return bytes(out)
 
     def remember_head(self, nbytes: int) -> None:
-        """Remember the first bytes, in case the version can be set back; errors as `read_into`."""
+        """Remember the first bytes, in case the version is set back later; same errors as `read_into`."""
         return
 
     def check_unchanged(self) -> None:
         """Check that the file has not changed since it was opened.
 
         Raises:
-            SourceChangedError: it was changed, so the bytes read may be a mix of two states.
-            FormatError: it was removed.
-            StorageError: it cannot be accessed.
+            SourceChangedError: The file has changed, so the bytes that were read may mix two versions.
+            FormatError: The file was removed.
+            StorageError: The file cannot be accessed.
         """
         return
 
@@ -150,18 +151,18 @@ class File(ABC):
         self.close()
 
 
-# Large enough for fast reads, and small compared to the memory budget.
+# Block size: large enough for fast reads, but small compared to the memory budget.
 _BLOCK = 1 << 20
 
 
 def is_inside(name: str) -> bool:
-    """Return whether a relative "/"-separated name in a file stays below that file's directory."""
+    """Return whether a relative "/"-separated name in a file stays below the file's directory."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
 
 
 def count_occurrences(words: bytes, source: File, end: int | None = None) -> int:
-    """Count the occurrences of `words` before an offset, block by block; errors as reading."""
+    """Count the occurrences of `words` before an offset, block by block; same errors as reading."""
     end = source.size if end is None else end
     result, before = 0, b""
     for start in range(0, end, _BLOCK):
@@ -175,9 +176,10 @@ class Store(ABC):
     """A readable store of bytes under keys.
 
     Attributes:
-        scheme: the part before `://`.
-        streams: how checkpoints are written; None if files can be written at any offset, or not at all.
-        link_copies: whether `link` makes an independent copy.
+        scheme: The part before `://`.
+        streams: How files are written sequentially; None if files can be written at any offset, or not at
+            all.
+        link_copies: Whether `link` makes an independent copy.
     """
 
     scheme: ClassVar[str]
@@ -186,7 +188,7 @@ class Store(ABC):
 
     @property
     def costs(self) -> Costs:
-        """Return the costs of reading."""
+        """Return the costs of reading from the store."""
         return Costs()
 
     @property
@@ -199,7 +201,7 @@ class Store(ABC):
         """Return the status of a key; None if it does not exist.
 
         Raises:
-            StorageError: the store cannot be asked.
+            StorageError: The store does not respond.
         """
 
     @abstractmethod
@@ -207,7 +209,7 @@ class Store(ABC):
         """List a directory, in any order.
 
         Raises:
-            StorageError: it does not exist, is not a directory, or the store cannot be asked.
+            StorageError: The key does not exist or is not a directory, or the store does not respond.
         """
 
     @abstractmethod
@@ -215,24 +217,24 @@ class Store(ABC):
         """Open a file for reading.
 
         Args:
-            key: its key.
-            result: its status if it is known; None to request it.
+            key: Key of the file.
+            result: Status of the file, if known; None requests it.
 
         Raises:
-            FormatError: it does not exist.
-            StorageError: it cannot be accessed.
+            FormatError: The file does not exist.
+            StorageError: The file cannot be accessed.
         """
 
     def read(self, key: str, limit: int = LARGEST_WHOLE) -> bytes:
         """Read a small file completely.
 
         Args:
-            key: its key.
-            limit: maximum size in bytes.
+            key: Key of the file.
+            limit: Maximum size in bytes.
 
         Raises:
-            FormatError: it is not a file, or it is too large.
-            StorageError: it does not exist or cannot be read.
+            FormatError: The key is not a file, or the file is too large.
+            StorageError: The file does not exist or cannot be read.
         """
         result, location = self.stat(key), self.uri(key)
         if result is None or result.kind is FileKind.DIRECTORY:
@@ -249,7 +251,7 @@ class Store(ABC):
             return file.read(0, result.size)
 
     def uri(self, key: str) -> str:
-        """Return a key as users write it; the inverse of `ckpttools.stores.parse`."""
+        """Return the URL or path of a key as users write it; the inverse of `ckpttools.stores.parse`."""
         return f"{self.scheme}://{key}"
 
     def absolute(self, key: str) -> str:
@@ -257,7 +259,7 @@ class Store(ABC):
         return key
 
     def real(self, key: str) -> str:
-        """Return the canonical key, without links, relative paths and `..`."""
+        """Return the canonical key, without links, relative paths or `..`."""
         return self.absolute(key)
 
     def link_target(self, key: str) -> str | None:
@@ -265,7 +267,7 @@ class Store(ABC):
         return None
 
     def write_alternative(self, key: str) -> str | None:
-        """Return a hint for stores that cannot be written; None if this one can."""
+        """Return a hint for a read-only store; None if this store is writable."""
         return None
 
     def removal(self, key: str) -> str:
@@ -273,24 +275,24 @@ class Store(ABC):
         return "rm -r LOCAL_COPY"
 
     def may_read(self, key: str) -> bool:
-        """Return whether the user may read a key, as far as that is known without reading it."""
+        """Return whether the user may read a key, as far as this is known without reading."""
         return True
 
     def lists_all(self, key: str) -> bool:
-        """Return whether listings of a directory are complete; errors as `list`."""
+        """Return whether listings of a directory are complete; same errors as `list`."""
         return True
 
     def takes(self, key: str) -> bool:
-        """Return whether a file with this key can be written."""
+        """Return whether the store can write a file with this key."""
         return True
 
     def absence_reason(self, key: str) -> CheckpointError | None:
-        """Return the reason why a key does not exist, if the store knows it."""
+        """Return an error that explains why a key does not exist; None if the store does not know."""
         return None
 
 
 def too_large(location: object, size: int, limit: int) -> FormatError:
-    """Return the error for a file that is too large to be read completely."""
+    """Return the error for a file that is too large to read completely."""
     expected = f"at most {limit} bytes"
     return FormatError(
         "is too large for such a file", location=location, got=f"{size} bytes", expected=expected
@@ -301,10 +303,10 @@ def check_unchanged(sources: Iterable[object]) -> None:
     """Check that files have not changed since they were opened.
 
     Args:
-        sources: the sources that were read. Only files of a store can change.
+        sources: The sources that were read. Only files of a store are checked.
 
     Raises:
-        SourceChangedError, FormatError, StorageError: as `File.check_unchanged`.
+        SourceChangedError, FormatError, StorageError: As for `File.check_unchanged`.
     """
     for source in sources:
         if isinstance(source, File):

@@ -1,4 +1,4 @@
-"""Cache of object blocks: headers, indexes and short reads of an array share requests."""
+"""A cache of object blocks, so that headers, indexes and short reads share requests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeAlias, TypeVar
 
 _Key = TypeVar("_Key", bound=Hashable)
-# Readers of a document read all of it, some several times. The index of 91,000 tensors has 9 MB.
+# Maximum size of a document. Readers read all of a document, some of them several times. The index of 91,000
+# tensors takes 9 MB.
 _DOCUMENT, _LARGEST_DOCUMENT = ".json", 16 << 20
 
 
 def is_document(key: str, size: int) -> bool:
-    """Return whether a file should be cached completely as soon as any of it is read."""
+    """Return whether a file should be cached completely once any of it is read."""
     return key.endswith(_DOCUMENT) and size <= _LARGEST_DOCUMENT
 
 
@@ -21,7 +22,7 @@ class ByteCache(Generic[_Key]):
     """A thread-safe LRU cache of byte strings.
 
     Args:
-        limit: maximum total size in bytes.
+        limit: Maximum total size in bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -31,7 +32,7 @@ class ByteCache(Generic[_Key]):
         self._nbytes = 0
 
     def get(self, name: _Key) -> bytes:
-        """Return the bytes cached under a name; empty if there are none."""
+        """Return the bytes cached under a name; empty if the name is not cached."""
         with self._lock:
             if name in self._contents:
                 self._contents.move_to_end(name)
@@ -46,23 +47,23 @@ class ByteCache(Generic[_Key]):
 
 
 SIZE = 256 << 10
-"""Size of a block in bytes. The header of a shard with 1,500 tensors fits into one."""
+"""Size of a block in bytes; the header of a shard with 1,500 tensors fits in one block."""
 MOST_BYTES = 32 << 20
-"""Maximum bytes of all cached blocks."""
+"""Maximum total size of the cached blocks in bytes."""
 
-# Number of preceding blocks that are checked for a sequential read. Half as many are read ahead, at most 2
-# MiB, which takes as long as one request.
+# Number of preceding blocks that are checked to detect a sequential read. Half as many are read ahead, at
+# most 2 MiB, which takes as long as one request.
 _AHEAD = 14
 _Name: TypeAlias = tuple[str, str, int]
 Fetch: TypeAlias = Callable[[int, memoryview], None]
-"""Fills a buffer with an object's bytes from an offset."""
+"""Function that fills a buffer with an object's bytes from an offset."""
 
 
 class BlockCache:
-    """A thread-safe LRU cache of blocks, each of which only one thread requests.
+    """A thread-safe LRU cache of blocks; each block is requested by only one thread.
 
     Args:
-        kept: the cache to use, which may be shared; None for a separate one.
+        kept: The cache to use, which may be shared; None creates a separate one.
     """
 
     def __init__(self, kept: ByteCache[Any] | None = None) -> None:
@@ -75,14 +76,14 @@ class BlockCache:
         return length < SIZE or is_document(key, size)
 
     def read_into(self, name: tuple[str, str], size: int, start: int, out: memoryview, fetch: Fetch) -> None:
-        """Fill `out` with the bytes of an object from `start`; errors as `fetch`.
+        """Fill `out` with the bytes of an object from `start`; same errors as `fetch`.
 
         Args:
-            name: key and version of the object.
-            size: its length in bytes.
-            start: first byte to read.
-            out: a short buffer, unless the object should be cached completely.
-            fetch: reads uncached bytes.
+            name: Key and version of the object.
+            size: Size of the object in bytes.
+            start: Offset of the first byte to read.
+            out: The destination; must be short unless the object should be cached completely.
+            fetch: Reads uncached bytes.
         """
         stop = start + len(out)
         numbers = range(start // SIZE, (stop - 1) // SIZE + 1)
@@ -99,7 +100,7 @@ class BlockCache:
             out[begin - start : end - start] = blocks[number][begin - number * SIZE : end - number * SIZE]
 
     def _found(self, name: tuple[str, str], size: int, numbers: range) -> tuple[dict[int, bytes], range]:
-        """Return the cached blocks and those that the caller must request; other threads wait for them."""
+        """Return the cached blocks and the blocks to request, for which other threads will wait."""
         with self._changed:
             while True:
                 blocks = {number: self._kept.get((*name, number)) for number in numbers}
@@ -110,17 +111,17 @@ class BlockCache:
                     expected = self._expected(name, size, missing)
                     self._under_way |= {(*name, number) for number in expected}
                     return blocks, expected
-                # Another thread is reading these blocks. If it fails, this one requests them.
+                # Another thread is requesting these blocks. If that fails, this thread requests them.
                 self._changed.wait()
 
     def _expected(self, name: tuple[str, str], size: int, missing: list[int]) -> range:
-        """Return the blocks to request for missing ones; more if the preceding ones were read one by one."""
+        """Return the blocks to request: the missing ones, and more after a sequential read."""
         last = (size - 1) // SIZE
         if is_document(name[0], size):
             return range(last + 1)
         begin, end = missing[0], missing[-1] + 1
         before = next((n for n in range(_AHEAD) if not self._is_known(name, begin - 1 - n)), _AHEAD)
-        # Blocks that are cached or on their way would be transferred twice.
+        # Do not request blocks that are cached or already requested.
         stops = (n for n in range(end, end + before // 2) if n > last or self._is_known(name, n))
         return range(begin, next(stops, end + before // 2))
 

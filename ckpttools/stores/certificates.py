@@ -1,7 +1,7 @@
-"""Certificate authorities (CAs) that requests trust, and hints for other certificates.
+"""The certificate authorities (CAs) that requests trust, and hints for untrusted certificates.
 
-Requests trust the CAs of the system, those in `SSL_CERT_FILE`, which may replace the system's, and those in
-`AWS_CA_BUNDLE` and `REQUESTS_CA_BUNDLE`, which are added for every store.
+Requests trust the system's CAs, which `SSL_CERT_FILE` may replace. The CAs in `AWS_CA_BUNDLE` and
+`REQUESTS_CA_BUNDLE` are added for every store.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Distrust(NamedTuple):
 
 
 def unknown_authority() -> Distrust:
-    """Return what to do about a certificate of a CA that is not trusted."""
+    """Return the cause and hint for a certificate of an untrusted CA."""
     named = [f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)]
     trusted = f"; trusted now, besides the system's: {', '.join(named)}" if named else ""
     return Distrust(
@@ -47,7 +47,7 @@ def unknown_authority() -> Distrust:
     )
 
 
-# Names of the reasons in rustls (obstore) and OpenSSL (Python), in this order.
+# Reasons as named by rustls (obstore) and OpenSSL (Python), in this order.
 _REASONS = (
     (r"CaUsedAsEndEntity", Distrust("a certificate of a CA in place of a server certificate", _OWN)),
     (
@@ -66,10 +66,10 @@ _UNKNOWN = re.compile("UnknownIssuer|unable to get|self[- ]signed")
 
 
 def distrust(text: str) -> Distrust:
-    """Return why a certificate is not trusted.
+    """Return the cause and hint for an untrusted certificate.
 
     Args:
-        text: What the library says about it.
+        text: The library's error message.
     """
     result = next((why for pattern, why in _REASONS if re.search(pattern, text)), None)
     if result is not None:
@@ -81,10 +81,10 @@ def distrust(text: str) -> Distrust:
 
 
 def added_certificates() -> str:
-    """Return the certificates that the libraries do not find by themselves, in PEM format; "" for none.
+    """Return certificates that libraries do not find by themselves, in PEM format; "" if there are none.
 
     Raises:
-        StorageError: A file that the environment names cannot be read, or has no certificates.
+        StorageError: A file named by the environment cannot be read or has no certificates.
     """
     named = {name: Path(os.environ[name]) for name in VARIABLES if os.environ.get(name)}
     blocks = {name: _certificates(name, path) for name, path in named.items()}
@@ -98,7 +98,7 @@ def _certificates(name: str, path: Path) -> list[str]:
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         if path.is_dir():
-            # These directories may also contain private keys, which other users cannot read.
+            # These directories may also contain private keys, which other users may not read.
             files = [file for file in files if file.is_file() and os.access(file, os.R_OK)]
         result = [block for file in files for block in _BLOCK.findall(file.read_text(errors="replace"))]
     except OSError as error:
@@ -119,7 +119,7 @@ def _unusable(name: str, path: Path, got: str) -> StorageError:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return the settings of connections from Python; errors as `added_certificates`."""
+    """Return the TLS settings for connections from Python; same errors as `added_certificates`."""
     from urllib3.util import create_urllib3_context
 
     context = create_urllib3_context()
@@ -130,7 +130,7 @@ def tls_context() -> ssl.SSLContext:
 
 
 def bundle_path() -> str | None:
-    """Return a single certificate file for boto3, which accepts only one; None for its default."""
+    """Return a single certificate file for boto3, which accepts only one; None to use its default."""
     if os.environ.get("AWS_CA_BUNDLE"):
         return None
     return os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get(_SYSTEM) or None

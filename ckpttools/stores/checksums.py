@@ -1,4 +1,4 @@
-"""Verification of files that have stored checksums."""
+"""Verify files that have stored checksums."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class ChecksummedRange:
     """A byte range with a stored checksum.
 
     Attributes:
-        file: the file.
-        name: name of the range.
-        offset, nbytes: position and length in the file.
-        crc32: the stored checksum.
+        file: The file.
+        name: Name of the range.
+        offset, nbytes: Position and length in the file.
+        crc32: The stored checksum.
     """
 
     file: File
@@ -36,20 +36,20 @@ class ChecksummedRange:
 
 
 DamagedRanges = Sequence[tuple[ChecksummedRange, int]]
-"""Ranges whose checksum differs from the stored one, with the actual checksum."""
+"""Ranges whose checksum differs from the stored one, each with the actual checksum."""
 
 
 def find_damage(
     files: Sequence[Sequence[ChecksummedRange]], tell: Observe
 ) -> list[DamagedRanges | CheckpointError]:
-    """Find the damaged ranges of several files of one store, reading several files at once.
+    """Find damaged ranges in files of one store, reading several files at a time.
 
     Args:
-        files: the checksummed ranges of each file.
-        tell: called with the bytes read so far and the total.
+        files: The checksummed ranges of each file.
+        tell: Called with the number of bytes read so far and the total.
 
     Returns:
-        For each file, its damaged ranges, or the error if it cannot be read.
+        The damaged ranges of each file, or the error if the file cannot be read.
     """
     total, done, lock = sum(item.nbytes for result in files for item in result), 0, threading.Lock()
     tell(0, total)

@@ -1,4 +1,4 @@
-"""Concurrency of requests: adaptive limits for reads, and maps over threads."""
+"""Concurrency of requests: adaptive limits for reads, and parallel maps."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import NamedTuple, TypeVar
 
 from ckpttools.stores.base import Store
 
-# With 8 MiB reads and 20 ms latency: 0.27 GB/s with one read at a time, 0.89 with 16.
+# With 8 MiB reads and 20 ms latency, throughput is 0.27 GB/s with one read at a time and 0.89 GB/s with 16.
 USUAL = 16
 _LEAST, MOST = 4, 2 * USUAL
-"""Initial and maximum number of concurrent reads unless the user requests another number."""
+"""Initial and maximum number of concurrent reads, unless the user sets a number."""
 # Factor between two steps, and the rate ratios that justify a step up or down.
 _STEP, _BETTER, _AS_GOOD = 1.5, 1.08, 0.96
-# Length of a measurement: seconds, and reads per allowed concurrent read.
+# Length of a measurement, in seconds and in reads per allowed concurrent read.
 _SECONDS, _READS_EACH = 0.25, 2
 # Number of measurements before another limit is tried.
 _REST = 20
-# Cost of a request in bytes: the number of requests limits short reads.
+# Cost of a request in bytes, because short reads are limited by the number of requests.
 _WORTH = 128 << 10
 
 
@@ -29,9 +29,9 @@ _requested: list[int] = []
 
 @contextmanager
 def use_concurrency(requests: int | None) -> Iterator[None]:
-    """Set the number of concurrent reads of each store inside the `with`; None for the adaptive limit.
+    """Set the number of concurrent reads per store in a `with` block; None for the adaptive limit.
 
-    The setting is process-wide: of two overlapping calls, the later one wins.
+    The setting is process-wide. If two calls overlap, the later one wins.
     """
     if requests is None:
         yield
@@ -44,23 +44,23 @@ def use_concurrency(requests: int | None) -> Iterator[None]:
 
 
 def requested_concurrency() -> int | None:
-    """Return the number of concurrent reads that the user requested; None for the adaptive limit."""
+    """Return the number of concurrent reads that the user set; None for the adaptive limit."""
     return _requested[-1] if _requested else None
 
 
 class _Measurement(NamedTuple):
-    """The rate reached with a limit: bytes per second, including the cost of requests."""
+    """The rate measured with a limit: bytes per second, including the cost of requests."""
 
     limit: int
     rate: float
 
 
 class Pace:
-    """A thread-safe gate for reads that adapts their number to the measured rate.
+    """A thread-safe gate that adapts the number of concurrent reads to the measured rate.
 
     Args:
-        nbytes: size of a long read. Concurrent reads have at most the bytes of `USUAL` long reads, or of as
-            many as the user requested.
+        nbytes: Size of a long read in bytes. Concurrent reads have at most the bytes of `USUAL` long reads,
+            or of as many as the user set.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -79,12 +79,12 @@ class Pace:
 
     @property
     def nbytes(self) -> int:
-        """Return the maximum bytes of concurrent reads."""
+        """Return the maximum total size of concurrent reads in bytes."""
         return self._long * (requested_concurrency() or USUAL)
 
     @contextmanager
     def read(self, nbytes: int) -> Iterator[None]:
-        """Wait until a read of this size may start, and count it inside the `with`."""
+        """Wait until a read of this size may start, and count it in the `with` block."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(nbytes))
             self._under_way += 1
@@ -99,7 +99,7 @@ class Pace:
                 self._changed.notify_all()
 
     def slow_down(self) -> None:
-        """Halve the limit for a while because a server reported too many requests."""
+        """Halve the limit for a while, because a server responded that there are too many requests."""
         with self._changed:
             self._limit = max(1, self._limit // 2)
             self._before, self._rest, self._is_next_more = None, _REST, True
@@ -120,7 +120,7 @@ class Pace:
         seconds = time.monotonic() - self._began
         if seconds < _SECONDS or self._reads < _READS_EACH * self._limit:
             return
-        # Unless the limit was reached, the rate says nothing about a higher limit. A change needs time to
+        # If the limit was not reached, the rate says nothing about a higher limit. A change needs time to
         # take effect.
         limit, is_settled = self._limit, self._is_settled
         if self._is_full and is_settled:
@@ -129,7 +129,7 @@ class Pace:
         self._begin_measuring()
 
     def _adapt(self, now: _Measurement) -> None:
-        """Continue in a direction that improved the rate, or go back one step and rest."""
+        """Take another step in a direction that improved the rate, or go back one step and pause."""
         before, self._before = self._before, now
         if self._rest:
             self._rest -= 1
@@ -162,16 +162,16 @@ _Answer = TypeVar("_Answer")
 
 
 def write_concurrency() -> int:
-    """Return the number of small objects that are written, copied or deleted at a time."""
+    """Return how many small objects are written, copied or deleted at a time."""
     return requested_concurrency() or _WRITES_AT_ONCE
 
 
 def map_concurrently(
     store: Store, function: Callable[[_Item], _Answer], items: Iterable[_Item]
 ) -> list[_Answer]:
-    """Map a function over items: sequentially on a disk, in threads for stores with `Costs.requests`.
+    """Map a function over items: sequentially on a disk, in threads for stores that have `Costs.requests`.
 
-    Raises the error of the first failed item; items that have not been started by then are skipped.
+    Raises the error of the first item that fails; items that have not started by then are skipped.
     """
     waiting = list(items)
     return map_in_threads(store.costs.requests or 1, function, waiting)
@@ -182,7 +182,7 @@ def map_in_threads(
 ) -> list[_Answer]:
     """Map a function over items in at most `limit` threads, including this one.
 
-    Uses fewer threads if the system starts no more. Errors as `map_concurrently`.
+    Uses fewer threads if the system cannot start more. Raises the same errors as `map_concurrently`.
     """
     if min(limit, len(items)) <= 1:
         return [function(item) for item in items]

@@ -20,9 +20,9 @@ from ckpttools.stores.location import Location
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-# Size of a request in bytes. Each concurrent request has a buffer of this size.
+# Size of a request in bytes; each concurrent request has a buffer of this size.
 _BLOCK = 4 << 20
-# One thread hashes about 1 GB/s, more than most networks transfer.
+# One thread hashes about 1 GB/s, which is faster than most networks.
 _HASHED_AT_ONCE = 4
 _SHA256_DIGITS = 64
 
@@ -31,8 +31,8 @@ class Content(NamedTuple):
     """The expected content of a file.
 
     Attributes:
-        size: bytes.
-        digest: hexadecimal digits: 64 of its SHA-256, or 40 of its git blob ID.
+        size: Size in bytes.
+        digest: Hexadecimal digest: 64 digits of SHA-256, or 40 digits of the git blob ID.
     """
 
     size: int
@@ -43,7 +43,7 @@ class Content(NamedTuple):
         return "SHA-256" if len(self.digest) == _SHA256_DIGITS else "git's SHA-1"
 
     def hasher(self) -> _Hash:
-        """Return a hash object for this kind of digest."""
+        """Return a new hash object for this kind of digest."""
         if len(self.digest) == _SHA256_DIGITS:
             return hashlib.sha256()
         built = hashlib.sha1(usedforsecurity=False)
@@ -52,11 +52,11 @@ class Content(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """The declared contents of the files below a key.
+    """The declared contents of all files below a key.
 
     Attributes:
-        declared: source of the declaration, as in "equal to what the hub lists".
-        files: contents by path below the key; "" for the key itself.
+        declared: Source of the declaration, for messages such as "equal to what the Hub lists".
+        files: Contents by path below the key; "" is the key itself.
     """
 
     declared: str
@@ -68,25 +68,25 @@ class SupportsContents(Protocol):
     """A store that declares the contents of its files."""
 
     def contents(self, key: str) -> Contents:
-        """Return the contents of all files below a key.
+        """Return the declared contents of all files below a key.
 
         Raises:
-            StorageError: the key does not exist, or a file has no declared content.
+            StorageError: The key does not exist, or a file has no declared content.
         """
 
 
 class WrongLengthError(StorageError):
-    """A response has another length than the store declared."""
+    """A response has a different length from the one that the store declared."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileDifference:
-    """A file that differs from the store's declaration.
+    """A file that differs from its declared content.
 
     Attributes:
-        name: path below the key.
-        got, expected: digests, or descriptions of them.
-        copy: the local copy that was read instead; "" if there was none.
+        name: Path below the key.
+        got, expected: The digests, or descriptions of the content.
+        copy: The local copy that was read instead; "" if there was none.
     """
 
     name: str
@@ -103,21 +103,21 @@ def differing(
     jobs: int | None = None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> list[FileDifference]:
-    """Read files completely, several at once, and find those that differ from their declared content.
+    """Read files completely, several at a time, and return those that differ from their declared content.
 
     Args:
-        root: the directory of the files.
-        files: as `Contents.files`.
-        memory: maximum resident bytes.
-        jobs: number of concurrent files; None for four.
-        observe: called with the number of bytes of each read, from several threads but one at a time.
+        root: The directory of the files.
+        files: As for `Contents.files`.
+        memory: Memory limit in bytes.
+        jobs: Number of concurrent files; None means four.
+        observe: Called with the number of bytes after each read, from several threads but never concurrently.
 
     Returns:
         The differences, sorted by name.
 
     Raises:
-        MemoryBudgetError: not even one block fits into the memory.
-        StorageError: the store cannot be read.
+        MemoryBudgetError: The limit does not allow even one block.
+        StorageError: The store cannot be read.
     """
     costs = root.store.costs
     room = memory - baseline_bytes() - costs.memory
@@ -139,7 +139,7 @@ def differing(
 
 @dataclass(frozen=True, slots=True)
 class _FileHasher:
-    """Reads and hashes one file, with some blocks of read-ahead; stops when the whole run has ended."""
+    """Reads and hashes one file with some read-ahead; stops when the verification has ended."""
 
     root: Location
     reading: ThreadPoolExecutor

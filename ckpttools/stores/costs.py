@@ -1,4 +1,4 @@
-"""Costs of reading and writing a store, and counters of its requests."""
+"""Costs of reading from and writing to a store, and counters of its requests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import threading
 from ckpttools.core.dataclass import dataclass
 
 FAR = 32
-"""`File.price` of a network store. Writing a piece of a local file counts as 64 KiB and takes 20 us, in which
-2 KiB arrive at 100 MB/s.
+"""`File.price` of a network store.
+
+Writing a piece of a local file counts as 64 KiB and takes 20 us, in which time 2 KiB arrive at 100 MB/s.
 """
 
 
@@ -17,8 +18,8 @@ class Costs:
     """Costs of reading from a store.
 
     Attributes:
-        requests: useful number of concurrent reads; None if the processors are the limit.
-        memory: maximum bytes that reading needs in addition to the caller's buffers.
+        requests: Useful number of concurrent reads; None if the processors are the limit.
+        memory: Maximum memory for reading in bytes, in addition to the caller's buffers.
     """
 
     requests: int | None = None
@@ -27,13 +28,13 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """How to write a store in which files are written sequentially.
+    """How to write to a store in which files are written sequentially.
 
     Attributes:
-        memory: bytes needed per file in addition to the data.
-        file_bytes: size of a data file: large enough for few requests, small enough to be rewritten.
-        files: useful number of concurrent files.
-        is_readable: whether data files can be read before they are published.
+        memory: Memory per file in bytes, in addition to the data.
+        file_bytes: Size of a data file: large enough to need few requests, small enough to be rewritten.
+        files: Useful number of concurrent files.
+        is_readable: Whether data files can be read before they are published.
     """
 
     memory: int
@@ -44,11 +45,11 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests to a store over a network.
+    """Requests to a store over the network.
 
     Attributes:
-        requests: number of requests.
-        nbytes: bytes received.
+        requests: Number of requests.
+        nbytes: Number of bytes received.
     """
 
     requests: int = 0
@@ -66,7 +67,7 @@ class Meter:
         self._requests = self._nbytes = 0
 
     def add(self, requests: int = 0, nbytes: int = 0) -> None:
-        """Count requests sent and bytes received."""
+        """Count sent requests and received bytes."""
         with self._lock:
             self._requests += requests
             self._nbytes += nbytes

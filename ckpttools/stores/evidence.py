@@ -1,9 +1,9 @@
-"""Record evidence that files and their copies are unchanged since an earlier copy.
+"""Record evidence that files and their copies have not changed since an earlier copy.
 
-Size and modification time are not evidence: other content can have both. For a local file, the inode and the
-time of the last status change (ctime) are, on file systems whose ctime no call can set. In a bucket, the
-generation or ETag is, and on the hub the digest. Records are kept in the user's cache directory, because a
-copy has the same files as its source. Without a record, content is compared.
+Size and modification time are not evidence, because other content can have both. Evidence for a local file is
+the inode with the time of the last status change (ctime), on file systems whose ctime no call can set. In a
+bucket, the generation or ETag is evidence, and on the Hub the digest. Records are kept in the user's cache
+directory, because a copy has the same files as its source. Without a record, contents are compared.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ckpttools.stores.local.mounts import LOCAL_CTIME_TYPES, file_system_type
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
-# A file that was changed this shortly before it was inspected may change again within one tick of the file
+# A file that changed this recently before it was inspected may change again within one tick of the file
 # system's clock.
 _RECENT_NS = 2 * 10**9
-# Stores whose versions depend on content or are never reused. Web servers make ETags of size and time.
+# Stores whose versions depend on content or are never reused. Web servers derive ETags from size and time.
 _VERSIONED_SCHEMES = ("s3", "gs", "az", "hf")
-# sync_file_range(2): wait before, write, wait after.
+# Flags of sync_file_range(2): wait before, write, wait after.
 _WRITE_AND_WAIT = 7
 
 
@@ -38,8 +38,8 @@ class Stamp(NamedTuple):
     """The identity, size and times of a file, or its version in a store.
 
     Attributes:
-        text: differs if another file has the name or a call changed the file; "" if unknown.
-        is_evidence: whether it also differs whenever the content differs.
+        text: A text that changes if another file gets the name or a call changes the file; "" if unknown.
+        is_evidence: Whether the text also changes whenever the content changes.
     """
 
     text: str = ""
@@ -55,9 +55,9 @@ def get_stamp(location: Location, status: Status, *, is_source: bool = False) ->
     """Return the stamp of a file.
 
     Args:
-        location: the file.
-        status: its status.
-        is_source: whether other processes may be changing it.
+        location: The location of the file.
+        status: The status of the file.
+        is_source: Whether other processes may be changing the file.
     """
     if location.store.scheme == "file":
         return _get_local_stamp(location.key, is_source=is_source)
@@ -67,7 +67,7 @@ def get_stamp(location: Location, status: Status, *, is_source: bool = False) ->
 
 
 def get_stamp_text(location: Location) -> str:
-    """Return the present text of a local file's stamp; "" for other files. Takes one system call."""
+    """Return the current stamp text of a local file with one system call; "" for other files."""
     if location.store.scheme == "file":
         with suppress(OSError):
             return _format_stamp(Path(location.key).stat())
@@ -96,18 +96,18 @@ def _format_stamp(status: os.stat_result) -> str:
 
 
 def _has_own_ctime(path: str, descriptor: int) -> bool:
-    """Return whether a file's ctime is that of this system's last change, which no program can set.
+    """Return whether a file's ctime is set by this system at each change, and cannot be set by programs.
 
-    A file system that is mounted read-only can be an image, whose times its maker chose.
+    A file system that is mounted read-only can be an image, whose creator may have chosen the times.
     """
     is_read_only = os.fstatvfs(descriptor).f_flag & os.ST_RDONLY
     return not is_read_only and file_system_type(path, os.fstat(descriptor).st_dev) in LOCAL_CTIME_TYPES
 
 
 def _flush_mapped_pages(descriptor: int) -> bool:
-    """Write a file's dirty pages, because only the first write to a clean mapped page changes the ctime.
+    """Write a file's dirty mapped pages, because only the first write to a clean page changes the ctime.
 
-    Unlike fsync(2), this does not flush the disk's cache: 2 microseconds for a clean file.
+    Unlike fsync(2), this does not flush the disk's cache, and takes 2 microseconds for a clean file.
 
     Returns:
         Whether the pages were written.
@@ -121,7 +121,7 @@ def _flush_mapped_pages(descriptor: int) -> bool:
 
 @cache
 def _c_function(name: str) -> Callable[..., int] | None:
-    """Return a function of the C library; None if it has none, or is not that of Linux."""
+    """Return a function of the C library on Linux; None if it does not exist."""
     import ctypes
 
     if sys.platform != "linux":
@@ -134,7 +134,7 @@ def _c_function(name: str) -> Callable[..., int] | None:
 
 
 def combine_evidence(source: str, copy: str) -> str:
-    """Hash the evidence of a file and of its copy to one short text; "" if one of them has none."""
+    """Hash the evidence of a file and its copy to a short text; "" if either has no evidence."""
     if not (source and copy):
         return ""
     return hashlib.sha256(f"{source}\n{copy}".encode()).hexdigest()[:24]
@@ -164,7 +164,7 @@ def save_evidence(source: Location, copy: Location, files: Mapping[str, str]) ->
 
 
 def _record_location(source: Location, copy: Location) -> Location:
-    """Return the location of a record. Raises OSError if the user has no cache directory."""
+    """Return the location of a record; raises OSError if the user has no cache directory."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache"))
     with suppress(RuntimeError):  # a user without a home directory
         cache = cache.expanduser()

@@ -11,7 +11,7 @@ from ckpttools.stores.base import File, Store
 from ckpttools.stores.registry import parse
 
 Observe = Callable[[int, int], None]
-"""Called with the bytes received so far and the total; one call at a time."""
+"""Called with the number of bytes received so far and the total; never concurrently."""
 
 
 @runtime_checkable
@@ -19,16 +19,16 @@ class SupportsFetch(Protocol):
     """A store that keeps local copies of its files and reads them once they exist."""
 
     def fetch(self, files: Sequence[File], observe: Observe) -> None:
-        """Copy files completely, together with other files that have been read. Existing copies are kept.
+        """Copy files completely, including other files read earlier; existing copies are kept.
 
         Raises:
-            FormatError: the content differs from the store's listing; the copy is discarded.
-            StorageError, NoSpaceError: a file cannot be fetched or stored.
+            FormatError: The content differs from the store's listing. The copy is discarded.
+            StorageError, NoSpaceError: A file cannot be fetched or stored.
         """
 
 
 def check_fetched(sources: Iterable[object]) -> None:
-    """Raise UsageError if none of the sources is in a store that keeps local copies."""
+    """Raise UsageError if no source is in a store that keeps local copies."""
     if not _by_store(sources):
         raise UsageError(
             f"{option('download', True)} applies only to models on the hub",
@@ -39,10 +39,10 @@ def check_fetched(sources: Iterable[object]) -> None:
 
 
 def fetch(sources: Iterable[object], observe: Observe = lambda done, total: None) -> None:
-    """Copy sources to this machine if their store keeps local copies; errors as `SupportsFetch.fetch`.
+    """Copy sources to this machine if their store keeps local copies; same errors as `SupportsFetch.fetch`.
 
     Raises:
-        UsageError: no source is in such a store.
+        UsageError: No source is in a store that keeps local copies.
     """
     read = list(sources)
     check_fetched(read)

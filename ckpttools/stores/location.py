@@ -1,6 +1,6 @@
-"""A location: a store and a key in it, the equivalent of a path for any store.
+"""A location: a store and a key in it; the equivalent of a path for any store.
 
-The methods are those of `pathlib.Path` that checkpoints need, with the same names and with errors of
+A location has the methods of `pathlib.Path` that checkpoints need, with the same names, but raises errors of
 ckpttools. Creating a location does not access the store.
 """
 
@@ -19,21 +19,22 @@ from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, Statu
 
 _NO_PLAIN_NAME = re.compile(r"(?:^|/)\.?(?:/|$)")
 _MAGIC = re.compile(r"[*?[]")
-# Names of a directory that are compared with a misspelled one.
+# Maximum number of names in a directory that are compared with a misspelled name.
 _MAX_SIBLINGS = 10_000
 
 
 class Location:
-    """A file or directory that need not exist. Immutable and hashable.
+    """A file or directory, which need not exist. Locations are immutable and hashable.
 
     Attributes:
-        store: the store.
-        key: the key in it; see `ckpttools.stores.base`.
+        store: The store.
+        key: The key in the store; see `ckpttools.stores.base`.
     """
 
-    # Not a dataclass: creating a frozen one takes three times as long, and there may be 100,000.
+    # Not a dataclass, because creating a frozen one takes three times as long, and there may be 100,000
+    # locations.
     __slots__ = ("key", "store")
-    # Description of the accepted argument types: messages already name the path or the text.
+    # Description of the accepted argument types; messages already name the path or the text.
     called = ""
 
     def __init__(self, store: Store, key: str) -> None:
@@ -64,7 +65,7 @@ class Location:
         """Return the path of a local file.
 
         Raises:
-            TypeError: it is in another store.
+            TypeError: The location is not a local file.
         """
         if self.store.scheme != "file":
             raise TypeError(f"{self} is not a local file")
@@ -79,18 +80,18 @@ class Location:
 
     @property
     def name(self) -> str:
-        """Return the last part of the key; "" for a root and for `.`."""
+        """Return the last component of the key; "" for a root and for `.`."""
         return self.key.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
-        """Return the extension of the name with its dot; "" if there is none."""
+        """Return the suffix of the name with its dot; "" if it has none."""
         before, dot, after = self.name.rpartition(".")
         return dot + after if before and after else ""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the parts of the key; the first part of an absolute path is "/"."""
+        """Return the components of the key; the first component of an absolute path is "/"."""
         rest = self.key.removeprefix("/")
         root = ("/",) if rest != self.key else ()
         return (*root, *(rest.split("/") if rest else ()))
@@ -118,7 +119,7 @@ class Location:
         """Return the path from another location to this one; "" for the same location.
 
         Raises:
-            ValueError: this location is not below the other one.
+            ValueError: This location is not below the other one.
         """
         if self == other:
             return ""
@@ -132,24 +133,24 @@ class Location:
         return Location(self.store, self.store.absolute(self.key))
 
     def resolve(self) -> Location:
-        """Return the canonical location, without links, relative paths and `..`.
+        """Return the canonical location, without links, relative paths or `..`.
 
         Raises:
-            StorageError: the store cannot be asked.
+            StorageError: The store does not respond.
         """
         return Location(self.store, self.store.real(self.key))
 
     # -- access to the store
 
     def status(self) -> Status | None:
-        """Return the status; None if it does not exist. Raises StorageError if the store cannot be asked."""
+        """Return the status; None if the location does not exist. Raises StorageError if the store fails."""
         return self.store.stat(self.key)
 
     def stat(self) -> Status:
         """Return the status.
 
         Raises:
-            StorageError: it does not exist, or the store cannot be asked.
+            StorageError: The location does not exist, or the store does not respond.
         """
         result = self.status()
         if result is None:
@@ -157,17 +158,17 @@ class Location:
         return result
 
     def require_exists(self) -> Location:
-        """Return the location itself.
+        """Check that the location exists and return it.
 
         Raises:
-            MissingPathError: it does not exist; suggests a similar path.
-            StorageError: the store cannot be asked.
+            MissingPathError: The location does not exist. The message suggests a similar path.
+            StorageError: The store does not respond.
         """
         self.stat()
         return self
 
     def spelling_hint(self) -> str:
-        """Return a hint for a path that does not exist: a similar path, if the local directory has one."""
+        """Return a hint with a similar path in the same local directory; "" if there is none."""
         missing = self
         while missing.store.scheme == "file" and missing.parent != missing:
             if missing.parent.is_dir():
@@ -182,29 +183,29 @@ class Location:
         return "check the spelling of the path"
 
     def exists(self) -> bool:
-        """Return whether it exists. Raises StorageError if the store cannot be asked."""
+        """Return whether the location exists; raises StorageError if the store does not respond."""
         return self.status() is not None
 
     def is_file(self) -> bool:
-        """Return whether it is a file. Raises StorageError if the store cannot be asked."""
+        """Return whether the location is a file; raises StorageError if the store does not respond."""
         result = self.status()
         return result is not None and result.kind is FileKind.FILE
 
     def is_dir(self) -> bool:
-        """Return whether it is a directory. Raises StorageError if the store cannot be asked."""
+        """Return whether the location is a directory; raises StorageError if the store does not respond."""
         result = self.status()
         return result is not None and result.kind is FileKind.DIRECTORY
 
     def folder(self) -> Location:
-        """Return this directory, or the parent if this is not one. Raises StorageError as `is_dir`."""
+        """Return this directory, or the parent if this is not a directory; same errors as `is_dir`."""
         return self if self.is_dir() else self.parent
 
     def lexists(self) -> bool:
-        """Return whether it exists, even as a broken link."""
+        """Return whether the location exists, even as a broken link."""
         return self.is_link() or self.exists()
 
     def is_link(self) -> bool:
-        """Return whether it is a link."""
+        """Return whether the location is a link."""
         return self.store.link_target(self.key) is not None
 
     def readlink(self) -> str:
@@ -212,30 +213,30 @@ class Location:
         return self.store.link_target(self.key) or ""
 
     def may_read(self) -> bool:
-        """Return whether the user may read it, as far as that is known without reading it."""
+        """Return whether the user may read the location, as far as this is known without reading."""
         return self.store.may_read(self.key)
 
     def entries(self) -> list[DirEntry]:
         """List a directory, sorted by name.
 
         Raises:
-            StorageError: it does not exist, is not a directory, or the store cannot be asked.
+            StorageError: The location does not exist or is not a directory, or the store does not respond.
         """
         return sorted(self.store.list(self.key), key=lambda entry: entry.name)
 
     def iterdir(self) -> Iterator[Location]:
-        """Iterate over the entries as locations; errors as `entries`."""
+        """Iterate over the entries as locations; same errors as `entries`."""
         return (self / entry.name for entry in self.entries())
 
     def directories(self) -> list[Location]:
-        """Return the subdirectories, sorted; errors as `entries`."""
+        """Return the subdirectories, sorted; same errors as `entries`."""
         return [self / entry.name for entry in self.entries() if entry.is_dir]
 
     def walk(self) -> Iterator[tuple[str, Status]]:
-        """Iterate over the files below, in any order, as relative path and status.
+        """Iterate over all files below, in any order, as relative path and status.
 
         Raises:
-            StorageError: as `entries`.
+            StorageError: As for `entries`.
         """
         if isinstance(self.store, SupportsWalk):
             yield from self.store.walk(self.key)
@@ -248,12 +249,12 @@ class Location:
                 yield entry.name, below.stat()
 
     def below(self) -> Iterator[tuple[str, DirEntry]]:
-        """Iterate over the files and directories below as relative path and entry, parents first.
+        """Iterate over all files and directories below, as relative path and entry, parents first.
 
         Links to directories are not followed.
 
         Raises:
-            StorageError: as `entries`.
+            StorageError: As for `entries`.
         """
         for entry in self.entries():
             yield entry.name, entry
@@ -264,10 +265,10 @@ class Location:
         """Return the matching locations below, sorted; empty if this location does not exist.
 
         Args:
-            pattern: names separated by "/", in which `*`, `?` and `[…]` match anything but "/".
+            pattern: Names separated by "/", in which `*`, `?` and `[…]` match anything but "/".
 
         Raises:
-            StorageError: the store cannot be asked.
+            StorageError: The store does not respond.
         """
         first, _, rest = pattern.partition("/")
         if not _MAGIC.search(first):
@@ -278,17 +279,17 @@ class Location:
         result = [self / entry.name for entry in self.entries() if fnmatchcase(entry.name, first)]
         return [inner for item in result for inner in item.glob(rest)] if rest else result
 
-    # -- content
+    # -- contents of files
 
     def open(self, result: Status | None = None) -> File:
         """Open the file for reading at any offset.
 
         Args:
-            result: its status if it is known; None to request it.
+            result: Status of the file, if known; None requests it.
 
         Raises:
-            FormatError: it does not exist.
-            StorageError: it cannot be accessed.
+            FormatError: The file does not exist.
+            StorageError: The file cannot be accessed.
         """
         return self.store.open(self.key, result)
 
@@ -296,16 +297,17 @@ class Location:
         """Read a small file completely.
 
         Args:
-            limit: maximum size in bytes.
+            limit: Maximum size in bytes.
 
         Raises:
-            FormatError: it is not a file (a pipe would wait for a writer), or it is too large.
-            StorageError: it cannot be read.
+            FormatError: The location is not a file (reading a pipe could wait for a writer), or the file is
+                too large.
+            StorageError: The file cannot be read.
         """
         return self.store.read(self.key, limit)
 
     def check_accepts_files(self) -> None:
-        """Raise UsageError if the store has no `put`, whether or not the location exists."""
+        """Raise UsageError if the store has no `put`, regardless of whether the location exists."""
         if not isinstance(self.store, SupportsPut):
             raise self._takes_nothing()
 
@@ -313,32 +315,32 @@ class Location:
         """Write a small file atomically and durably.
 
         Raises:
-            UsageError: the store is read-only.
-            StorageError, NoSpaceError: the file cannot be written; an existing file is kept.
+            UsageError: The store is read-only.
+            StorageError, NoSpaceError: The file cannot be written; an existing file is kept.
         """
         if not isinstance(self.store, SupportsPut):
             raise self._takes_nothing()
         self.store.put(self.key, content)
 
     def rename(self, other: Location) -> None:
-        """Rename to a location of the same store that does not exist.
+        """Rename to a location in the same store that does not exist yet.
 
         Raises:
-            UsageError: the store cannot rename in one step.
-            StorageError: it cannot be renamed.
+            UsageError: The store cannot rename in one step.
+            StorageError: The location cannot be renamed.
         """
         if not isinstance(self.store, SupportsRename):
             raise self._takes_nothing()
         self.store.rename(self.key, other.key)
 
     def write_bytes(self, content: bytes) -> None:
-        """Write a small file of an unpublished checkpoint; errors as `put`."""
+        """Write a small file of an unpublished checkpoint; same errors as `put`."""
         if not isinstance(self.store, SupportsWrite):
             raise self._takes_nothing()
         self.store.write(self.key, content)
 
     def write_at(self, offset: int, content: bytes) -> None:
-        """Write into a file of an unpublished checkpoint; errors as `put`."""
+        """Write to a file of an unpublished checkpoint at an offset; same errors as `put`."""
         if not isinstance(self.store, SupportsWrite):
             raise self._takes_nothing()
         self.store.write_at(self.key, offset, content)
@@ -363,7 +365,7 @@ def is_store_failure(error: Exception, location: Location) -> bool:
 
 
 def require_file_error(error: CheckpointError, location: Location) -> CheckpointError:
-    """Return the error if it describes the file itself; raise it if the store does not respond."""
+    """Return the error if it is about the file itself; raise it if the store does not respond."""
     if is_store_failure(error, location):
         raise error
     return error
@@ -371,10 +373,10 @@ def require_file_error(error: CheckpointError, location: Location) -> Checkpoint
 
 @contextmanager
 def suppress_file_errors(location: Location) -> Iterator[None]:
-    """Suppress errors that describe files themselves, which other checks report.
+    """Suppress errors about the files themselves, which other checks report.
 
     Raises:
-        StorageError: the store does not respond.
+        StorageError: The store does not respond.
     """
     try:
         yield

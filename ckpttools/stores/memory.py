@@ -1,4 +1,4 @@
-"""Bytes in memory: a store that lasts as long as the process, and small values embedded in an index."""
+"""Bytes in memory: a store that lives as long as the process, and small values embedded in an index."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _VERSIONS = count(1)
 
 @dataclass(frozen=True)
 class Bytes(File):
-    """A byte string with the interface of a file.
+    """Bytes with the interface of a file.
 
     Attributes:
-        path: its name in messages.
-        data: the bytes.
+        path: Name for messages.
+        data: The bytes.
     """
 
     path: str
@@ -59,7 +59,7 @@ class Bytes(File):
 
 @dataclass(frozen=True)
 class _StoredBytes:
-    """The content of a key: bytes that change only while nothing reads them, and a unique number."""
+    """The content of a key: bytes that change only while no reader uses them, and a unique number."""
 
     data: bytes | bytearray
     number: int = field(default_factory=lambda: next(_VERSIONS))
@@ -71,7 +71,7 @@ class _StoredBytes:
 
 @dataclass(frozen=True)
 class MemoryFile(File):
-    """A file of a `MemoryStore`, as it was when it was opened."""
+    """A file of a `MemoryStore`, with its content at the time of opening."""
 
     path: str
     data: bytes | bytearray
@@ -100,11 +100,11 @@ class MemoryFile(File):
 
 
 class MemoryStore(Store):
-    """A store of files in a dictionary. A directory is a common prefix of keys that ends before a `/`.
+    """A store with files in a dictionary. A directory is a common prefix of keys that ends before a `/`.
 
     Attributes:
-        lock: held during changes.
-        begun: unfinished conversions by the key of their staging directory.
+        lock: Held during changes.
+        begun: Unfinished conversions, by the key of their staging directory.
     """
 
     scheme: ClassVar[str] = "memory"
@@ -167,7 +167,7 @@ class MemoryStore(Store):
             self._files[key] = _StoredBytes(data)
 
     def remove(self, key: str) -> None:
-        """Remove a file or everything below a key, if it exists."""
+        """Remove a file, or everything below a key, if it exists."""
         with self.lock:
             self._files.pop(key, None)
             for name in list(self._below(key)):
@@ -201,15 +201,15 @@ class MemoryStore(Store):
         return self.unfinished(key + SUFFIX)
 
     def _below(self, key: str) -> Iterator[str]:
-        """Iterate over the relative paths below a key."""
+        """Iterate over the relative paths of all keys below a key."""
         start = _joined(key, "")
         return (file[len(start) :] for file in self._files if file.startswith(start))
 
     def move(self, old: str, new: str) -> None:
-        """Move everything below a key to another one, replacing what is there."""
+        """Move everything below a key to another key, replacing existing content."""
         with self.lock:
             moved = ((_joined(new, name), self._files[_joined(old, name)]) for name in self._below(old))
-            # Readers keep the old bytes: a later `write_at` copies the moved ones.
+            # Readers keep the old bytes, because a later `write_at` copies the moved ones.
             files = {name: _StoredBytes(bytes(result.data), result.number) for name, result in moved}
             self.remove(old)
             self.remove(new)
@@ -217,7 +217,7 @@ class MemoryStore(Store):
 
 
 class _MemoryTrials:
-    """Link tests: files in memory can be linked to each other."""
+    """Link tests for files in memory, which can all be linked to each other."""
 
     def refusal(self, source: File) -> str | None:
         return None if isinstance(source, MemoryFile) else "it is not in memory"
@@ -244,7 +244,7 @@ STORE = MemoryStore()
 
 @dataclass
 class Begun:
-    """An unfinished conversion; other stores keep these facts in a journal."""
+    """An unfinished conversion; other stores keep this information in a journal."""
 
     purpose: JobInfo
     records: list[Record] = field(default_factory=list)
@@ -314,7 +314,7 @@ class MemoryStaging:
 
 @dataclass(frozen=True)
 class MemoryWork:
-    """A destination in memory that one thread owns; see `ckpttools.stores.publishing.Work`."""
+    """A destination in memory that is owned by one thread; see `ckpttools.stores.publishing.Work`."""
 
     staging: MemoryStaging
     begun: Begun
@@ -345,7 +345,7 @@ class MemoryWork:
             self.begun.records.clear()
 
     def finalize(self) -> None:
-        """See `Work`; nothing remains to be removed."""
+        """See `Work`. There is nothing to remove."""
 
 
 class MemoryDataFiles:
@@ -395,7 +395,7 @@ class MemoryDataFiles:
         self._series.extend(name, end)
 
     def sync(self) -> None:
-        """Do nothing: memory needs no sync."""
+        """Do nothing, because memory needs no sync."""
 
     def close(self) -> None:
-        """Do nothing: no resources are held."""
+        """Do nothing, because no resources are held."""

@@ -1,4 +1,4 @@
-"""Model names of the Hub (org/name) in place of paths."""
+"""Names of Hub models (org/name) in place of paths."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ckpttools.stores.web.hub_name import is_model_name
 
 
 def model_at(where: LocationLike) -> Location:
-    """Return the location that a user names, or a Hub model if no such path exists.
+    """Return the location for a path, or for a Hub model if the path does not exist.
 
     Args:
-        where: as for `ckpttools.stores.parse`. Only text can be a model name, and only if the path's parent
+        where: As for `ckpttools.stores.parse`. Only text can be a model name, and only if the path's parent
             does not exist either.
 
     Raises:
-        UsageError: as `ckpttools.stores.parse`.
+        UsageError: As for `ckpttools.stores.parse`.
     """
     location = parse(where)
     if (

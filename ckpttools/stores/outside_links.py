@@ -1,7 +1,7 @@
-"""Find files that symbolic links pull into a source from outside of it.
+"""Find files outside a source that symbolic links include in it.
 
-A downloaded directory may contain a link to any file of this machine. Commands would write its target like
-any other file. So each writing command reports such files, and refuses to publish them.
+A downloaded directory may contain a link to any file on this machine, and commands would write its target
+like any other file. Each writing command therefore reports such files and refuses to publish them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.text import plural
 from ckpttools.stores.location import Location
 
-# Name prefixes of repositories in the cache of huggingface_hub, where snapshots are links to blobs.
+# Name prefixes of repositories in the huggingface_hub cache, where snapshots are links to blobs.
 _REPOSITORY_PREFIXES = ("models--", "datasets--", "spaces--")
 _MAX_LISTED = 3
 
 
 def find_outside_links(root: Location, paths: Iterable[str]) -> Mapping[str, str]:
-    """Find the files below a directory whose content is outside of it.
+    """Find files below a directory whose content is outside the directory.
 
-    Paths that are not below the directory are skipped: the user named them. In the cache of huggingface_hub,
-    the blobs that a snapshot links to belong to the snapshot.
+    Paths that are not below the directory are skipped, because the user named them. In the huggingface_hub
+    cache, the blobs that a snapshot links to belong to the snapshot.
 
     Args:
-        root: the directory; only directories on this machine have links.
-        paths: paths of files on this machine.
+        root: The directory; only directories on this machine have links.
+        paths: Paths of files on this machine.
 
     Returns:
-        For each such file, its path below the directory and the link's target.
+        The path below the directory of each such file, mapped to the link's target.
     """
     if root.store.scheme != "file":
         return {}
@@ -55,18 +55,18 @@ def find_outside_links(root: Location, paths: Iterable[str]) -> Mapping[str, str
 
 
 def check_outside_links(links: Mapping[str, str], *, is_public: bool, is_allowed: bool) -> tuple[str, ...]:
-    """Refuse to publish files that links pull in, and describe them for other destinations.
+    """Refuse to publish files that links include, and describe them for other destinations.
 
     Args:
-        links: the result of `find_outside_links`.
-        is_public: whether everyone can read the destination.
-        is_allowed: whether the user allows such files.
+        links: The result of `find_outside_links`.
+        is_public: Whether everyone can read the destination.
+        is_allowed: Whether the user allows such files.
 
     Returns:
         Remarks for the user.
 
     Raises:
-        UsageError: everyone could read the files, and the user did not allow that.
+        UsageError: Everyone could read the files, and the user has not allowed that.
     """
     if not links:
         return ()
@@ -84,7 +84,7 @@ def check_outside_links(links: Mapping[str, str], *, is_public: bool, is_allowed
 
 
 def _blob_directories(snapshot: str) -> list[str]:
-    """Return the blob directory of a snapshot in the cache of huggingface_hub; empty for other paths."""
+    """Return the blob directory of a snapshot in the huggingface_hub cache; empty for other paths."""
     directories = (Path(snapshot), *Path(snapshot).parents)
     repositories = (directory.parent for directory in directories if directory.name == "snapshots")
     return [

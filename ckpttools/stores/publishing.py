@@ -3,26 +3,26 @@
     staging = store.staging(key, overwrite, check_replaced)
     staging.check(plan, nbytes)                      raises errors before anything is written
     with staging.opened(purpose, nbytes) as work:    locks the destination for this process
-        files = work.data_files(sizes, heads)        takes bytes of arrays, from any thread
+        files = work.data_files(sizes, heads)        receives bytes of arrays from any thread
         work.record(records)                         records durable tasks, which a resumed command skips
         work.publish()                               gives the complete, durable checkpoint its name
-        work.finalize()                              removes all traces of the work
+        work.finalize()                              removes all remains of the work
 
-`ckpttools.stores.local` uses a directory next to the destination and one rename, `memory` a dictionary, and
-the hub one commit (`ckpttools.stores.web.hub_staging`).
+`ckpttools.stores.local` uses a directory next to the destination and one rename, `memory` uses a dictionary,
+and the Hub uses one commit (`ckpttools.stores.web.hub_staging`).
 
-**Buckets** have neither renames nor locks, and an object is written sequentially. The same protocol is
-implemented differently there (`ckpttools.stores.objects.staging`):
+**Buckets** have neither renames nor locks, and objects are written sequentially. For them, the protocol is
+implemented differently (`ckpttools.stores.objects.staging`):
 
-* `Store.streams` declares this, and the best size of an object. The plan then orders the tasks of each file
-  (`ckpttools.plan.streamed`): all tasks of a file are a group, which one worker does. A group is recorded
+* `Store.streams` declares sequential writes and the best size of an object. The plan then orders the tasks of
+  each file (`ckpttools.plan.streamed`): all tasks of a file form a group for one worker. A group is recorded
   when its objects are complete, so work resumes object by object. Every object is marked with its plan.
-* `content` is the final key itself if nothing is there yet. Its store buffers the small files given to
-  `write` until `publish` writes them. The last two, which mark the step and the item as complete, follow all
-  others. Until then, readers find no checkpoint. Objects of other writers are never overwritten.
-* A checkpoint that will be replaced stays until the new one is complete in `<destination>.partial/content/`.
-  Then it is deleted, and the cloud copies the new one to its place, the last two files last. An interrupted
-  conversion resumes this.
+* `content` is the final key itself if that does not exist yet. Its store buffers the small files passed to
+  `write` until `publish` writes them. The two files that mark the step and the item as complete are written
+  last, so readers find no checkpoint before that. Objects of other writers are never overwritten.
+* A checkpoint that will be replaced remains until the new one is complete in
+  `<destination>.partial/content/`. It is then deleted, and the cloud copies the new one to its location, with
+  the same two files last. After an interruption, the same command resumes this.
 * The journal consists of objects in `<destination>.partial/journal/`, each written once. The lock is an
   object that its owner rewrites every few seconds, on the condition that it is unchanged (`objects/lock.py`).
 * `finalize` deletes the journal, then the lock, then the object that marks the work as done.
@@ -43,25 +43,25 @@ if TYPE_CHECKING:
     from ckpttools.stores.location import Location
 
 PLAN_MARK = ".ckpttools-plan"
-"""File in a checkpoint that is being published: the fingerprint of its plan. It is removed last."""
+"""File in a checkpoint that is being published, with the fingerprint of its plan. It is removed last."""
 
 PLAN_KINDS = "ckpttools-plan-"
-"""The first text in a file with a plan begins with this, before the version of the format."""
+"""Start of the first text in a plan file, followed by the version of the format."""
 
 SUFFIX = ".partial"
 JOURNAL, LOCK, CONTENT = "journal", "lock", "content"
-"""In buckets: suffix of a destination's name, and names below that."""
+"""In buckets, suffix of a destination's staging directory, and names below it."""
 
 UNPROTECTED = "CKPTTOOLS_ALLOW_UNPROTECTED"
-"""Environment variable to accept a bucket whose server does not detect a second writer."""
+"""Environment variable that accepts buckets whose server does not detect a second writer."""
 
 Record: TypeAlias = Sequence[object]
-"""A finished task as JSON values. The task index comes first; only the writer knows the rest."""
+"""A finished task as JSON values: the task index, followed by values that only the writer interprets."""
 
 
 @contextmanager
 def allowing_unprotected() -> Iterator[None]:
-    """Accept buckets whose server does not detect a second writer, also in worker processes."""
+    """Accept buckets whose server does not detect a second writer, in worker processes as well."""
     before = os.environ.get(UNPROTECTED)
     os.environ[UNPROTECTED] = "1"
     try:
@@ -74,20 +74,20 @@ def allowing_unprotected() -> Iterator[None]:
 
 
 class LockedError(UsageError):
-    """Another process is at work on the same destination."""
+    """Another process is using the same destination."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """Description of a conversion.
+    """The description of a conversion.
 
     Attributes:
-        plan: fingerprint of its plan.
-        source: what is converted, for messages.
-        command: the command line, for messages; "" if there is none.
-        directory: working directory of the command.
-        division: how the work is divided into tasks, as text. It follows from the memory and the number of
-            workers; a resumed run uses the same division even if those differ.
+        plan: Fingerprint of the plan.
+        source: The source, for messages.
+        command: The command line, for messages; "" if there is none.
+        directory: Working directory of the command.
+        division: How the work is divided into tasks, as text. It depends on the memory limit and the number
+            of workers; a resumed run keeps the division even if those differ.
     """
 
     plan: str
@@ -97,7 +97,7 @@ class JobInfo:
     division: str = ""
 
     def is_same_command(self, other: JobInfo) -> bool:
-        """Return whether two plans come from the same command, even if its source differs."""
+        """Return whether two plans come from the same command, even if the source has changed."""
         return bool(self.command) and (self.source, self.command, self.directory) == (
             other.source,
             other.command,
@@ -106,14 +106,14 @@ class JobInfo:
 
 
 class Series:
-    """Thread-safe end offsets of series of files to which data is appended."""
+    """Thread-safe end offsets of file series to which data is appended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ends: dict[str, tuple[int, int]] = {}
 
     def take(self, name: str, limit: int, nbytes: int) -> tuple[str, int]:
-        """Return the file and offset for the next `nbytes`; arguments as of `DataFiles.append`."""
+        """Return the file and offset for the next `nbytes`; arguments as for `DataFiles.append`."""
         with self._lock:
             number, end = self._ends.get(name, (0, 0))
             if end >= limit:
@@ -133,7 +133,7 @@ class Sink(Protocol):
     """Writes the bytes of a group of tasks.
 
     Attributes:
-        is_dry_pass: whether the bytes are only inspected, and must be written once more.
+        is_dry_pass: Whether the bytes are only inspected and must be written again.
     """
 
     @property
@@ -142,30 +142,30 @@ class Sink(Protocol):
     def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
         """Write all of `data` at `offset`.
 
-        If the store streams files (`Store.streams`), the writes to a file must be in order of their offsets;
-        gaps are filled with zeros.
+        If the store writes files sequentially (`Store.streams`), writes to a file must be in the order of
+        their offsets. Gaps are filled with zeros.
 
         Args:
-            name: path of the file below the checkpoint's root.
-            offset: offset in the file in bytes.
-            data: the bytes to write.
-            address: memory address of `data`.
-            loose: size of a file that was not declared in advance; it is created if needed.
+            name: Path of the file below the checkpoint's root.
+            offset: Offset in the file in bytes.
+            data: The bytes to write.
+            address: Memory address of `data`.
+            loose: Size of a file that was not declared in advance, which is created if needed.
 
         Raises:
-            StorageError, NoSpaceError: the store reports an error.
+            StorageError, NoSpaceError: The store reports an error.
         """
 
     def write_whole(self, name: str, data: bytes) -> None:
-        """Write a complete, undeclared file; errors as `write`."""
+        """Write a complete file that was not declared in advance; same errors as `write`."""
 
     def append(self, name: str, limit: int, data: bytes) -> tuple[str, int]:
-        """Append to the last file of a series; errors as `write`.
+        """Append to the last file of a series; same errors as `write`.
 
         Args:
-            name: name of the series; numbers are appended to it for its files.
-            limit: file size in bytes after which a new file is started.
-            data: the bytes to write.
+            name: Name of the series; its files have numbers appended.
+            limit: File size in bytes after which a new file is started.
+            data: The bytes to write.
 
         Returns:
             The file and offset of the data.
@@ -174,10 +174,10 @@ class Sink(Protocol):
 
 @runtime_checkable
 class SupportsFileIdentity(Protocol):
-    """A sink whose files can be removed or replaced while they are written."""
+    """A sink whose files other processes can remove or replace while they are written."""
 
     def identity(self, name: str) -> str:
-        """Return a text that differs for another file with the same name; see `file_identity`."""
+        """Return a text that changes if another file gets the same name; see `file_identity`."""
 
 
 @runtime_checkable
@@ -185,11 +185,11 @@ class SupportsKeepFiles(Protocol):
     """Work that publishes only files of its plan."""
 
     def keep_files(self, names: Iterable[str], series: Iterable[str] = ()) -> None:
-        """Expect files that earlier runs of the plan wrote.
+        """Register files that earlier runs of the plan wrote.
 
         Args:
-            names: their names below the checkpoint's root.
-            series: names of series to which data is appended. An interrupted run may have left any of their
+            names: Names of the files below the checkpoint's root.
+            series: Names of series to which data is appended. An interrupted run may have left any of their
                 files.
         """
 
@@ -199,18 +199,18 @@ class SupportsChangedFiles(Protocol):
     """Work in a store whose files have versions."""
 
     def changed_files(self) -> Sequence[str]:
-        """Return the names of files that are not what earlier runs of the plan wrote.
+        """Return the names of files that have changed since earlier runs of the plan wrote them.
 
         Raises:
-            StorageError: the store does not respond.
+            StorageError: The store does not respond.
         """
 
 
 def file_identity(root: object, file: object) -> str:
-    """Identify a file by its inode and that of the checkpoint's root directory.
+    """Identify a file by its inode and the inode of the checkpoint's root directory.
 
     Args:
-        root, file: `Status.identity` of both.
+        root, file: The `Status.identity` of both.
 
     Returns:
         The identity; "" if the store has no inodes.
@@ -225,33 +225,31 @@ class DataFiles(Protocol):
     """The data files of an unpublished checkpoint, written by several threads."""
 
     def write_passes(self, group: int) -> Generator[Sink]:
-        """Yield the sinks of a group of tasks, whose bytes must be produced once per sink.
+        """Yield the sinks of a group of tasks; the bytes must be produced once for each sink.
 
-        The group is written when the generator ends, and durable after `sync`. Close the generator to give
-        up: then nothing remains of streamed files.
+        The group is written when the generator ends, and durable after `sync`. To give up, close the
+        generator; nothing remains of sequentially written files then.
 
         Args:
-            group: index of the group, the same in every run of a plan.
+            group: Index of the group, which is the same in every run of a plan.
 
         Raises:
-            StorageError, NoSpaceError: the store reports an error.
+            StorageError, NoSpaceError: The store reports an error.
         """
 
     def write_heads(self) -> None:
-        """Write the first bytes of files that have declared ones, unless that was done; errors as
-        `write_passes`.
-        """
+        """Write the declared first bytes of files, unless that was done; same errors as `write_passes`."""
 
     def extend(self, name: str, end: int) -> None:
         """Reserve the data that an earlier run appended, so that it is not overwritten.
 
         Args:
-            name: name of the file.
-            end: end offset of the data in bytes.
+            name: Name of the file.
+            end: End offset of the data in bytes.
         """
 
     def sync(self) -> None:
-        """Make everything written so far durable; errors as `write_passes`."""
+        """Make everything written so far durable; same errors as `write_passes`."""
 
     def close(self) -> None:
         """Release resources. Data that has not been synced may be lost."""
@@ -275,32 +273,32 @@ class Work(Protocol):
         """Return the records of earlier runs of this plan."""
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> DataFiles:
-        """Open the data files at their full sizes, with the content of earlier runs.
+        """Open the data files at their full sizes, keeping the content of earlier runs.
 
         Args:
-            sizes: size of each file in bytes.
-            heads: first bytes of some files, which no task writes.
+            sizes: Size of each file in bytes.
+            heads: The first bytes of some files, which no task writes.
 
         Raises:
-            StorageError, NoSpaceError: the files cannot be created.
+            StorageError, NoSpaceError: The files cannot be created.
         """
 
     def record(self, records: Iterable[Record]) -> None:
-        """Record tasks whose bytes are durable, durably; errors as `data_files`."""
+        """Durably record tasks whose bytes are durable; same errors as `data_files`."""
 
     def discard(self) -> None:
-        """Discard the finished work; errors as `data_files`."""
+        """Discard the finished work; same errors as `data_files`."""
 
     def publish(self) -> None:
-        """Give the content its final name in one step; a replaced checkpoint is removed last.
+        """Give the content its final name in one step, then remove a replaced checkpoint.
 
         Raises:
-            DestinationExistsError: another process has created the destination since.
-            StorageError, NoSpaceError: the store reports an error.
+            DestinationExistsError: Another process has created the destination in the meantime.
+            StorageError, NoSpaceError: The store reports an error.
         """
 
     def finalize(self) -> None:
-        """Remove all traces of the work; errors as `data_files`."""
+        """Remove all remains of the work; same errors as `data_files`."""
 
 
 @runtime_checkable
@@ -311,29 +309,29 @@ class SupportsCheckedPublish(Protocol):
         """See `Work.publish`.
 
         Args:
-            check: called after the checkpoint has replaced an older one. If it raises, the older one gets its
+            check: Called after the checkpoint has replaced an older one. If it raises, the older one gets its
                 name back.
 
         Raises:
-            CheckpointError: as `Work.publish`, and as `check`.
+            CheckpointError: As for `Work.publish` and `check`.
         """
 
 
 @runtime_checkable
 class SupportsForkedWriters(Protocol):
-    """Work whose data files can be written by forked processes."""
+    """Work whose data files forked processes can write to."""
 
     def files_of_fork(self, sizes: Mapping[str, int]) -> Sink:
         """Open the data files in a forked process.
 
-        The parent process opens the files, too. After a report from the fork, the parent's `sync` makes the
+        The parent process also opens the files. After a report from the fork, the parent's `sync` makes the
         fork's bytes durable.
 
         Args:
-            sizes: size of each file in bytes. The fork cannot append or write complete files.
+            sizes: Size of each file in bytes. The fork cannot append to files or write complete files.
 
         Raises:
-            StorageError, NoSpaceError: the files cannot be opened.
+            StorageError, NoSpaceError: The files cannot be opened.
         """
 
 
@@ -342,9 +340,9 @@ class Published:
     """A checkpoint that was published in a repository.
 
     Attributes:
-        url: page of the repository.
-        is_private: whether only its owners can read it.
-        commit: the commit that contains the checkpoint.
+        url: URL of the repository's page.
+        is_private: Whether only the owners can read the repository.
+        commit: The commit that contains the checkpoint.
     """
 
     url: str
@@ -358,7 +356,7 @@ class SupportsPublished(Protocol):
 
     @property
     def published(self) -> Published | None:
-        """Return the published checkpoint after `publish`."""
+        """Return the published checkpoint, after `publish`."""
 
 
 class Staging(Protocol):
@@ -372,27 +370,28 @@ class Staging(Protocol):
         """Check the destination before anything is written.
 
         Args:
-            plan: fingerprint of the plan.
-            nbytes: bytes that will be written.
+            plan: Fingerprint of the plan.
+            nbytes: Number of bytes that will be written.
 
         Raises:
-            UsageError: the location cannot be a destination.
-            DestinationExistsError: the destination exists and may not be replaced.
-            NoSpaceError: there is too little free space.
+            UsageError: The location cannot be a destination.
+            DestinationExistsError: The destination exists and may not be replaced.
+            NoSpaceError: There is too little free space.
         """
 
     def opened(self, purpose: JobInfo, nbytes: int = 0) -> AbstractContextManager[Work]:
         """Lock the destination for this process.
 
         Args:
-            purpose: the conversion, which has passed `check`.
-            nbytes: as for `check`, for a published checkpoint that was changed and must be rewritten.
+            purpose: The conversion, which has passed `check`.
+            nbytes: As for `check`, in case a published checkpoint was changed and must be rewritten.
 
         Raises:
-            LockedError: another process is writing it.
-            UsageError: it contains another unfinished conversion or unowned files.
-            DestinationExistsError: an earlier run has published it, and it was changed since.
-            CheckpointError: as `check`, or the store reports an error.
+            LockedError: Another process is writing to the destination.
+            UsageError: The staging location has another unfinished conversion, or files that ckpttools does
+                not own.
+            DestinationExistsError: An earlier run published the checkpoint, and it has changed since.
+            CheckpointError: As for `check`, or the store reports an error.
         """
 
 
@@ -401,14 +400,14 @@ class Unfinished:
     """The remains of an interrupted conversion.
 
     Attributes:
-        location: the staging location.
-        replaced: the checkpoint that must get the destination's name back; None if there is none.
-        command: the command line that started it, if known.
-        writer: description of the active process; "" if none is known.
-        directory: working directory of the command; "" if unknown.
-        release: the command that releases the lock of `writer`; "" if there is none.
-        plan: fingerprint of its plan; "" if unknown.
-        division: as in `JobInfo`.
+        location: The staging location.
+        replaced: The checkpoint that must get the destination's name back, or None.
+        command: The command line that started the conversion, if known.
+        writer: Description of the active process; "" if none is known.
+        directory: Working directory of the command; "" if unknown.
+        release: The command that releases the lock of `writer`; "" if there is none.
+        plan: Fingerprint of the plan; "" if unknown.
+        division: As for `JobInfo`.
     """
 
     location: Location
@@ -422,13 +421,13 @@ class Unfinished:
 
     @property
     def wait(self) -> str:
-        """Suggest what to do about the active process."""
+        """Return a hint about the active process."""
         release = f"; to release its lock: {self.release}" if self.release else ""
         return f"wait until it is done{release}"
 
     @property
     def kind(self) -> str:
-        """Return the kind of the work: a copy or a conversion."""
+        """Return the kind of work: a copy or a conversion."""
         return "copy" if self.command.startswith("ckpt copy ") else "conversion"
 
 
@@ -440,26 +439,26 @@ class SupportsPublishing(Protocol):
         """Return the staging of a destination.
 
         Args:
-            key: key of the destination.
-            overwrite: whether an existing checkpoint, or another unfinished conversion, may be replaced.
-            check_replaced: called if the destination exists. Raises `DestinationExistsError` if it may never
-                be replaced by the new checkpoint.
+            key: Key of the destination.
+            overwrite: Whether an existing checkpoint or another unfinished conversion may be replaced.
+            check_replaced: Called if the destination exists. Raises `DestinationExistsError` if the new
+                checkpoint must not replace it.
         """
 
     def unfinished(self, key: str) -> Unfinished | None:
-        """Return the unfinished conversion whose staging location is `key`; None if there is none."""
+        """Return the unfinished conversion whose staging location is `key`, or None."""
 
     def find_unfinished(self, key: str) -> Unfinished | None:
-        """Return the unfinished conversion to the destination `key`; None if there is none."""
+        """Return the unfinished conversion to the destination `key`, or None."""
 
 
 def staging_of(
     destination: Location, overwrite: bool = False, check_replaced: Callable[[], None] = lambda: None
 ) -> Staging:
-    """Return the staging of a destination; arguments as of `SupportsPublishing.staging`.
+    """Return the staging of a destination; arguments as for `SupportsPublishing.staging`.
 
     Raises:
-        UsageError: the store cannot hold new checkpoints.
+        UsageError: New checkpoints cannot be created in the store.
     """
     if isinstance(destination.store, SupportsPublishing):
         return destination.store.staging(destination.key, overwrite, check_replaced)
@@ -472,12 +471,12 @@ def staging_of(
 
 
 def read_unfinished(location: Location) -> Unfinished | None:
-    """Return the unfinished conversion whose staging is at `location`; None if there is none."""
+    """Return the unfinished conversion whose staging location is `location`, or None."""
     return location.store.unfinished(location.key) if isinstance(location.store, SupportsPublishing) else None
 
 
 def find_unfinished(destination: Location) -> Unfinished | None:
-    """Return the unfinished conversion to a destination; None if there is none."""
+    """Return the unfinished conversion to a destination, or None."""
     return (
         destination.store.find_unfinished(destination.key)
         if isinstance(destination.store, SupportsPublishing)

@@ -1,7 +1,7 @@
 """Network reads: long reads are split into concurrent parts, and late parts are requested again.
 
-Each response is stored in a buffer of its own and copied to the caller's buffer while the caller waits. So a
-late response never overwrites a buffer that is in use for something else.
+Each response is stored in its own buffer and copied to the caller's buffer while the caller waits, so that a
+late response never overwrites a buffer that has been reused.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Fetch: TypeAlias = Callable[[int, int], "Buffer"]
-"""Returns the bytes from an offset with a length, in memory that is not changed afterwards."""
+"""Function that returns a number of bytes from an offset, in memory that does not change afterward."""
 
 PART = 4 << 20
 """Size of a part of a long read in bytes."""
-# A read is late after this many times the 95th percentile of the last reads of about its length, and after
-# this many seconds at least.
+# A read is late after this multiple of the 95th percentile of recent reads of similar length, but not before
+# this many seconds.
 _TIMES_AS_LONG, _LATE_SECONDS = 4, 1.0
 # With fewer reads to compare, a read is late after `_UNKNOWN_SECONDS`, because the connection may be slow.
 _KNOWN, _REMEMBERED, _UNKNOWN_SECONDS = 3, 100, 5.0
-# Attempts per part. The wait doubles with each, because a repeated request can stall, too.
+# Attempts per part. The wait doubles with each attempt, because a repeated request can also stall.
 _ATTEMPTS = 3
-# Limits on repeated requests: a base number, so that short transfers have some; one more per this many reads;
-# and this many at the same time.
+# Limits on repeated requests: a base number, which gives short transfers some; one more per this many reads;
+# and this many at a time.
 _BASE_REPEATS, _ONE_OF, _AGAIN_AT_ONCE = 8, 25, 4
 
 
@@ -40,7 +40,7 @@ class ReadPool:
     """A thread-safe pool of the reads of one store.
 
     Attributes:
-        pace: limits concurrent reads.
+        pace: Limits concurrent reads.
     """
 
     def __init__(self) -> None:
@@ -50,11 +50,11 @@ class ReadPool:
 
     @property
     def memory(self) -> int:
-        """Return the maximum bytes of responses in memory."""
+        """Return the maximum size of responses in memory, in bytes."""
         return self.pace.nbytes + _AGAIN_AT_ONCE * PART
 
     def read_into(self, start: int, out: memoryview, fetch: Fetch) -> None:
-        """Fill `out` with the bytes from `start`; raises the first error of `fetch`."""
+        """Fill `out` with the bytes from `start`; raises the first error from `fetch`."""
         changed = threading.Condition()
         parts = [
             _ReadPart(start + at, out[at : at + PART], fetch, changed) for at in range(0, len(out), PART)
@@ -85,7 +85,7 @@ class ReadPool:
             self._lateness.note(part.length, part.attempt())
 
     def _ask_again_if_late(self, part: _ReadPart) -> None:
-        """Request a part again if it is late. The caller holds the part's lock."""
+        """Request a part again if it is late; the caller must hold the part's lock."""
         if part.is_over or part.attempts >= _ATTEMPTS or part.asked is None:
             return
         seconds = time.monotonic() - part.asked
@@ -102,20 +102,20 @@ class ReadPool:
 
 
 class _ReadPart:
-    """A part of a read.
+    """A part of a long read.
 
     Args:
-        start: offset of the first byte.
-        out: destination of the bytes.
-        fetch: requests the bytes.
-        changed: guards the state; notified when the part has ended.
+        start: Offset of the first byte.
+        out: Destination of the bytes.
+        fetch: Requests the bytes.
+        changed: Guards the state, and is notified when the part has ended.
 
     Attributes:
-        out: None once the caller's buffer must not be written anymore.
-        length: number of bytes.
-        asked: start of the latest attempt, by the monotonic clock; None before the first.
-        attempts: number of attempts.
-        errors: errors of the failed attempts.
+        out: None once the caller's buffer must no longer be written to.
+        length: Number of bytes.
+        asked: Start of the latest attempt, by the monotonic clock; None before the first.
+        attempts: Number of attempts.
+        errors: Errors of the failed attempts.
     """
 
     def __init__(self, start: int, out: memoryview, fetch: Fetch, changed: threading.Condition) -> None:
@@ -135,7 +135,7 @@ class _ReadPart:
         return self.out is None or self.has_failed
 
     def attempt(self) -> float | None:
-        """Request the bytes. Returns the duration in seconds, or None if the response was not used."""
+        """Request the bytes; return the duration in seconds, or None if the response was not used."""
         began = time.monotonic()
         self.asked = self.asked or began
         try:
@@ -170,7 +170,7 @@ class _Lateness:
                 self._taken.setdefault(length.bit_length(), deque(maxlen=_REMEMBERED)).append(seconds)
 
     def allows_another(self, length: int, seconds: float) -> bool:
-        """Return whether a read of this duration may be requested again. Counts the new request if so."""
+        """Return whether a read of this duration may be requested again, and count the new request if so."""
         if seconds < _LATE_SECONDS:
             return False
         with self._lock:
@@ -201,7 +201,7 @@ class _Threads:
         self._count = 0
 
     def run(self, task: Callable[[], None]) -> None:
-        """Run a task, which must not raise, in some thread."""
+        """Run a task in some thread; the task must not raise."""
         self._todo.put(task)
         with self._lock:
             if self._idle.acquire(blocking=False) or self._count >= max(MOST, requested_concurrency() or 0):
@@ -209,7 +209,7 @@ class _Threads:
             try:
                 threading.Thread(target=self._work, daemon=True).start()
             except RuntimeError:
-                # With fewer threads the tasks wait, but they still run.
+                # With fewer threads, tasks wait but still run.
                 if not self._count:
                     raise
             else:

@@ -1,6 +1,4 @@
-"""Registry of stores: maps a path or URL to a location. Built-in stores are listed here, others are entry
-points.
-"""
+"""The registry of stores, which maps a path or URL to a location. Other stores are entry points."""
 
 from __future__ import annotations
 
@@ -21,9 +19,9 @@ from ckpttools.stores.local.store import STORE as LOCAL
 from ckpttools.stores.location import Location
 
 LocationLike: TypeAlias = str | os.PathLike[str] | Location
-"""A path, a URL `scheme://…`, or a location."""
+"""A path, a URL such as `scheme://…`, or a location."""
 
-# Modules of this package with a `STORE`, by URL scheme.
+# Modules of this package that define a `STORE`, by URL scheme.
 _BUILT_IN = {
     "file": "local.store",
     "memory": "memory",
@@ -34,7 +32,7 @@ _BUILT_IN = {
     "https": "web.https",
     "hf": "web.hub",
 }
-# Schemes that other tools use for these stores.
+# Schemes that other tools use for the same stores.
 _ELSEWHERE = {
     "gcs": "gs",
     "s3a": "s3",
@@ -50,14 +48,14 @@ _JOINED = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)(.+)", re.DOTALL)
 
 
 def parse(where: LocationLike, *, is_written: bool = False) -> Location:
-    """Return the location of a path or URL.
+    """Return the location for a path or URL.
 
     Args:
-        where: a local path or `scheme://key`; a location is returned unchanged.
-        is_written: whether it will be written, for the hint of the error.
+        where: A local path or `scheme://key`; a location is returned unchanged.
+        is_written: Whether the location will be written, which affects the hint of the error.
 
     Raises:
-        UsageError: no store with that scheme is installed.
+        UsageError: No store with that scheme is installed.
     """
     if isinstance(where, Location):
         return where
@@ -78,7 +76,7 @@ _IN_USE: dict[str, Store] = {}
 
 
 def used_stores() -> list[Store]:
-    """Return all stores that were used in this process except the local file system."""
+    """Return all stores used in this process except the local file system."""
     return list(_IN_USE.values())
 
 
@@ -89,8 +87,8 @@ def _key(text: str) -> str:
 
 @cache
 def _store(scheme: str) -> Store | None:
-    """Return the store of a scheme; None if there is none."""
-    # The search for plug-ins takes 30 ms.
+    """Return the store for a scheme; None if there is none."""
+    # Searching for plug-ins takes 30 ms.
     if scheme in _BUILT_IN:
         result: Store = import_module(f"{__package__}.{_BUILT_IN[scheme]}").STORE
         return result
@@ -122,7 +120,7 @@ def _no_store(scheme: str, text: str, is_written: bool) -> UsageError:
 
 @contextmanager
 def count_traffic() -> Iterator[Callable[[], Mapping[str, Traffic]]]:
-    """Count the requests of all threads inside the `with`.
+    """Count the requests of all threads in a `with` block.
 
     Yields:
         A function that returns the traffic so far by address, such as "gs://", sorted. Local files and memory

@@ -16,7 +16,7 @@ class Relocation:
     """A mapping of path prefixes.
 
     Attributes:
-        roots: pairs of an original prefix and its local replacement; the first match wins.
+        roots: Pairs of an original prefix and its local replacement; the first match wins.
     """
 
     roots: tuple[tuple[str, str], ...] = ()
@@ -26,7 +26,7 @@ class Relocation:
         """Parse texts such as "/data=/mnt/data", or a mapping.
 
         Raises:
-            UsageError: a text does not have this form.
+            UsageError: A text does not have this form.
         """
         if isinstance(declared, Relocation):
             return declared
@@ -45,18 +45,18 @@ class Relocation:
         return _moved(path, self.roots)
 
     def back(self, text: str) -> str:
-        """Replace local prefixes in a text by the original ones."""
+        """Replace local prefixes in a text with the original ones."""
         for old, new in self.roots:
-            # Match complete names only: /data is neither a prefix of /database nor part of /my/data.
+            # Match only complete names: /data is neither a prefix of /database nor part of /my/data.
             begins = re.compile(rf"(?<![\w./:-]){re.escape(new)}(?![\w.-])")
             text = old.join(begins.split(text))
         return text
 
 
 AS_PLANNED = Relocation()
-"""No relocation."""
+"""A relocation that changes nothing."""
 Roots: TypeAlias = str | Iterable[str] | Mapping[str, str] | Relocation
-"""User input: "OLD=NEW", several of these, or a mapping from old to new prefixes."""
+"""User input: one or several texts "OLD=NEW", or a mapping from old to new prefixes."""
 
 
 def _bare(root: str) -> str:

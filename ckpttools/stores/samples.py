@@ -1,9 +1,9 @@
-"""Sample digests, which distinguish files of equal length and age.
+"""Sample digests, which distinguish files with the same size and modification time.
 
 The version of a local file is its modification time. Archives and images restore these times or give all
-files the same one, so another model of the same shapes can have an equal version. The ctime cannot be set
-back, but it changes too often: with each hard link (backups, conversions that refer to their source), with
-permissions and moves, and it differs between hosts with copies.
+files the same one, so a different model with the same shapes can have the same version. The ctime cannot be
+set back, but it changes too often: with hard links (backups, conversions that refer to their source),
+permissions and moves. It also differs between copies on several hosts.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ckpttools.core.region import ceil_div
 from ckpttools.stores.base import File
 
 BLOCK_BYTES, MOST_BLOCKS = 4096, 8
-# Maximum number of sampled files: a checkpoint may have 100,000, and each must be opened.
+# Maximum number of sampled files, because a checkpoint may have 100,000 and each must be opened.
 _MOST_SAMPLED = 64
 
 
 def compute_sample_digests(file: File, blocks: int = MOST_BLOCKS) -> str:
-    """Return short digests of blocks that are spread evenly over a file, starting with the first block.
+    """Return short digests of blocks that are evenly spread over a file, starting with the first.
 
     Raises:
-        FormatError, StorageError: as `File.read`.
+        FormatError, StorageError: As for `File.read`.
     """
     starts = sample_starts(file.size, blocks)
     read = (file.read(start, min(BLOCK_BYTES, file.size - start)) for start in starts)
@@ -37,5 +37,5 @@ def sample_starts(size: int, blocks: int) -> list[int]:
 
 
 def sample_files(files: Sequence[File]) -> str:
-    """Return the sample digests of evenly chosen files; errors as `compute_sample_digests`."""
+    """Return the sample digests of evenly chosen files; same errors as `compute_sample_digests`."""
     return " ".join(map(compute_sample_digests, files[:: ceil_div(len(files), _MOST_SAMPLED) or 1]))

@@ -1,19 +1,19 @@
-"""Protocols for several processes that write one checkpoint: each does a share of the groups of one plan.
+"""Protocols for several processes that write one checkpoint; each does a share of a plan's groups.
 
     with staging.joined(purpose, nbytes, share) as work:    next to other shares, never to a single run
         files = work.data_files(sizes, heads)
         work.record(records)                                in a journal of this process
 
-`Staging.opened` fails while a share is active. It includes the records of shares in those of the plan, and
-removes their journals with its own. The finished work of every process counts, so that any other division
-into shares can resume it.
+`Staging.opened` fails while a share is active. It includes the records of all shares, and removes their
+journals together with its own. The finished work of every process counts, so that any other division into
+shares can resume.
 
-**In a directory** each process holds a shared lock of the journal and has a file of its own in
-`<destination>.partial/parts/`, which only this process writes and keeps locked.
+**In a directory**, each process holds a shared lock on the journal and has its own file in
+`<destination>.partial/parts/`, which only that process writes and keeps locked.
 
-**In a bucket** each process has an object in `<destination>.partial/parts/`, which it rewrites every few
-seconds. It writes this object before it looks for the lock of a single run, and a single run takes the lock
-before it looks for these objects. So if two start at the same moment, at least one sees the other and
+**In a bucket**, each process has an object in `<destination>.partial/parts/`, which it rewrites every few
+seconds. It writes this object before it checks for the lock of a single run, and a single run takes the lock
+before it checks for these objects. If two start at the same moment, at least one of them sees the other and
 withdraws.
 """
 
@@ -38,19 +38,19 @@ Prepared = TypeVar("Prepared")
 _LOOK_SECONDS = 0.25
 
 DONE = "done"
-"""`Member.outcome` of a process that has finished all its tasks."""
+"""The `Member.outcome` of a process that has finished all its tasks."""
 
 PARTS = "parts"
-"""Directory below `<destination>.partial` with a file or object for each process."""
+"""Directory below `<destination>.partial` that has a file or object for each process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The groups of a plan that one process does.
+    """The groups of a plan that are assigned to one process.
 
     Attributes:
-        name: name in messages, such as "3/8".
-        first, stop: range of group indexes.
+        name: Name for messages, such as "3/8".
+        first, stop: The range of group indexes.
     """
 
     name: str
@@ -64,18 +64,18 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process that does or did a share.
+    """A process that is working, or has worked, on a share.
 
     Attributes:
-        token: unique ID.
-        share: its groups.
-        process: description of the process.
-        began, seen: start time and time of the last sign of life, in seconds since 1970.
-        is_alive: whether it is active, as far as is known.
-        outcome: "done", or the reason for its end; "" while it is active or if it was killed.
-        records: records of its finished tasks.
-        age: seconds since the last sign of life, by the store's clock.
-        release: the command that releases its claim.
+        token: Unique ID.
+        share: The share of the process.
+        process: Description of the process.
+        began, seen: Start time and time of the last renewal, in seconds since 1970.
+        is_alive: Whether the process is active, as far as known.
+        outcome: "done", or the reason why the process ended; "" while it is active or if it was killed.
+        records: Records of the finished tasks.
+        age: Seconds since the last renewal, by the store's clock.
+        release: The command that releases the claim.
     """
 
     token: str
@@ -98,11 +98,11 @@ class Standing:
     """The progress of a plan at a destination.
 
     Attributes:
-        is_begun: whether the plan has been started there.
-        is_published: whether the checkpoint is published and only traces of the work remain.
-        other: description of another unfinished conversion there; "" if there is none.
-        records: records of single runs, and of processes whose share is unknown.
-        members: the processes in the order of their start.
+        is_begun: Whether the plan has been started at the destination.
+        is_published: Whether the checkpoint is published, so that only cleanup remains.
+        other: Description of another unfinished conversion to the destination; "" if there is none.
+        records: Records of single runs, and of processes whose share is unknown.
+        members: The processes, sorted by start time.
     """
 
     is_begun: bool
@@ -121,7 +121,7 @@ class PartWork(Protocol):
     """A destination that several processes write; see `publishing.Work`.
 
     Attributes:
-        token: unique ID, which names the files to which this process appends.
+        token: Unique ID, which names the files that this process appends to.
     """
 
     token: str
@@ -132,7 +132,7 @@ class PartWork(Protocol):
 
     @property
     def records(self) -> Sequence[Record]:
-        """Return the records of all processes when this one started."""
+        """Return the records of all processes at the time when this process started."""
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> DataFiles:
         """See `Work.data_files`."""
@@ -152,19 +152,19 @@ class SharedStaging(Protocol):
         """Join the work on a destination, which the first process prepares for the plan.
 
         Raises:
-            LockedError: a single run is active, or another process has some of these groups.
-            CheckpointError: as `Staging.opened`.
+            LockedError: A single run is active, or another process has some of these groups.
+            CheckpointError: As for `Staging.opened`.
         """
 
     def standing(self, plan: str) -> Standing:
-        """Return the progress of a plan, without locks or changes."""
+        """Return the progress of a plan without locks or changes."""
 
 
 def shared_staging(staging: object, destination: Location) -> SharedStaging:
-    """Return a staging that several processes can write.
+    """Return a staging that several processes can write to.
 
     Raises:
-        UsageError: only one process can write the store.
+        UsageError: Only one process can write to the store.
     """
     if isinstance(staging, SharedStaging):
         return staging
@@ -186,13 +186,13 @@ def check_free(share: Share, members: Iterable[Member], location: object) -> Non
 
 
 def claimed_error(what: str, members: Sequence[Member], location: object, wait: str) -> LockedError:
-    """Return the error of a destination that other processes write.
+    """Return the error for a destination that other processes write to.
 
     Args:
-        what: the first line of the error.
-        members: the processes, at least one.
-        location: the destination.
-        wait: the hint while they are active.
+        what: The first line of the error.
+        members: The processes; at least one.
+        location: The destination.
+        wait: The hint while the processes are active.
     """
     release = f"; to release its claim: {members[0].release}" if members[0].release else ""
     return LockedError(what, location=location, got=first_names([*map(str, members)]), hint=wait + release)
@@ -203,7 +203,7 @@ class PublishedError(DestinationExistsError):
 
 
 def published(destination: object) -> PublishedError:
-    """Return the error of a part that starts after the checkpoint was published."""
+    """Return the error for a part that starts after the checkpoint was published."""
     return PublishedError(
         f"{destination} is complete: all parts are finished, and it is published",
         expected="no more parts",
@@ -217,13 +217,13 @@ def prepared(
     """Wait until a destination is prepared for the parts of a plan, or prepare it.
 
     Args:
-        attempt: joins a prepared destination, or prepares it and returns None.
-        is_preparing: whether the process that holds the lock is preparing it, which may take any time.
-        patience: seconds to wait for any other lock holder, which may be about to end.
+        attempt: Joins a prepared destination, or prepares it and returns None.
+        is_preparing: Returns whether the lock holder is preparing the destination, which may take any time.
+        patience: Seconds to wait for any other lock holder, which may be about to end.
 
     Raises:
-        LockedError: another process holds the lock.
-        CheckpointError: as `attempt`.
+        LockedError: Another process holds the lock.
+        CheckpointError: As for `attempt`.
     """
     until = time.monotonic() + patience
     while True:
@@ -241,7 +241,7 @@ def prepared(
 
 
 def active_members(members: Iterable[Member]) -> list[Member]:
-    """Return the processes that are at work."""
+    """Return the processes that are active."""
     return [member for member in members if member.is_alive]
 
 
@@ -254,14 +254,14 @@ def members_command(begun: JobInfo | None = None) -> str:
     """Return the command that lists the processes of a plan.
 
     Args:
-        begun: the work of these processes, whose command names the plan; None if it is unknown.
+        begun: The work of the processes, whose command names the plan; None if unknown.
     """
     words = split(begun.command) if begun else []
     return action("plan_status", words[2] if words[:2] == ["ckpt", "run"] else PLAN)
 
 
 def parse_share(declared: Any) -> Share | None:
-    """Parse a share from a journal; None if it is malformed."""
+    """Parse a share from a journal; return None if it is malformed."""
     match declared:
         case [str(name), int(first), int(stop)]:
             return Share(name, first, stop)

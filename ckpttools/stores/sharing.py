@@ -13,12 +13,12 @@ from ckpttools.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class RepositoryOptions:
-    """Options for a repository that is written.
+    """Options for a repository that is written to.
 
     Attributes:
-        public: whether everyone can read it.
-        model_card: whether a model card is written.
-        base: base model for the card; "" to take it from the source.
+        public: Whether everyone can read the repository.
+        model_card: Whether a model card is written.
+        base: Base model for the card; "" takes it from the source.
     """
 
     public: bool = False
@@ -34,9 +34,9 @@ class SupportsSharing(Protocol):
         """Return the same store with these options for new checkpoints."""
 
     def is_of_repository(self, path: str) -> bool:
-        """Return whether a path below a checkpoint is a file of the repository and not of the checkpoint.
+        """Return whether a path below a checkpoint belongs to the repository rather than the checkpoint.
 
-        Such files are not replaced or deleted with a checkpoint.
+        Files of the repository are not replaced or deleted together with a checkpoint.
         """
 
 
@@ -44,7 +44,7 @@ def shared(destination: Location, sharing: RepositoryOptions) -> Location:
     """Return the destination with these options.
 
     Raises:
-        UsageError: options are set and the store has no repositories.
+        UsageError: Options are set, but the store has no repositories.
     """
     if sharing == RepositoryOptions():
         return destination

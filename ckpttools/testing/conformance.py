@@ -51,7 +51,7 @@ _SETTINGS = settings(deadline=None, max_examples=25, suppress_health_check=list(
 
 @contextmanager
 def new_location(scheme: str) -> Iterator[Location]:
-    """Yield an empty directory in a built-in store, and delete its contents afterwards."""
+    """Yield an empty directory in a built-in store, and delete its contents afterward."""
     with tempfile.TemporaryDirectory() as name:
         location = parse(name if scheme == "file" else f"{scheme}://{name}")
         yield location
@@ -68,10 +68,10 @@ class FormatTests:
     """Tests of a format that can be read and written.
 
     Attributes:
-        format: the format to test.
-        dtypes: the dtypes that the format supports.
-        structure: whether it supports lists, empty leaves, strings and scalars.
-        most_leaves: number of leaves in the tree of many small arrays.
+        format: The format to test.
+        dtypes: The dtypes that the format supports.
+        structure: Whether it supports lists, empty leaves, strings and scalars.
+        most_leaves: Number of leaves in the tree of many small arrays.
     """
 
     format: ClassVar[Format]

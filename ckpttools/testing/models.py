@@ -66,10 +66,10 @@ def write_model(
     """Write `config.json` and bfloat16 safetensors files for a model of any family.
 
     Args:
-        directory: the destination; created if necessary.
-        config: the model's `config.json`, which defines all of its sizes.
-        sparse: write a hole instead of data, which reads as zeros and takes no time or space.
-        shard_bytes: maximum bytes of tensors in one file; None for one file.
+        directory: The destination; created if necessary.
+        config: The model's `config.json`, which defines all of its sizes.
+        sparse: Write a hole instead of data, which reads as zeros and takes no time or space.
+        shard_bytes: Maximum bytes of tensors in one file; None for one file.
 
     Returns:
         The path of the only file, or of the index.

@@ -179,12 +179,12 @@ def lazy_arrays(
     """Nested expressions of all kinds of nodes, at most `depth` deep.
 
     Args:
-        draw: given by hypothesis.
-        depth: maximum number of nodes above a leaf.
-        shape: of the array; None for any.
-        dtype: of the array; None for any.
-        packed: whether a drawn dtype may have elements below one byte.
-        values: whether to include elementwise functions (exact casts, so that the expectation is simple).
+        draw: Given by hypothesis.
+        depth: Maximum number of nodes above a leaf.
+        shape: Of the array; None for any.
+        dtype: Of the array; None for any.
+        packed: Whether a drawn dtype may have elements below one byte.
+        values: Whether to include elementwise functions (exact casts, so that the expectation is simple).
     """
     shape = draw(shapes(limit=300)) if shape is None else shape
     dtype = draw(dtypes(packed)) if dtype is None else dtype
@@ -323,8 +323,8 @@ class Statement:
     """The text of a row, and sizes of its axes.
 
     Attributes:
-        left, left_axes, right, right_axes: names and axes of the two sides.
-        sizes: length of every axis.
+        left, left_axes, right, right_axes: Names and axes of the two sides.
+        sizes: Length of every axis.
     """
 
     left: str

@@ -29,9 +29,9 @@ class UnreadableFile:
     """A file of any size that uses no memory and cannot be read, for tests of planning.
 
     Attributes:
-        path: its name in messages.
-        size: its apparent size in bytes.
-        version: its apparent version.
+        path: Its name in messages.
+        size: Its apparent size in bytes.
+        version: Its apparent version.
     """
 
     path: str
@@ -59,10 +59,10 @@ def trees(
     """Return a tree of small arrays.
 
     Args:
-        draw: given by hypothesis.
-        dtypes: dtypes of the arrays.
-        structure: whether to include lists, empty leaves, strings and scalars.
-        most_leaves: approximate maximum number of leaves.
+        draw: Given by hypothesis.
+        dtypes: Dtypes of the arrays.
+        structure: Whether to include lists, empty leaves, strings and scalars.
+        most_leaves: Approximate maximum number of leaves.
     """
     leaves = _flatten(draw(_nested(tuple(dtypes), structure, most_leaves)), ())
     if not any(isinstance(leaf, LazyArray) for leaf in leaves.values()):

@@ -1,6 +1,6 @@
 """Read Flax msgpack files: models, their shards, trainer states, and EasyLM streams.
 
-Needs neither Flax nor msgpack; arrays are read by position.
+Neither Flax nor msgpack is needed; arrays are read by byte range.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from ckpttools.formats.zarr.chunks import has_array
 from ckpttools.stores.location import Location
 
 _NAMES = WeightNames(".msgpack", "flax_model.msgpack", "*model*.msgpack")
-# `flax.training.checkpoints` numbers its files. Without steps, and in Orbax before `_METADATA`, it does not.
+# `flax.training.checkpoints` appends the step to file names. Files without steps have no number, nor have
+# those in Orbax checkpoints that predate `_METADATA`.
 _NUMBERED, _STATE = re.compile(r"checkpoint_(\d{1,18}(?:\.\d{1,18})?)", re.ASCII), "checkpoint"
-# Maximum number of numbered files to probe: other programs use such names, too.
+# Maximum number of numbered files to probe, because other programs use such names, too.
 _MAX_PROBED = 20
 
 
 @dataclass(frozen=True)
 class FlaxFormat(ReadOnlyFormat):
-    """The `flax-msgpack` format, as `ckpttools.formats.base.Format` describes it."""
+    """The `flax-msgpack` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "flax-msgpack"
     looks_for: str = "states that Flax wrote with msgpack and that are cut or damaged"
@@ -53,14 +54,14 @@ class FlaxFormat(ReadOnlyFormat):
     def open(self, path: Location, options: ReadOptions) -> Tree:
         if path.is_dir() and _NAMES.why_not(path) is not None:
             path = _find_state(path, options.step)
-        # Names of trainer states have no suffix.
+        # Files of trainer states have no suffix.
         is_named = _is_named(path)
         result = _NAMES.find(path) if is_named else WeightsLocation(path.parent, (path.name,))
         try:
             states = {name: open_state(result.folder / name) for name in result.names}
         except FormatError as error:
             raise error if is_named else _suggest_other_state(error, path) from error
-        # Keys with slashes can spell the paths of two values alike.
+        # Keys that contain slashes can give two values the same path.
         pairs = {(keystr(at), name): None for name, state in states.items() for at in state.leaves}
         result.check([*pairs])
         return _build_tree(path, result.folder, list(states.values()))
@@ -76,7 +77,7 @@ FORMAT = FlaxFormat()
 
 
 def has_state_header(path: Location) -> bool:
-    """Return whether a file starts with a dictionary of named values, or with the first pair of a stream."""
+    """Return whether a file starts with a dictionary of named values or the first pair of a stream."""
     with path.open() as file:
         head = file.read(0, min(2, file.size))
     if len(head) < 2 or not (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF, 0x92)):
@@ -89,7 +90,7 @@ def has_state_header(path: Location) -> bool:
 
 
 def _starts_with_key(reader: Reader, code: int) -> bool:
-    """Return whether a text comes first, as the key of a dictionary or in the path of a pair."""
+    """Return whether the first value is a text: a dictionary key, or part of the path of a pair."""
     reader.at += {0xDE: 3, 0xDF: 5}.get(code, 1)
     first = reader.value()
     if code == 0x92:
@@ -98,11 +99,11 @@ def _starts_with_key(reader: Reader, code: int) -> bool:
 
 
 def open_state(location: Location) -> FlaxState:
-    """Parse a file; reads no array.
+    """Parse a state file; reads no array data.
 
     Raises:
-        FormatError: the file is damaged.
-        StorageError: the file cannot be read.
+        FormatError: The file is damaged.
+        StorageError: The file cannot be read.
     """
     with location.open() as file:
         state = flax_state(file)
@@ -111,7 +112,7 @@ def open_state(location: Location) -> FlaxState:
 
 
 def _list_states(folder: Location) -> list[Location]:
-    """Return the files in a directory that are named like states, latest step first."""
+    """Return the files in a directory that have names of states, latest step first."""
     files = [entry.name for entry in folder.entries() if not entry.is_dir]
     numbered = [name for name in files if _NUMBERED.fullmatch(name)]
     if numbered:
@@ -120,10 +121,10 @@ def _list_states(folder: Location) -> list[Location]:
 
 
 def numbered_states(folder: Location) -> dict[int, Location]:
-    """Return the states that `flax.training.checkpoints` wrote into a directory, by step.
+    """Return the states that `flax.training.checkpoints` wrote in a directory, by step.
 
     Raises:
-        StorageError: the directory or a file cannot be read.
+        StorageError: The directory or a file cannot be read.
     """
     states = {_step_of(state): state for state in _list_states(folder)}
     if not any(map(has_state_header, [*states.values()][:_MAX_PROBED])):
@@ -132,7 +133,7 @@ def numbered_states(folder: Location) -> dict[int, Location]:
 
 
 def _may_be_state(location: Location) -> bool:
-    """Return whether a file named like a state starts like one, even if it was truncated."""
+    """Return whether a file that has the name of a state also starts like one, even if truncated."""
     with location.open() as file:
         head = bytes(file.read(0, min(64, file.size)))
     # Pickles start with 0x80, too.
@@ -140,7 +141,7 @@ def _may_be_state(location: Location) -> bool:
 
 
 def _suggest_other_state(error: FormatError, path: Location) -> FormatError:
-    """Add to the error of a damaged state which other state can be opened."""
+    """Add to the error for a damaged state which other state can be opened."""
     others = [
         location
         for location in _list_states(path.parent)
@@ -159,7 +160,7 @@ def _is_complete_state(location: Location) -> bool:
 
 
 def state_fault(location: Location) -> str | None:
-    """Return why a numbered file cannot be read as a state; None for a complete state and for other files."""
+    """Return why a numbered file is not a readable state; None for complete states and unrelated files."""
     if not _NUMBERED.fullmatch(location.name) or not _may_be_state(location):
         return None
     try:
@@ -170,27 +171,27 @@ def state_fault(location: Location) -> str | None:
 
 
 def _number(name: str) -> tuple[float, str]:
-    """Return a sort key: the number in the name, as in Flax, then the name."""
+    """Return a sort key as in Flax: the number in the name, then the name."""
     match = _NUMBERED.fullmatch(name)
     return (float(match[1]) if match else -1.0, name)
 
 
 def _has_states(folder: Location) -> bool:
-    """Return whether a directory has states whose arrays are in the state files."""
+    """Return whether a directory has states that store their arrays in the state files."""
     states = _list_states(folder)
     if not any(map(has_state_header, states[:_MAX_PROBED])):
         return False
-    # If arrays are next to a file `checkpoint`, the format `zarr-tree` opens both together.
+    # If the arrays are next to a file `checkpoint`, the `zarr-tree` format opens both together.
     names = {entry.name for entry in folder.entries()}
     return states[0].name != _STATE or not (MANIFEST in names or has_array(folder))
 
 
 def _find_state(folder: Location, step: int | None) -> Location:
-    """Return the state of a step in a directory; without a step the latest, even if it is damaged.
+    """Return the state of a step in a directory; without a step, the latest one, even if it is damaged.
 
     Raises:
-        FormatError: the directory has no states.
-        UsageError: the step does not exist.
+        FormatError: The directory has no states.
+        UsageError: The step does not exist.
     """
     states = _list_states(folder)
     if not states:
@@ -207,13 +208,13 @@ def _find_state(folder: Location, step: int | None) -> Location:
 
 
 def _step_of(path: Location) -> int | None:
-    """Return the training step in a state's name; None without one, or if it is a fraction."""
+    """Return the training step in a state's name; None if there is none or it is a fraction."""
     match = _NUMBERED.fullmatch(path.name)
     return int(match[1]) if match and "." not in match[1] else None
 
 
 def _is_named(path: Location) -> bool:
-    """Return whether the name is that of a weights file, an index, or a directory of these."""
+    """Return whether a path has the name of a weights file or an index, or is a directory with such files."""
     return path.is_dir() or path.name.endswith((".msgpack", ".json"))
 
 
@@ -240,7 +241,7 @@ def _build_tree(path: Location, folder: Location, states: Sequence[FlaxState]) -
 
 
 def _where_arrays_are(path: Location, folder: Location) -> str:
-    """Suggest what to do with a state whose arrays are not in its file."""
+    """Return a hint for a state whose arrays are stored in other files."""
     arrays = folder / f"{path.name}_gda"
     if arrays.is_dir():
         return f"restore it with flax.training.checkpoints; only the arrays are in {quote(str(arrays))}"

@@ -1,7 +1,7 @@
-"""Read msgpack by byte ranges; large values stay in the file.
+"""Read msgpack by byte ranges, leaving large values in the file.
 
 Format: https://github.com/msgpack/msgpack/blob/master/spec.md. The number of values, their nesting and their
-lengths are limited, whatever a file declares.
+lengths are limited, regardless of what a file declares.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _MOST_VALUES, _LONGEST_TEXT = 2_000_000, 1 << 20
 
 
 class DamagedError(Exception):
-    """The bytes are not msgpack, are truncated, or declare what no program writes."""
+    """The bytes are not valid msgpack, are truncated, or declare values that no program writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An unread byte range: offset in the file, and length."""
+    """The byte range of an unread value: offset in the file, and length."""
 
     start: int
     nbytes: int
@@ -39,12 +39,12 @@ class Extension:
 
 
 class Reader:
-    """Reads consecutive values from a part of a file.
+    """Reads consecutive values from a byte range of a file.
 
     Args:
-        file: the file.
-        start, stop: the part of it; by default the whole file.
-        values: limit on the number of values, shared by all readers with the same list.
+        file: The file.
+        start, stop: The byte range; by default the full file.
+        values: The remaining number of values, in a list that several readers may share.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Reader:
         return self.at >= self._stop
 
     def within(self, span: Span) -> Reader:
-        """Return a reader of the values in a byte range; they count towards the limit."""
+        """Return a reader of the values in a byte range, which count toward the same limit."""
         return Reader(self._file, span.start, span.start + span.nbytes, self._left)
 
     def value(self, depth: int = 0) -> Any:
-        """Read the next value: a dictionary, list, number, text, None, `Span` or `Extension`.
+        """Read the next value as a dictionary, list, number, text, None, `Span` or `Extension`.
 
         Raises:
-            DamagedError: there is no valid value.
+            DamagedError: The bytes are not a valid value.
         """
         self._left[0] -= 1
         if self._left[0] < 0 or depth > DEEPEST:

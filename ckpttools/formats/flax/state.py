@@ -18,22 +18,23 @@ from ckpttools.formats.flax.msgpack import DamagedError, Extension, Reader, Span
 from ckpttools.formats.pieced import in_shape
 from ckpttools.stores.base import File
 
-# `flax.serialization._MsgpackExtType`, and the key of arrays that are split because they exceed 1 GiB.
+# `flax.serialization._MsgpackExtType`, and the key that marks arrays larger than 1 GiB, which Flax splits.
 _ARRAY, _COMPLEX, _NUMBER = 1, 2, 3
 _CHUNKED = "__msgpack_chunked_array__"
-# Placeholders of Orbax before `_METADATA`, and of `flax.training.checkpoints` for multi-process arrays.
+# Placeholders for arrays in other files, from Orbax before `_METADATA` and, for multi-process arrays, from
+# `flax.training.checkpoints`.
 _PLACEHOLDERS = ("PLACEHOLDER://", "//GDAPlaceholder:")
 
 
 @dataclass
 class FlaxState:
-    """The contents of a file.
+    """The contents of a state file.
 
     Attributes:
-        leaves: leaves by path.
-        scalars: paths of leaves that were Python numbers.
-        elsewhere: names of arrays in other files, by path.
-        others: kinds of other objects (not arrays, numbers or texts), by path.
+        leaves: The leaves by path.
+        scalars: Paths of the leaves that were Python numbers.
+        elsewhere: Names of the arrays in other files, by path.
+        others: Kinds of all other objects (not arrays, numbers or texts), by path.
     """
 
     leaves: dict[Path, Leaf] = field(default_factory=dict)
@@ -46,7 +47,7 @@ def flax_state(file: File) -> FlaxState:
     """Read the leaves of a `flax.serialization` file, or of a stream of named leaves (EasyLM).
 
     Raises:
-        FormatError: the file is damaged or not a state.
+        FormatError: The file is damaged or not a state.
     """
     reader, state = Reader(file), FlaxState()
     try:
@@ -70,7 +71,7 @@ def flax_state(file: File) -> FlaxState:
 
 
 def _stream(first: list[Any], reader: Reader) -> Iterator[tuple[Path, Span]]:
-    """Yield the entries of a stream: a path, and the bytes of its state."""
+    """Yield the entries of a stream: the path and the byte range of each value."""
     pair: Any = first
     while True:
         path, span = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
@@ -85,7 +86,7 @@ def _stream(first: list[Any], reader: Reader) -> Iterator[tuple[Path, Span]]:
 
 @dataclass
 class _Filling:
-    """Adds values to the leaves of a state."""
+    """Collects the leaves of a state while its values are read."""
 
     state: FlaxState
     file: File
@@ -130,8 +131,7 @@ class _Filling:
         self.state.elsewhere[path] = name
 
     def _array(self, span: Span) -> LazyArray:
-        """Return an array as `flax.serialization` encodes it: its shape, the name of its dtype and its
-        bytes."""
+        """Return an array from the encoding of `flax.serialization`: shape, dtype name and bytes."""
         declared = self.reader.within(span).value()
         shape, name, data = (
             declared if isinstance(declared, list) and len(declared) == 3 else (None, None, None)
@@ -147,7 +147,7 @@ class _Filling:
         return Stored(lengths, dtype, self.file, data.start)
 
     def _of_chunks(self, value: Mapping[str | int, Any]) -> LazyArray:
-        """Join an array of flat pieces, stored under the keys of a tuple."""
+        """Join the flat pieces of an array that Flax split; they are stored under the keys of a tuple."""
         shape, chunks = _listed(value.get("shape")), _listed(value.get("chunks"))
         pieces = [self._array(chunk.span) for chunk in chunks if isinstance(chunk, Extension)]
         stored = [piece for piece in pieces if isinstance(piece, Stored) and piece.ndim == 1]
@@ -176,7 +176,7 @@ def _lengths(value: Any) -> Shape:
 
 
 def _array_named(value: Mapping[str | int, Any]) -> str | None:
-    """Return the array that T5X names instead of storing it: the spec with which tensorstore opens it."""
+    """Return the array that T5X names instead of storing it, by the spec with which tensorstore opens it."""
     location = value.get("kvstore")
     name = location.get("path") if isinstance(location, dict) else None
     return name.strip("/") if isinstance(name, str) and "driver" in value else None

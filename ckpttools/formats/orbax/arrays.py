@@ -1,4 +1,4 @@
-"""Arrays of an Orbax item: their metadata and the locations of their chunks."""
+"""The arrays of an Orbax item: their metadata and the locations of their chunks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from ckpttools.stores.memory import Bytes
 
 @dataclass(frozen=True)
 class Arrays:
-    """The arrays of an item.
+    """The arrays of an item, by path.
 
     Attributes:
-        directory: the item, for messages.
-        entries: keys of the item.
-        use_zarr3: whether the item's metadata declares zarr v3; None if it declares nothing.
-        may_be_left_out: whether chunks that hold only the fill value were not stored.
-        may_be_old: whether the item may be from a version of Orbax that omitted such chunks silently.
+        directory: The item's directory, for messages.
+        entries: The keys of the item.
+        use_zarr3: Whether the item's metadata declares zarr v3; None if it does not declare a version.
+        may_be_left_out: Whether chunks that hold only the fill value were not stored.
+        may_be_old: Whether the item may be from an Orbax version that omitted such chunks without recording
+            it.
     """
 
     directory: Location
@@ -44,16 +45,16 @@ class Arrays:
 
     @cached_property
     def hint(self) -> str:
-        """Hint for missing chunks."""
+        """A hint for missing chunks."""
         return where_chunks_may_be(self.directory, self.may_be_old)
 
     def array(self, path: Path) -> LazyArray:
         """Return the array at a path of the tree.
 
         Raises:
-            FormatError: its metadata is missing, damaged, or contradicts the existing chunks.
+            FormatError: The array's metadata is missing or damaged, or contradicts the existing chunks.
         """
-        # A leaf that is the whole tree has no name, and its keys have no prefix.
+        # A leaf that is the full tree has no name, and its keys have no prefix.
         prefix = f"{dotted(path)}/" if path else ""
         return Grid(self, path, prefix, self._document(prefix)).lazy()
 
@@ -71,7 +72,7 @@ class Arrays:
 
     @cached_property
     def _parsed(self) -> dict[bytes, ZarrArray]:
-        """Cache of parsed documents. Arrays of one shape share an entry: parsing 100,000 would take 1.6 s."""
+        """A cache of parsed documents that arrays of the same shape share: parsing 100,000 takes 1.6 s."""
         return {}
 
     def _no_document(self, prefix: str) -> FormatError:
@@ -87,13 +88,13 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Grid:
-    """The chunks of one array; provides the parts of its `Chunked`.
+    """The chunk grid of one array; provides the parts of its `Chunked`.
 
     Attributes:
-        arrays: the item's arrays.
-        path: path of the array in the tree.
-        prefix: prefix of its keys.
-        document: its metadata.
+        arrays: The arrays of the item.
+        path: Path of the array in the tree.
+        prefix: Prefix of the array's keys.
+        document: The array's metadata.
     """
 
     arrays: Arrays
@@ -110,7 +111,7 @@ class Grid:
         """Return file, offset and length of every chunk, in C order of the grid; None if any was omitted.
 
         Raises:
-            FormatError: a chunk is missing or out of the range of its file.
+            FormatError: A chunk is missing or exceeds its file.
         """
         result: list[tuple[ByteSource, int, int]] = []
         for index in grid_indices(self.document.shape, self.document.chunk):
@@ -129,7 +130,7 @@ class Grid:
         return self.document.shard_filled(self._fill)
 
     def _gaps(self) -> Gaps | None:
-        """Return the missing chunks; None if there are none or they may hold the fill value."""
+        """Return the missing chunks; None if there are none or if they are implicitly the fill value."""
         document = self.document
         present, chunks = self._counted(), document.num_chunks
         taken = list(self._taken())
@@ -145,7 +146,7 @@ class Grid:
         return self.arrays.entries.get(self.prefix + self.document.keys.key(index))
 
     def _taken(self) -> Iterator[tuple[str, FileFault]]:
-        """Yield the keys of chunks whose file is missing or truncated."""
+        """Yield the keys of chunks whose file is missing or truncated, with the fault of the file."""
         entries = self.arrays.entries
         for key in entries.below(self.prefix) if entries.faults else ():
             entry = entries.get(self.prefix + key)
@@ -167,10 +168,10 @@ class Grid:
         )
 
     def _counted(self) -> int:
-        """Return the number of existing chunks.
+        """Count the existing chunks.
 
         Raises:
-            FormatError: the grid has no room for a chunk, so the metadata is another array's.
+            FormatError: A chunk is outside the grid, so the metadata is that of another array.
         """
         document, count = self.document, 0
         for key in self.arrays.entries.below(self.prefix):
@@ -190,7 +191,7 @@ class Grid:
         return count
 
     def __call__(self, index: Shape) -> LazyArray:
-        """Return the piece of the array at an index of the grid of pieces."""
+        """Return the piece at an index of the grid of pieces."""
         shape, dtype = self.document.coding.shape, self.document.dtype
         if self.document.is_plain:
             return self._plain(index)
@@ -220,7 +221,7 @@ class Grid:
         return Stored(document.chunk, document.dtype, source, offset, whole_bytes=True)
 
     def _is_one_plain_piece(self, shard: ShardIndex, nbytes: int) -> bool:
-        """Return whether a shard is as large as its index and one plain piece; its offset is then known."""
+        """Return whether a shard is exactly an index and one plain piece, whose offset is then known."""
         coding = self.document.coding
         return coding.is_plain and shard.pieces == 1 and nbytes == coding.nbytes + shard.index_bytes
 

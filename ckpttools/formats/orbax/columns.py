@@ -1,8 +1,7 @@
-"""Find the processes that hold missing chunks, from the mesh of the save if it is recorded.
+"""Find the processes that have missing chunks, from the mesh of the save if it is recorded.
 
-Processes whose devices have equal coordinates on the axes that arrays are sharded along hold the same
-chunks, so
-any one of them suffices.
+Processes whose devices have the same coordinates on the mesh axes that arrays are sharded over store the same
+chunks, so any one of them is sufficient.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class ExpectedHost:
     """A host that would provide missing chunks.
 
     Attributes:
-        processes: distributed ids of the processes of the job; any one of them suffices.
-        chunks: number of chunks that each of them has and other hosts lack.
+        processes: Distributed ids of processes of the job; any one of them is sufficient.
+        chunks: Number of missing chunks that each of them has.
     """
 
     processes: tuple[int, ...]
@@ -39,8 +38,8 @@ class ExpectedHost:
 def expected_hosts(save: Save) -> tuple[ExpectedHost, ...] | None:
     """Return a few hosts that together would complete a save; None if they cannot be determined.
 
-    Hosts are chosen greedily by number of chunks. If arrays are sharded along different axes, fewer may
-    suffice.
+    Hosts are chosen greedily by their number of chunks. If arrays are sharded along different axes, fewer
+    hosts may be sufficient.
     """
     if not all(item.cells for item in save.missing):
         return None
@@ -50,7 +49,7 @@ def expected_hosts(save: Save) -> tuple[ExpectedHost, ...] | None:
             return None
         holders = dict(_holders(save, mesh))
     except (CheckpointError, AttributeError, KeyError, TypeError, ValueError):
-        return None  # the mesh only improves messages; completeness does not depend on it
+        return None  # The process of each device of a mesh, in mesh order.
     if holders.keys() != {(item.path, cell) for item in save.missing for cell in item.cells}:
         return None
     return tuple(_covering(holders))
@@ -74,7 +73,7 @@ def _mesh_of(shares: Sequence[HostShare]) -> _Mesh | None:
 
 
 def _holders(save: Save, mesh: _Mesh) -> Iterator[tuple[tuple[Path, Shape], frozenset[int]]]:
-    """Yield each missing chunk and the processes that have it."""
+    """Yield each missing chunk with the processes that have it."""
     for item in save.missing:
         sharding, document = mesh.shardings.get(dotted(item.path)), save.arrays[item.path][1]
         if sharding is None or document is None:
@@ -86,7 +85,7 @@ def _holders(save: Save, mesh: _Mesh) -> Iterator[tuple[tuple[Path, Shape], froz
 
 
 def _cells(sharding: Sharding, processes: Sequence[int], rank: int) -> dict[Shape, set[int]]:
-    """Return each cell of an array's grid and the processes whose devices have it."""
+    """Map each cell of an array's grid to the processes whose devices have it."""
     lengths = dict(sharding.mesh)
     if len(processes) != prod(lengths.values()):
         raise ValueError("a mesh of another size")
@@ -105,7 +104,7 @@ def _cells(sharding: Sharding, processes: Sequence[int], rank: int) -> dict[Shap
 
 
 def _covering(holders: Mapping[tuple[Path, Shape], frozenset[int]]) -> Iterator[ExpectedHost]:
-    """Yield hosts that together have all chunks, those with most chunks first."""
+    """Yield hosts that together have all chunks, starting with those that have the most."""
     left = dict(holders)
     while left:
         held: dict[int, set[tuple[Path, Shape]]] = {}

@@ -1,4 +1,4 @@
-"""The contents of a directory of arrays, by key: from its OCDBT index, or a file for each key."""
+"""The contents of a directory of arrays by key, from its OCDBT index or from one file per key."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class FileFault:
     """A data file that is missing or truncated.
 
     Attributes:
-        path: path of the file.
-        nbytes: size of the file; None if it cannot be accessed.
-        end: end of the last entry in it according to the index, in bytes.
-        reason: why it cannot be accessed.
-        is_absent: whether it does not exist.
+        path: Path of the file.
+        nbytes: Size of the file in bytes; None if it cannot be accessed.
+        end: End of the file's last entry according to the index, in bytes.
+        reason: Why the file cannot be accessed.
+        is_absent: Whether the file does not exist.
     """
 
     path: Location
@@ -41,25 +41,25 @@ class FileFault:
 
     @property
     def hint(self) -> str:
-        """Hint for the user."""
+        """A hint for the user."""
         if self.nbytes is None and not self.is_absent:
             return "check who owns it, the directories above it, and their mode bits"
         cause = "deleted or not copied" if self.is_absent else "truncated"
         return f"it was {cause}: fetch the checkpoint again"
 
     def takes(self, extent: Extent) -> bool:
-        """Return whether a range of the file is lost."""
+        """Return whether the fault affects a byte range of the file."""
         return self.nbytes is None or extent.offset + extent.length > self.nbytes
 
 
 class Entries(ABC):
-    """The keys of a directory of arrays and their values: the one index that all readers use.
+    """The keys and values of a directory of arrays; all readers use this index.
 
     Attributes:
-        directory: root of the paths of extents.
-        manifests: OCDBT manifests that were read, relative to it; empty if every key is a file.
-        nodes: byte ranges of manifests and nodes.
-        missing: text for a missing key.
+        directory: Root of the paths in extents.
+        manifests: OCDBT manifests that were read, relative to the directory; empty if every key is a file.
+        nodes: Byte ranges of manifests and nodes.
+        missing: Message for a missing key.
     """
 
     manifests: tuple[str, ...] = ()
@@ -72,27 +72,27 @@ class Entries(ABC):
     @property
     @abstractmethod
     def all(self) -> Mapping[str, Entry]:
-        """All keys."""
+        """All keys with their entries."""
 
     @property
     def faults(self) -> Mapping[str, FileFault]:
-        """Missing and truncated files, by name."""
+        """The faults of missing and truncated files, by file name."""
         return {}
 
     @abstractmethod
     def get(self, key: str) -> Entry | None:
-        """Return the value of a key; None if it does not exist."""
+        """Return the entry of a key; None if it does not exist."""
 
     @abstractmethod
     def below(self, prefix: str) -> Iterator[str]:
-        """Yield the remainder of each key with a prefix, which is empty or ends in a slash."""
+        """Yield the keys below a prefix without the prefix, which is empty or ends in a slash."""
 
     def file(self, extent: Extent) -> File:
-        """Return the file of a byte range.
+        """Return the file that contains a byte range.
 
         Raises:
-            FormatError: it does not exist.
-            StorageError: it cannot be accessed.
+            FormatError: The file does not exist.
+            StorageError: The file cannot be accessed.
         """
         return named_file(self.directory, extent.file)
 
@@ -100,7 +100,7 @@ class Entries(ABC):
         """Return the value of an entry.
 
         Raises:
-            FormatError, StorageError: the file is truncated or missing, or cannot be read.
+            FormatError, StorageError: The file is truncated or missing, or cannot be read.
         """
         if isinstance(entry, bytes):
             return entry
@@ -117,15 +117,15 @@ class Entries(ABC):
 def entries_of(
     directory: Location, is_required: bool = False, max_index_bytes: int = MAX_INDEX_BYTES
 ) -> Entries:
-    """Return the contents of a directory: from its OCDBT index, those of a save's processes, or from files.
+    """Return the contents of a directory, from its OCDBT index, its per-process indexes, or its files.
 
     Args:
-        directory: an item, or a plain hierarchy.
-        is_required: whether the metadata lists arrays in OCDBT.
-        max_index_bytes: see `ckpttools.formats.base.ReadOptions`.
+        directory: An item, or a plain hierarchy.
+        is_required: Whether the metadata lists arrays in OCDBT.
+        max_index_bytes: See `ckpttools.formats.base.ReadOptions`.
 
     Raises:
-        FormatError, StorageError: a required index is missing, an index is damaged, or processes disagree.
+        FormatError, StorageError: A required index is missing, an index is damaged, or processes disagree.
     """
     index = index_of(directory, max_index_bytes)
     if index is not None:
@@ -141,14 +141,14 @@ def entries_of(
 
 
 class Indexed(Entries):
-    """The keys of an OCDBT index; data files are opened once and shared."""
+    """The keys of an OCDBT index. Data files are opened once and shared."""
 
     missing = "no entry in the index"
 
     def __init__(self, directory: Location, index: Index) -> None:
         super().__init__(directory)
         self.manifests, self.nodes = index.manifests, index.nodes
-        # Decode like os.fsdecode decodes file names: distinct keys stay distinct.
+        # Decode as os.fsdecode decodes file names, so that distinct keys stay distinct.
         self._entries = {key.decode(errors="surrogateescape"): item for key, item in index.entries.items()}
         self._files: dict[str, File] = {}
 
@@ -186,8 +186,7 @@ class Indexed(Entries):
 
 
 def _fault(path: Location, end: int) -> FileFault | None:
-    """Return the fault of a file that must reach up to an end, as far as its status shows; None without
-    one."""
+    """Return the fault of a file that is missing or shorter than `end`, judged by its status, or None."""
     try:
         result = path.status()
     except StorageError as error:
@@ -198,9 +197,10 @@ def _fault(path: Location, end: int) -> FileFault | None:
 
 
 class Files(Entries):
-    """A directory for each array with a file for each key.
+    """A directory per array with a file per key.
 
-    Files are opened for each read, because there may be more than a process can keep open."""
+    Files are opened for each read, because there may be more files than a process can keep open.
+    """
 
     missing = "no such file"
 
@@ -223,10 +223,10 @@ class Files(Entries):
 
 
 def files_below(directory: Location) -> Iterator[tuple[str, Status]]:
-    """Yield name and status of every regular file at or below a directory, sorted; links are followed.
+    """Yield the name and status of every regular file at or below a directory, sorted; follows links.
 
     Raises:
-        StorageError: a directory cannot be listed.
+        StorageError: A directory cannot be listed.
     """
     yield from sorted(directory.walk(), key=lambda result: _in_order(result[0]))
 

@@ -1,4 +1,4 @@
-"""Read Orbax checkpoints of every layout from their own metadata, without Orbax or devices."""
+"""Read Orbax checkpoints of every layout from their metadata, without Orbax or devices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Orbax:
-    """The format `orbax`."""
+    """The `orbax` format."""
 
     name: str = "orbax"
     options: tuple[Option, ...] = OPTIONS
@@ -56,13 +56,13 @@ class Orbax:
         hosts: Mapping[Location, Sequence[Location]],
         options: ReadOptions,
     ) -> Tree:
-        """Open a location that has been identified; as `open`.
+        """Open an identified location; otherwise like `open`.
 
         Args:
-            path: the location.
-            place: what `orbax_at` returned for it.
-            hosts: what `hosts_at` returned for it; empty if the place is not a run without steps.
-            options: how to open it.
+            path: The location to open.
+            place: The result of `orbax_at` for the location.
+            hosts: The result of `hosts_at`; empty unless `place` is a run without steps.
+            options: Options for reading.
         """
         if hosts:
             from ckpttools.formats.orbax.joined import joined_save
@@ -153,7 +153,7 @@ class Orbax:
 
 
 def _check_level(level: str, item: str | None, as_step: int | None) -> None:
-    """Reject a name for a directory that is the destination itself."""
+    """Reject a name for a directory that is itself the destination."""
     declared = {"as_step": as_step} if level == "step" else {"as_step": as_step, "item": item}
     wrong = [name for name, value in declared.items() if value is not None] if level != "run" else []
     if wrong:
@@ -165,9 +165,9 @@ def _check_level(level: str, item: str | None, as_step: int | None) -> None:
 
 
 def _item(target: Target, level: str, declared: str | None) -> str:
-    """Return the item's name: that of the run's other steps, or of the replaced item.
+    """Return the item's name: that of the run's other steps, or that of the replaced item.
 
-    Emit `UnlistedStepWarning` if a manager would not find it.
+    Emits `UnlistedStepWarning` if a manager would not find the item.
     """
     from ckpttools.formats.orbax.naming import ITEM, Neighbors
 
@@ -185,7 +185,7 @@ def _item(target: Target, level: str, declared: str | None) -> str:
 
 
 def _suitable_file_bytes(target: Target, ocdbt: bool) -> int | None:
-    """Return the data file size that suits the store, if the user set none."""
+    """Return the data file size that suits the store, or None if the user set one."""
     streams = target.destination.store.streams if target.destination else None
     return streams.file_bytes if streams and ocdbt else None
 
@@ -194,10 +194,10 @@ FORMAT = Orbax()
 
 
 def _flax_state(run: OrbaxRun, step: int | None) -> Location | None:
-    """Return the file that Flax takes for the step, or for the latest one, in a run of both kinds.
+    """Return the file that Flax reads for a step (or the latest one) in a run of both Flax and Orbax steps.
 
-    `flax.training.checkpoints` writes files `checkpoint_N`, or directories of that name with Orbax, and lists
-    both as steps of one run.
+    `flax.training.checkpoints` writes files named `checkpoint_N` or, with Orbax, directories of that name,
+    and lists both as steps of one run.
     """
     if not any(item.prefix == FLAX_PREFIX for item in run.steps.values()):
         return None
@@ -219,10 +219,10 @@ def _tree(item: OrbaxItem, document: Mapping[str, Any], arrays: Arrays, location
     """Build the tree of an item.
 
     Args:
-        item: the item with the JSON files.
-        document: content of its `_METADATA`.
-        arrays: the arrays of the tree.
-        location: location that the tree reports.
+        item: Directory of the item's JSON files.
+        document: Content of its `_METADATA`.
+        arrays: The arrays of the tree.
+        location: The location that the tree reports.
     """
     file = item.directory / orbax_metadata.TREE_FILE
     saved = orbax_metadata.parse_tree(document, str(file))
@@ -247,8 +247,8 @@ def joined_tree(save: Save, location: Location) -> Tree:
     """Build the tree of a save from several hosts; reads only indexes.
 
     Args:
-        save: the save, complete or not.
-        location: location that the tree reports.
+        save: The save, complete or not.
+        location: The location that the tree reports.
     """
     from ckpttools.formats.orbax.joined import Joined
 
@@ -260,7 +260,8 @@ def joined_tree(save: Save, location: Location) -> Tree:
     return tree.with_metadata(step=save.step)
 
 
-# A leaf is several objects in this file, and keys of the index: opening 100,000 took 2.4 KiB each.
+# Each leaf takes several objects in this file and several keys in the index: opening 100,000 leaves took 2.4
+# KiB each.
 _BYTES_PER_LEAF = 1536
 
 
@@ -272,7 +273,7 @@ def _require_room(location: Location) -> None:
 
 
 def _config(directory: Location) -> Mapping[str, Any] | None:
-    """Return the model's configuration, if it was copied into the item."""
+    """Return the model's configuration if it was copied into the item, else None."""
     path = directory / SIDECARS / CONFIG
     return read_json(path) if path.is_file() else None
 
@@ -280,18 +281,19 @@ def _config(directory: Location) -> Mapping[str, Any] | None:
 def _arrays(item: OrbaxItem, document: Mapping[str, Any], options: ReadOptions) -> Arrays:
     directory = item.directory
     entries = entries_of(directory, orbax_metadata.needs_index(document), options.max_index_bytes)
-    # Absent in the metadata of old versions, where a missing chunk may have been lost or omitted.
+    # Old versions do not record this; in their checkpoints, a missing chunk may have been lost or omitted.
     declared = document.get("store_array_data_equal_to_fill_value")
-    # A host's share lacks the chunks of other hosts, whatever they contain.
+    # A host's share lacks the chunks of other hosts, regardless of their content.
     left_out = declared is False and not is_part_of_a_host(directory)
     return Arrays(directory, entries, document.get("use_zarr3"), left_out, may_be_old=declared is None)
 
 
 def _names(saved: Iterable[SavedLeaf], location: Location) -> dict[str, Path]:
-    """Return the name of each leaf with data on disk.
+    """Map the name on disk of each leaf with data to its path.
 
     Raises:
-        FormatError: two have the same name. Orbax joins keys with dots, so one has overwritten the other.
+        FormatError: Two leaves have the same name. Orbax joins keys with dots, so one has overwritten the
+            other.
     """
     names: dict[str, Path] = {}
     for item in saved:
@@ -307,7 +309,7 @@ def _names(saved: Iterable[SavedLeaf], location: Location) -> dict[str, Path]:
 
 
 def _custom_metadata(item: OrbaxItem) -> Mapping[str, object]:
-    """Return the user's metadata, from the step or from the copy in the item."""
+    """Return the user's metadata from the step, or from the copy in the item."""
     for directory in (item.step.path, item.directory):
         path = directory / orbax_metadata.CHECKPOINT_FILE
         if path.is_file():
@@ -321,14 +323,14 @@ def _object(document: Mapping[str, Any], location: Location) -> Mapping[str, obj
     """Return the user's metadata in a document.
 
     Raises:
-        FormatError: it is not a JSON object.
+        FormatError: The metadata is not a JSON object.
     """
     custom = document.get("custom_metadata") or {}
     if not isinstance(custom, dict):
         raise FormatError(
             "the custom metadata is not a JSON object", location=location, got=type(custom).__name__
         )
-    # Writing adds an outer object again.
+    # The writer adds the outer object again.
     if is_deep([custom]):
         expected = f"at most {DEEPEST - 1} levels"
         raise FormatError("the custom metadata is nested too deep", location=location, expected=expected)

@@ -1,5 +1,4 @@
-"""Find the rest of an item whose chunks are distributed over hosts, as in emergency and multi-tier
-checkpoints."""
+"""Find the other hosts' parts of an item, as in emergency and multi-tier checkpoints."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ _MOST_NAMED = 8
 
 
 def is_part_of_a_host(item: Location) -> bool:
-    """Return whether an item is one host's share, so that some of its chunks are elsewhere."""
+    """Return whether an item is one host's share of a save, so that other hosts have some of its chunks."""
     return any((location / _OF_A_HOST).is_dir() for location in (item, item.parent))
 
 
 def other_hosts(item: Location) -> list[Location]:
-    """Return the same item in directories of other hosts, next to this host's: `HOST/STEP/ITEM`."""
+    """Return the same item in the directories of other hosts, next to this one: `HOST/STEP/ITEM`."""
     item = item.absolute()
     for host in item.parents[1:3]:
         below = item.relative_to(host)
@@ -42,11 +41,11 @@ def other_hosts(item: Location) -> list[Location]:
 def hosts_at(path: Location) -> dict[Location, list[Location]]:
     """Return the host directories of emergency, multi-tier and peer-to-peer checkpoints, with their items.
 
-    Each contains `STEP/ITEM` and `STEP/process_metadata`. For peers, each contains chunks of a different
-    process of the job.
+    Each host directory contains `STEP/ITEM` and `STEP/process_metadata`. In peer-to-peer checkpoints, each
+    contains the chunks of a different process of the job.
 
     Raises:
-        StorageError: a directory cannot be listed.
+        StorageError: A directory cannot be listed.
     """
     marked: dict[Location, list[Location]] = {}
     peers: dict[Location, list[Location]] = {}
@@ -63,7 +62,7 @@ def hosts_at(path: Location) -> dict[Location, list[Location]]:
 
 
 def _peers(result: dict[Location, list[Location]]) -> dict[Location, list[Location]]:
-    """Return hosts that hold chunks of one process each, of runs with several processes."""
+    """Return the hosts that have the chunks of a single process each, in runs with several processes."""
     processes = {
         host: {location.name for item in items for location in item.glob(PROCESSES)}
         for host, items in result.items()
@@ -75,12 +74,12 @@ def _peers(result: dict[Location, list[Location]]) -> dict[Location, list[Locati
 def not_together(
     path: Location, hosts: Mapping[Location, Sequence[Location]], lacking: str = ""
 ) -> FormatError:
-    """Return the error for a directory of hosts without a complete step.
+    """Return the error for a directory of hosts that have no complete step.
 
     Args:
-        path: the directory.
-        hosts: result of `hosts_at`.
-        lacking: lines that list what is missing.
+        path: The directory of hosts.
+        hosts: The result of `hosts_at`.
+        lacking: Lines that list what is missing.
     """
     names = [host.name for host in hosts]
     hint = f"{action('list_saves', str(path))} lists the hosts that would provide it"
@@ -103,11 +102,11 @@ def _putting_together(hosts: Location) -> str:
 
 
 def where_chunks_may_be(item: Location, may_be_old: bool) -> str:
-    """Return a hint for an item with missing chunks.
+    """Return a hint on where an item's missing chunks may be.
 
     Args:
-        item: its directory.
-        may_be_old: whether its metadata does not declare that all chunks were stored.
+        item: Directory of the item.
+        may_be_old: Whether the metadata does not declare that all chunks were stored.
     """
     if is_part_of_a_host(item):
         others = [quote(str(location)) for location in other_hosts(item)]

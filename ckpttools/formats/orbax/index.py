@@ -1,4 +1,4 @@
-"""The OCDBT index of a directory: the merged one, or the union of those of all processes."""
+"""The OCDBT index of a directory: the merged index, or the union of the indexes of all processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from ckpttools.stores.location import Location
 
 PROCESSES = "ocdbt.process_*"
 _COMPARED_AT_ONCE = 1 << 20
-# Bytes compared at both ends of a value that several processes have, whenever the index is read. Values of
-# different steps differ there, and opening a replicated checkpoint does not read all of it.
+# Number of bytes that are compared at both ends of a value that several processes have, whenever the index is
+# read. Values of different steps differ there, and opening a replicated checkpoint does not read all its
+# data.
 _COMPARED_ENDS = 64 << 10
 
 
@@ -25,9 +26,9 @@ class Index:
     """The keys of a directory and their values.
 
     Attributes:
-        manifests: files where the index starts, relative to the directory.
-        entries: key -> inline value or byte range, keys in order.
-        nodes: byte ranges of manifests and nodes.
+        manifests: Manifest files of the index, relative to the directory.
+        entries: Key -> inline value or byte range, sorted by key.
+        nodes: Byte ranges of manifests and nodes.
     """
 
     manifests: tuple[str, ...]
@@ -36,15 +37,15 @@ class Index:
 
 
 def index_of(directory: Location, max_bytes: int) -> Index | None:
-    """Return the index in use: the merged one, else that of all processes, else None.
+    """Return the index in use: the merged one, else the union of all processes' indexes, else None.
 
     Args:
-        directory: the item.
-        max_bytes: memory limit for an index that needs more than its size on disk suggests.
+        directory: Directory of the item.
+        max_bytes: Memory limit for an index that expands to more than its size on disk suggests.
 
     Raises:
-        FormatError: it is damaged, or processes disagree on a key.
-        StorageError: it cannot be read.
+        FormatError: The index is damaged, or processes disagree on a key.
+        StorageError: The index cannot be read.
     """
     if (directory / MANIFEST).is_file():
         return read_index(directory, max_bytes)
@@ -52,12 +53,12 @@ def index_of(directory: Location, max_bytes: int) -> Index | None:
 
 
 def processes_of(directory: Location) -> list[Location]:
-    """Return the databases of a save's processes, before they are merged."""
+    """Return the databases of a save's processes, which exist until Orbax merges them."""
     return sorted(location.parent for location in directory.glob(f"{PROCESSES}/{MANIFEST}"))
 
 
 def read_index(directory: Location, max_bytes: int) -> Index:
-    """Read the OCDBT database with its manifest in a directory; arguments and errors as for `index_of`."""
+    """Read the OCDBT database in a directory; arguments and errors as for `index_of`."""
     nodes: list[Extent] = []
 
     def fetch(file: str, offset: int, length: int | None) -> bytes:
@@ -65,7 +66,7 @@ def read_index(directory: Location, max_bytes: int) -> Index:
         try:
             rest = max(0, source.size - offset)
             nodes.append(Extent(file, offset, rest if length is None else length))
-            # A node past the end of its file is truncated; its length check fails.
+            # If a node extends past the end of its file, the read is short, and the length check fails.
             return source.read(min(offset, source.size), rest if length is None else min(length, rest))
         finally:
             source.close()
@@ -79,11 +80,11 @@ def read_index(directory: Location, max_bytes: int) -> Index:
 def union_of(directory: Location, max_bytes: int, *, whole: bool = False) -> Index:
     """Return the union of the databases of all processes; other arguments and errors as for `index_of`.
 
-    Replicated arrays are in several databases and must have the same bytes. Otherwise the directories are of
+    Replicated arrays are in several databases and must have the same bytes. Otherwise the databases are from
     different saves, and either could be wrong.
 
     Args:
-        whole: whether to compare all bytes of such values, not only their ends.
+        whole: Whether to compare all bytes of replicated values, not only their ends.
     """
     processes = processes_of(directory)
     entries: dict[bytes, Entry] = {}
@@ -109,7 +110,7 @@ def _below(extent: Extent, name: str) -> Extent:
 
 
 class _Values:
-    """The values of entries, compared in parts."""
+    """Reads the values of entries in parts and compares them."""
 
     def __init__(self, directory: Location, whole: bool) -> None:
         self._directory = directory
@@ -142,11 +143,11 @@ class _Values:
 
 
 def named_file(directory: Location, name: str, what: str = "a data file") -> File:
-    """Open a file that an item names.
+    """Open a file that an item refers to.
 
     Raises:
-        FormatError: it does not exist.
-        StorageError: it cannot be accessed.
+        FormatError: The file does not exist.
+        StorageError: The file cannot be accessed.
     """
     path = directory / name
     result = path.status()

@@ -1,7 +1,8 @@
 """States of data iterators that hosts store with a save, for grain and MaxText.
 
-Peers store the states of all processes in one file, `data_iter/pygrain_states.json`; others a file for each
-process, `process_3-of-8.json`. Emergency and multi-tier managers store none.
+Peer-to-peer checkpoints store the states of all processes in one file, `data_iter/pygrain_states.json`. Other
+checkpoints store one file per process, such as `process_3-of-8.json`. Emergency and multi-tier managers store
+none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ckpttools.formats.orbax.write import OtherItem
 from ckpttools.stores.location import Location
 
 ITEM = "iter"
-"""MaxText's name for the item."""
+"""MaxText's name for the item of iterator states."""
 _HANDLER = "grain._src.python.checkpoint.handler.CheckpointHandler"
 _KEPT_AS = ("data_iter", "iter")
 _ALL = "pygrain_states.json"
@@ -26,8 +27,8 @@ def iterators_of(save: Save) -> OtherItem | None:
     """Return the iterator states that the hosts of a save stored, or None.
 
     Raises:
-        FormatError: two files differ, or one is damaged.
-        StorageError: a file cannot be read.
+        FormatError: Two files differ, or one is damaged.
+        StorageError: A file cannot be read.
     """
     result: dict[str, bytes] = {}
     for share in save.shares:
@@ -44,7 +45,7 @@ def iterators_of(save: Save) -> OtherItem | None:
 
 
 def _states(directory: Location) -> Iterator[tuple[str, bytes]]:
-    """Yield the file name and state of each process."""
+    """Yield the file name and the state of each process."""
     together = directory / _ALL
     if together.is_file():
         states = read_json(together)

@@ -1,4 +1,4 @@
-"""A save of several hosts, opened as one tree."""
+"""Open a save of several hosts as one tree."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from ckpttools.formats.orbax.shares import shares_of
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 
-# Number of values that are compared at their ends on opening, if several hosts have them. Those of two
-# saves would
-# differ in all of them.
+# How many values that several hosts have are compared at their ends on opening. If the hosts had different
+# saves, all of these values would differ.
 _MOST_COMPARED = 256
 
 
 class Joined(Indexed):
-    """The keys of a save; each extent's file starts with the index of its share."""
+    """The keys of a save from several hosts. File names in extents start with the index of the share."""
 
     missing = "no entry in the index of any host"
 
@@ -46,7 +45,7 @@ class Joined(Indexed):
 
     @cached_property
     def faults(self) -> Mapping[str, FileFault]:
-        return {}  # the contents of such files are on another host, or missing
+        return {}  # such files are on another host or missing
 
     def file(self, extent: Extent) -> File:
         if extent.file not in self._files:
@@ -59,13 +58,13 @@ def joined_save(path: Location, hosts: Mapping[Location, Sequence[Location]], op
     """Return the newest complete save of the hosts below a path.
 
     Args:
-        path: the directory.
-        hosts: as of `hosts_at`; not empty.
-        options: which step, and how indexes are read.
+        path: The directory of hosts.
+        hosts: The result of `hosts_at`; not empty.
+        options: The step to open, and options for reading indexes.
 
     Raises:
-        FormatError: no save is complete, or parts of two hosts differ.
-        StorageError: a directory may not be looked into.
+        FormatError: No save is complete, or the values of two hosts differ.
+        StorageError: A directory cannot be listed.
     """
     shares = [share for host in hosts for share in shares_of(host, options.max_index_bytes)]
     saves = saves_of(shares)
@@ -86,7 +85,7 @@ def _lacking(save: Save) -> str:
 
 
 def refuse_parts(location: Location) -> FormatError:
-    """Return the error for an operation on the files of one item, if each host has its own."""
+    """Return the error for an operation that needs a single item, when each host has its own."""
     return FormatError(
         "this tree is assembled from several hosts, each with its own files",
         location=location,

@@ -1,4 +1,4 @@
-"""Read and write Orbax's JSON files, as in orbax-checkpoint 0.12."""
+"""Read and write Orbax's JSON files in the layout of orbax-checkpoint 0.12."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ COMMIT_TEXT = b"Checkpoint commit was successful"
 STRINGS_FILE = "_strings.json"
 ARRAYS_DIRECTORY = "array_metadatas"
 EMPTY_KINDS = ("None", "Dict", "List", "Tuple")
-# Kinds of values outside of OCDBT: strings are in their own file.
+# Kinds of values that are not in OCDBT: strings are in a file of their own.
 _WITHOUT_DATA: frozenset[object] = frozenset((*EMPTY_KINDS, "NamedTuple", "string"))
 SHARDING_FILE = "_sharding"
 ARRAYS_FILE = f"{ARRAYS_DIRECTORY}/process_0"
-# File names that Orbax uses in an item.
+# Names of the files that Orbax puts in an item.
 OWN_FILES = frozenset(
     (
         TREE_FILE,
@@ -57,9 +57,9 @@ def tree_document(
     """Return the content of `_METADATA`: the keys and value type of every leaf.
 
     Args:
-        tree: the tree to write.
-        use_ocdbt, use_zarr3: the storage options.
-        sharded: arrays whose sharding is recorded in `_sharding`.
+        tree: The tree to write.
+        use_ocdbt, use_zarr3: The storage options.
+        sharded: The arrays whose sharding is recorded in `_sharding`.
     """
     entries = {str(tuple(map(str, path))): _entry(path, leaf, tree, sharded) for path, leaf in tree.items()}
     return {
@@ -81,13 +81,12 @@ def _entry(path: Path, leaf: Leaf, tree: Tree, sharded: Collection[Path]) -> dic
 
 
 def _value_type(path: Path, leaf: Leaf, tree: Tree, sharded: Collection[Path]) -> str:
-    """Return the kind of a leaf as `_METADATA` records it.
+    """Return the value type of a leaf in `_METADATA`.
 
     Arrays are recorded as numpy arrays, because Orbax restores those on any devices, with or without a
-    target.
-    Typed PRNG keys and arrays with a sharding are recorded as JAX arrays. A Python number stays a number
-    even on
-    a mesh: without `jax_enable_x64`, JAX has no 64-bit values, so Orbax would restore a wrong value.
+    target. Typed PRNG keys and arrays with a sharding are recorded as JAX arrays. A Python number stays a
+    number even on a mesh: without `jax_enable_x64`, JAX has no 64-bit values, so Orbax would restore a wrong
+    value.
     """
     if isinstance(leaf, Empty):
         return leaf.kind
@@ -105,10 +104,10 @@ def checkpoint_document(
     """Return the content of `_CHECKPOINT_METADATA`.
 
     Args:
-        item: name of the item below the step directory; None for the copy inside an item, where MaxText
-            looks when it is given the path of the item.
-        custom: the user's metadata.
-        others: further items of the step: name -> what reads it.
+        item: Name of the item in the step directory; None for the copy inside an item, which MaxText reads
+            when it is given the item's path.
+        custom: The user's metadata.
+        others: Further items of the step: name -> handler.
     """
     now = time.time_ns()
     return {
@@ -127,11 +126,11 @@ def strings_document(tree: Tree) -> dict[str, str]:
 
 
 def random_key_documents(tree: Tree, chunks: Mapping[Path, Shape]) -> dict[str, dict[str, Any]]:
-    """Return file names and contents that turn arrays of integers into typed PRNG keys, without shardings.
+    """Return file names and contents that mark integer arrays as typed PRNG keys, without shardings.
 
     Args:
-        tree: the tree to write.
-        chunks: chunk shape of the arrays that are keys.
+        tree: The tree to write.
+        chunks: Chunk shapes of the arrays that are PRNG keys.
     """
     impls = {path: impl for path, impl in tree.metadata.key_impls.items() if path in chunks}
     if not impls:
@@ -146,9 +145,9 @@ def sharding_document(
     """Return the content of `_sharding`: array names in base64 -> shardings as JSON text.
 
     Args:
-        tree: the tree to write.
-        shardings: shardings by array.
-        keys: typed PRNG keys, which need a sharding; one on any single device by default.
+        tree: The tree to write.
+        shardings: Shardings by array.
+        keys: The typed PRNG keys, which need a sharding; by default, a single device.
     """
     result: dict[str, str] = {}
     texts: dict[Sharding, str] = {}
@@ -176,7 +175,7 @@ def _named_sharding(sharding: Sharding) -> dict[str, Any]:
 
 
 def _nested_ids(sharding: Sharding) -> Any:
-    """Return the devices of a mesh as Orbax nests them: a list for each axis."""
+    """Return the device ids of a mesh as Orbax nests them: one list level per axis."""
     result: list[Any] = [{"id": device} for device in sharding.devices or ()]
     for _, length in reversed(sharding.mesh[1:]):
         result = [result[at : at + length] for at in range(0, len(result), length)]
@@ -210,12 +209,12 @@ _ANY_ONE_DEVICE = {
 
 @dataclass(frozen=True, slots=True)
 class SavedLeaf:
-    """One entry of `_METADATA`.
+    """An entry of `_METADATA`.
 
     Attributes:
-        path: its keys; sequence indices are integers.
+        path: The keys of the leaf; sequence indices are integers.
         value_type: "np.ndarray", "jax.Array", "scalar", "string", or the type of an empty leaf.
-        is_empty: whether it has no data.
+        is_empty: Whether the leaf has no data.
     """
 
     path: Path
@@ -224,10 +223,10 @@ class SavedLeaf:
 
 
 def parse_tree(document: Mapping[str, Any], location: str) -> list[SavedLeaf]:
-    """Return the leaves that a `_METADATA` lists, in order.
+    """Return the leaves that a `_METADATA` document lists, in order.
 
     Raises:
-        FormatError: the document is invalid.
+        FormatError: The document is invalid.
     """
     try:
         return [_saved_leaf(entry) for entry in document["tree_metadata"].values()]
@@ -247,36 +246,37 @@ def _saved_leaf(entry: Mapping[str, Any]) -> SavedLeaf:
         raise ValueError(f"a path of {len(path)} keys, {len(dotted(path))} characters")
     value = entry["value_metadata"]
     kind = value["value_type"]
-    # An empty named tuple, identified only by its class: Orbax restores None, too.
+    # An empty named tuple; only its class is recorded. Orbax restores it as None, too.
     kind = "None" if kind == "NamedTuple" else kind
     return SavedLeaf(path, kind, kind in EMPTY_KINDS)
 
 
 def needs_index(document: Mapping[str, Any]) -> bool:
-    """Return whether a `_METADATA` lists arrays or numbers that are in OCDBT.
+    """Return whether a `_METADATA` document lists arrays or numbers that are in OCDBT.
 
-    Orbax creates an index with the first of them: a tree of only strings and empty nodes has none.
+    Orbax creates the index with the first array or number: a tree of only strings and empty nodes has no
+    index.
 
     Args:
-        document: content of the file. A damaged one needs an index if it declares OCDBT.
+        document: Content of the file. A damaged document needs an index if it declares OCDBT.
     """
     return document.get("use_ocdbt") is True and holds_data(document)
 
 
 def holds_data(document: Mapping[str, Any]) -> bool:
-    """Return whether a `_METADATA` lists arrays or numbers, rather than only strings and empty nodes.
+    """Return whether a `_METADATA` document lists arrays or numbers, not only strings and empty nodes.
 
     Args:
-        document: content of the file. A damaged one counts as a tree with arrays.
+        document: Content of the file. A damaged document counts as a tree with arrays.
     """
     return not _value_types(document) <= _WITHOUT_DATA
 
 
 def holds_arrays(document: Mapping[str, Any]) -> bool:
-    """Return whether a `_METADATA` lists arrays, rather than only numbers, strings and empty nodes.
+    """Return whether a `_METADATA` document lists arrays, not only numbers, strings and empty nodes.
 
     Args:
-        document: content of the file. A damaged one counts as a tree with arrays.
+        document: Content of the file. A damaged document counts as a tree with arrays.
     """
     return not _value_types(document) <= _WITHOUT_DATA | {"scalar"}
 
@@ -289,10 +289,10 @@ def _value_types(document: Mapping[str, Any]) -> set[object]:
 
 
 def array_metadata(directory: Location) -> dict[str, Mapping[str, Any]]:
-    """Return the content of `array_metadatas`, by array name; all processes of a save write the same.
+    """Return the content of `array_metadatas` by array name; all processes of a save write the same content.
 
     Raises:
-        FormatError: the file is not an `array_metadatas` file.
+        FormatError: The file is not an `array_metadatas` file.
     """
     path = min(directory.glob(f"{ARRAYS_DIRECTORY}/process_*"), default=None)
     try:
@@ -305,7 +305,7 @@ def array_metadata(directory: Location) -> dict[str, Mapping[str, Any]]:
 
 
 def key_impls(directory: Location) -> dict[str, str]:
-    """Return the names and implementations of the typed PRNG keys; errors as above."""
+    """Return the implementation of each typed PRNG key by name; errors as for `array_metadata`."""
     declared = {name: item.get("ext_metadata") for name, item in array_metadata(directory).items()}
     impls = {name: item.get("random_key_impl") for name, item in declared.items() if isinstance(item, dict)}
     return {name: impl for name, impl in impls.items() if impl}

@@ -1,10 +1,8 @@
-"""Names of a run's steps and their trees: a manager finds only consistent names.
+"""Names of a run's steps and their trees, which must be consistent for a manager to find them.
 
-Orbax's `CheckpointManager` (0.12.8) lists the steps with one prefix and one padding, and restores by item
-name.
-If one step has its tree as `default` and the next as `items`, the same call fails for one of them. It does
-not
-restore steps without named items at all.
+Orbax's `CheckpointManager` (0.12.8) lists steps with one prefix and one padding, and restores by item name.
+If one step stores its tree as `default` and the next as `items`, the same call fails for one of them. Steps
+without named items are not restored at all.
 """
 
 from __future__ import annotations
@@ -19,23 +17,23 @@ from ckpttools.formats.orbax.steps import OrbaxRun, Step
 from ckpttools.stores.location import Location
 
 ITEM = "items"
-"""Default name of an item, as in MaxText."""
+"""Default item name, as in MaxText."""
 
 
 @dataclass(frozen=True)
 class Neighbors:
-    """The steps of a run next to the step to write.
+    """The other steps of a run in which a step is written.
 
     Attributes:
-        destination: location of the step to write.
+        destination: Location of the step to write.
     """
 
     destination: Location
 
     @cached_property
     def _steps(self) -> Sequence[Step]:
-        """The finished steps, latest last."""
-        # Directories named by a word and a number may be anything.
+        """The finished steps, the latest last."""
+        # A directory named by a word and a number may be anything.
         steps = OrbaxRun(self.destination.parent).steps.values()
         own = Step(self.destination).prefix
         return [
@@ -48,13 +46,12 @@ class Neighbors:
         """Return the name of the step's only item.
 
         Args:
-            declared: name set by the user.
-            as_read: name in the source.
+            declared: The name set by the user.
+            as_read: The name in the source.
 
         Raises:
-            UsageError: the other steps have several items or an unnamed item, or no manager that lists them
-                would list
-                a step of this name.
+            UsageError: The other steps have several items or an unnamed item, or a manager that lists them
+                would not list a step of this name.
         """
         if not self._steps:
             return declared or as_read or ITEM
@@ -75,10 +72,10 @@ class Neighbors:
         return names[0]
 
     def check_bare(self) -> None:
-        """Reject a bare item among steps with named items.
+        """Reject an unnamed item among steps with named items.
 
         Raises:
-            UsageError: a manager that restores the other steps would fail on it.
+            UsageError: A manager that restores the other steps would fail on it.
         """
         own = Step(self.destination)
         if own.number is None or not self._steps or not tree_names(self._steps[-1]):
@@ -89,7 +86,7 @@ class Neighbors:
         )
 
     def why_unlisted(self, item: str) -> str | None:
-        """Return why a manager will not find the step or its item by its name; None if it will."""
+        """Return why a manager will not find the step or its item by name; None if it will."""
         if not self._steps:
             if Step(self.destination).number is not None:
                 return None
@@ -119,12 +116,12 @@ class Neighbors:
 
 
 def is_finished(step: Step) -> bool:
-    """Return whether a step has a tree and its save is finished."""
+    """Return whether a step has a tree and its save finished."""
     return bool(step.items) and step.why_unfinished is None
 
 
 def tree_names(step: Step) -> tuple[str, ...]:
-    """Return the names of the trees of a step; none if the step is the tree itself."""
+    """Return the names of the trees of a step; empty if the step itself is the tree."""
     return tuple(item.name for item in step.items if item.name is not None)
 
 
@@ -145,8 +142,7 @@ def _is_padded(digits: str) -> bool:
 
 
 def named_apart(steps: Sequence[Step]) -> Mapping[tuple[str, ...], Sequence[Step]]:
-    """Group steps by the names of their trees if no name is common to all; otherwise return an empty
-    mapping."""
+    """Group steps by the names of their trees; return an empty mapping if all steps share a name."""
     result: dict[tuple[str, ...], list[Step]] = {}
     for step in steps:
         result.setdefault(tree_names(step), []).append(step)

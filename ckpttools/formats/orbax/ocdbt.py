@@ -1,9 +1,7 @@
-"""OCDBT indexes: maps from key to an inline value or a byte range.
+"""OCDBT indexes: maps from a key to an inline value or a byte range.
 
-An OCDBT database is a manifest, a B+tree of nodes, and data files. Data files can be any files below its
-root,
-because each leaf of the tree stores file, offset and length of the values that are not inline.
-asks its caller for the bytes it needs.
+An OCDBT database consists of a manifest, a B+tree of nodes, and data files. Data files can be any files below
+its root, because each leaf node stores file, offset and length of the values that are not inline.
 """
 
 from __future__ import annotations
@@ -22,16 +20,16 @@ crc32c: Callable[[bytes], int] = google_crc32c.value
 HEADER = struct.Struct("<4sQ")
 LEAST_FRAME = HEADER.size + 2 + 4
 
-# Orbax's settings: largest inline value and decoded node, log2 of the version tree's arity;
-# and, unlike Orbax, no compression.
+# Orbax's settings (maximum sizes of inline values and decoded nodes, log2 of the version tree's arity), but
+# without compression, which Orbax uses.
 CONFIG = (1024, 100_000_000, 4, 0)
 MAX_KEY = MAX_PATH = (1 << 16) - 1
 MAX_INLINE_VALUE = MAX_NODE_ENTRIES = 1 << 20
-MAX_END = (1 << 63) - 1  # of a byte range
-MISSING = (1 << 64) - 1  # as offset and length of a root: there is no tree
-# Memory limit of an index: the first figure, or the second times its stored size. Measured: each of 200,000
-# chunks
-# of 200 arrays takes 3 bytes on disk and 363 bytes in memory, 337 of which are counted.
+MAX_END = (1 << 63) - 1  # end of a byte range
+MISSING = (1 << 64) - 1  # offset and length of a root if there is no tree
+# Memory limit of an index: the larger of the first number of bytes and the second number times its stored
+# size. In a measurement with 200 arrays of 200,000 chunks, each chunk takes 3 bytes on disk and 363 bytes in
+# memory; 337 of these are counted.
 MAX_INDEX_BYTES, MOST_EXPANDED = 256 << 20, 256
 
 
@@ -56,8 +54,7 @@ KeyedEntries = Iterable[tuple[bytes, Entry]]
 
 
 def check_path(path: str, location: str | None = None) -> None:
-    """Reject paths that a store below a root cannot contain: empty, `.` and `..` components, overlong
-    paths."""
+    """Reject paths that a store cannot have: empty or overlong, or with empty, `.` or `..` components."""
     steps, size = path.split("/"), len(path_bytes(path))
     if {"", ".", ".."}.intersection(steps) or "\0" in path or size > MAX_PATH:
         expected = f"a path below the root, at most {MAX_PATH} bytes"

@@ -1,4 +1,4 @@
-"""Encode OCDBT indexes; `ckpttools.formats.orbax.ocdbt_read` is the inverse."""
+"""Encode OCDBT indexes. The inverse is `ckpttools.formats.orbax.ocdbt_read`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SMALL = [bytes([number]) for number in range(128)]
 
 @dataclass(frozen=True, slots=True)
 class EncodedIndex:
-    """An encoded index: `manifest` is written to `manifest.ocdbt`, `nodes` to the node file."""
+    """An encoded index: `manifest` goes into `manifest.ocdbt`, and `nodes` into the node file."""
 
     manifest: bytes
     nodes: bytes
@@ -51,14 +51,14 @@ def encode(
     uuid: bytes | None = None,
     commit_time_ns: int = 0,
 ) -> EncodedIndex:
-    """Encode the index of `entries`, with all tree nodes in one file: leaves first, root last.
+    """Encode the index of `entries` with all tree nodes in one file, leaves first and root last.
 
     Args:
-        entries: keys and values in any order, each key once.
-        node_file: path of the node file, relative to the root of the database.
-        node_entries: maximum entries of a node.
-        uuid: 16 bytes; derived from the content by default, so that equal input gives equal bytes.
-        commit_time_ns: commit time of the only version, in nanoseconds since 1970.
+        entries: Keys and values in any order, without duplicate keys.
+        node_file: Path of the node file, relative to the root of the database.
+        node_entries: Maximum entries of a node.
+        uuid: 16 bytes; derived from the content by default, so that the same input gives the same bytes.
+        commit_time_ns: Commit time of the only version, in nanoseconds since 1970.
     """
     _check_call(node_file, node_entries, uuid)
     out, height, table = bytearray(), 0, _table([node_file])
@@ -82,11 +82,11 @@ def encode(
 
 
 class _Child(NamedTuple):
-    """An encoded node: its first and last key, and what its parent records."""
+    """An encoded node: its first and last key, and the numbers that its parent records."""
 
     first: bytes
     last: bytes
-    numbers: tuple[int, ...]  # offset, length, keys, bytes of its tree, bytes out of line
+    numbers: tuple[int, ...]  # offset, length, keys, size of the subtree, size of values that are not inline
 
 
 def _add(out: bytearray, body: bytes, first: bytes, last: bytes, *sums: int) -> _Child:
@@ -132,7 +132,7 @@ def _table(files: Sequence[str]) -> bytes:
 
 
 def _strings(strings: Sequence[bytes], third: Sequence[int] = ()) -> bytes:
-    """Encode strings with shared prefixes; `third` is the extra column of paths and interior keys."""
+    """Encode strings with shared prefixes; `third` is the additional column of paths and interior keys."""
     prefixes = [_common(a, b) for a, b in pairwise(strings)]
     suffixes = [*strings[:1], *(s[n:] for s, n in zip(strings[1:], prefixes, strict=True))]
     lengths = _varints(prefixes) + _varints(map(len, suffixes))

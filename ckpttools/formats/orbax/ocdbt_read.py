@@ -1,4 +1,4 @@
-"""Read OCDBT indexes, however damaged; `ckpttools.formats.orbax.ocdbt_encode` is the inverse."""
+"""Read OCDBT indexes, including damaged ones. The inverse is `ckpttools.formats.orbax.ocdbt_encode`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ckpttools.formats.orbax.ocdbt import (
     crc32c,
 )
 
-_STRING_BYTES = 256  # besides its characters: objects, and its entry in a map
+_STRING_BYTES = 256  # in addition to its characters: objects and a map entry
 _DECOMPRESSED_AT_ONCE = 1 << 20
 _DAMAGED = "the file is damaged or is incomplete; restore it from another copy"
 
@@ -40,11 +40,11 @@ def read(fetch: Fetch, max_bytes: int = MAX_INDEX_BYTES) -> dict[bytes, Entry]:
     """Return the complete index of the newest version, with sorted keys.
 
     Args:
-        fetch: `fetch(file, offset, length)` returns bytes of a file, up to its end if length is None.
-        max_bytes: memory limit for an index that needs more than its size on disk suggests.
+        fetch: `fetch(file, offset, length)` returns bytes of a file, up to the end if the length is None.
+        max_bytes: Memory limit for an index that expands to more than its size on disk suggests.
 
     Raises:
-        FormatError: the index is damaged, or exceeds the limit.
+        FormatError: The index is damaged, or exceeds the limit.
     """
     reader = _NodeReader(fetch, max_bytes)
     body = reader.open(fetch(MANIFEST, 0, None), MANIFEST_MAGIC, MANIFEST)
@@ -57,7 +57,7 @@ def read(fetch: Fetch, max_bytes: int = MAX_INDEX_BYTES) -> dict[bytes, Entry]:
     return index
 
 
-# A file or node, and the common prefix of paths in the data file tables of nodes in it.
+# A file or node, and the path prefix shared by the data file tables of the nodes in it.
 _File = tuple[str, bytes]
 _Node = tuple[Extent, bytes]
 
@@ -72,7 +72,7 @@ class _Body:
         self._charge = charge
 
     def charge(self, nbytes: int) -> None:
-        """Account for memory about to be allocated; raise an error if it exceeds the limit."""
+        """Account for memory that is about to be allocated; raise an error if it exceeds the limit."""
         if self._charge is not None:
             self._charge(self, nbytes)
 
@@ -112,16 +112,16 @@ class _Body:
 
 
 class _NodeReader:
-    """Reads each node once, within a memory limit for its contents."""
+    """Reads each node once, limiting the memory of the contents."""
 
     def __init__(self, fetch: Fetch, max_bytes: int) -> None:
         self._fetch, self._max_bytes = fetch, max_bytes
         self._stored = self._taken = 0
-        # Byte ranges of the nodes read from each file, sorted: start, end, start, end, …
+        # Byte ranges of the nodes that have been read from each file, sorted: start, end, start, end, …
         self._visited: dict[str, list[int]] = defaultdict(list)
 
     def open(self, data: bytes, magic: bytes, location: str) -> _Body:
-        """Check the frame and return its decompressed body."""
+        """Check the frame of a node or manifest and return its decompressed body."""
         self._stored += len(data)
         frame = _Body(data, location, self._charge)
         _check(frame, magic)
@@ -142,7 +142,7 @@ class _NodeReader:
             body.fail("the index needs too much memory", got, expected, hint)
 
     def walk(self, node: _Node, height: int, prefix: bytes) -> KeyedEntries:
-        """Yield everything below `node`, whose keys all start with `prefix`."""
+        """Yield all entries below `node`, whose keys start with `prefix`."""
         extent, base = node
         file, start, length = extent.file, extent.offset, extent.length
         self._visit(extent)
@@ -158,7 +158,7 @@ class _NodeReader:
         return chain.from_iterable(walks)
 
     def _visit(self, node: Extent) -> None:
-        """Reject a node that overlaps one already read: it is its own ancestor, or has two parents."""
+        """Reject a node that overlaps one already read: it would be its own ancestor or have two parents."""
         ranges, start, end = self._visited[node.file], node.offset, node.offset + node.length
         location = bisect(ranges, start)
         if location % 2 or any(following < end for following in ranges[location : location + 1]):
@@ -201,7 +201,7 @@ def _check(frame: _Body, magic: bytes) -> None:
 
 
 def _root(body: _Body) -> tuple[_Node | None, int]:
-    """Return the root of the newest version (None if empty) and its height."""
+    """Return the root of the newest version (None if the database is empty) and its height."""
     body.take(16)
     if body.known("kind of manifest", body.varint(), ["single", "numbered"]):
         fault = "checkpoints do not use this kind of manifest"
@@ -233,7 +233,7 @@ def _read_leaf(body: _Body, files: list[_File], count: int, prefix: bytes) -> Ke
 
 
 def _read_interior(body: _Body, files: list[_File], count: int) -> Iterable[tuple[_Node, bytes]]:
-    """Yield the children in order, each with the prefix that is omitted from the keys below it."""
+    """Yield each child with the prefix that is omitted from the keys below it, in order."""
     keys, shared = _read_strings(body, count, third=True)
     locations = list(zip(*(body.varints(count) for _ in range(3)), strict=True))
     body.varints(3 * count)
@@ -263,7 +263,7 @@ def _read_table(body: _Body, base: bytes) -> list[_File]:
 
 
 def _read_strings(body: _Body, count: int, third: bool = False) -> tuple[list[bytes], list[int]]:
-    """Decode the output of `_strings`."""
+    """Decode strings that `_strings` encoded."""
     body.charge(count * _STRING_BYTES)
     prefixes = [0, *body.varints(max(count - 1, 0))][:count]
     suffixes, thirds = body.varints(count), body.varints(count if third else 0)

@@ -47,7 +47,7 @@ STORAGE = shared(
         "slower.",
     ),
 )
-"""Options for how chunks are stored."""
+"""Options for chunk storage."""
 
 OPTIONS = shared(
     "Layout",

@@ -1,4 +1,4 @@
-"""The files that belong to an Orbax checkpoint as ckpttools writes it: one step with one item."""
+"""The files that belong to an Orbax checkpoint written by ckpttools: one step with one item."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ckpttools.stores.registry import parse
 _DIRECTORIES = (DATA_DIRECTORY, PROCESSES, ARRAYS_DIRECTORY)
 _OF_A_STEP = {CHECKPOINT_FILE, COMMIT_FILE}
 _OF_AN_ITEM = {TREE_FILE, STRINGS_FILE, SHARDING_FILE, *_OF_A_STEP}
-# Files that no index names: data of processes that was merged, and nodes of older versions.
+# Files that are in no index: per-process data that has been merged, and nodes of older versions.
 _FILE = re.compile(r"(ocdbt\.process_[^/]+/)?(manifest\.ocdbt|d/[0-9a-f]{32})|array_metadatas/process_\d+")
 _DIRECTORY = re.compile(r"(ocdbt\.process_[^/]+/)?d|ocdbt\.process_[^/]+|array_metadatas")
 
@@ -41,12 +41,12 @@ def owns(name: str) -> bool:
     return is_inside or name.rpartition("/")[2] in (MANIFEST, *OWN_FILES) or zarr.owns(name)
 
 
-# Path of the item below the root, by level: see `OrbaxWriter`.
+# Path of the item below the root, by `OrbaxWriter.level`.
 _LOCATIONS = {"run": "<step>/<item>", "step": "<item>", "item": "."}
 
 
 def unowned_files(directory: Location, tree: Tree, level: str = "run") -> Iterator[str]:
-    """Yield all files that are not part of one item, laid out as `OrbaxWriter` does at this level."""
+    """Yield all files that are not part of a single item, laid out as `OrbaxWriter` does at this level."""
     item = parse(tree.metadata.location)
     name = str(item.relative_to(directory) or ".") if item != directory else "."
     parts = [] if name == "." else name.split("/")
@@ -68,7 +68,7 @@ def unowned_files(directory: Location, tree: Tree, level: str = "run") -> Iterat
 
 
 def find_unowned_in_item(item: Location, tree: Tree) -> Iterator[str]:
-    """Yield files in an item's directory that are not part of the item; errors as for `unowned_files`."""
+    """Yield files in an item's directory that do not belong to the item; errors as for `unowned_files`."""
     entries = entries_of(item)
     own = _named(entries) if entries.manifests else zarr.own_files(entries, map(dotted, tree.arrays))
     for entry in item.entries():
@@ -87,7 +87,7 @@ def find_unowned_in_item(item: Location, tree: Tree) -> Iterator[str]:
 
 
 def _is_written(name: str, entry: DirEntry) -> bool:
-    """Return whether Orbax writes files with names like this."""
+    """Return whether Orbax writes files with such names."""
     return (_DIRECTORY if entry.is_dir else _FILE).fullmatch(name) is not None
 
 

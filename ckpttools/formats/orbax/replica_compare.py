@@ -1,7 +1,7 @@
-"""Compare what several hosts have of one save, byte by byte.
+"""Compare the values that several hosts have of one save, byte by byte.
 
-Each replica of a model stores the same chunks. If they differ, one was damaged by a disk, by memory, or by an
-accelerator that computed something else; nothing else in a job checks for that.
+Every replica of a model stores the same chunks. If they differ, one was corrupted by a disk, by memory, or by
+an accelerator that computed a wrong result, which nothing else in a job checks.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Disagreement:
     """A chunk whose bytes differ between hosts.
 
     Attributes:
-        key: key of the chunk.
-        groups: hosts with equal bytes, largest group first.
+        key: Key of the chunk.
+        groups: Groups of hosts with equal bytes, the largest first.
     """
 
     key: str
@@ -42,12 +42,12 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True)
 class TwinComparison:
-    """The result of a comparison.
+    """The result of comparing replicas.
 
     Attributes:
-        chunks: number of values that several hosts have.
-        nbytes: bytes read of them.
-        disagreements: values that differ.
+        chunks: Number of values that several hosts have.
+        nbytes: Number of bytes that were read.
+        disagreements: The values that differ.
     """
 
     chunks: int
@@ -59,11 +59,11 @@ def compared_twins(save: Save, observe: Callable[[int], None] = lambda nbytes: N
     """Compare all bytes of all values that several hosts have.
 
     Args:
-        save: the save.
-        observe: called with numbers of bytes as they are read, from several threads.
+        save: The save to compare.
+        observe: Called with the number of bytes after each read, from several threads.
 
     Raises:
-        FormatError, StorageError: a value cannot be read.
+        FormatError, StorageError: A value cannot be read.
     """
     keys = list(save.twins)
     sizes = [sum(_lengths(save, key)) for key in keys]
@@ -74,10 +74,10 @@ def compared_twins(save: Save, observe: Callable[[int], None] = lambda nbytes: N
 
 
 def refuse_unlike(save: Save, keys: Sequence[str]) -> None:
-    """Compare the ends of some values.
+    """Compare the two ends of some values.
 
     Raises:
-        FormatError: they differ.
+        FormatError: The values of two hosts differ.
     """
     look = partial(_disagreement, save, lambda nbytes: None, whole=False)
     result = [key for key in map(look, keys) if key is not None]
@@ -86,7 +86,7 @@ def refuse_unlike(save: Save, keys: Sequence[str]) -> None:
 
 
 def unlike(save: Save, result: Sequence[Disagreement]) -> FormatError:
-    """Return the error for hosts that differ."""
+    """Return the error for hosts whose values differ."""
     return FormatError(
         f"hosts differ in {plural(len(result), 'chunk')} of step {save.step} that several have"
         + listing(list(map(str, result))),
@@ -97,7 +97,7 @@ def unlike(save: Save, result: Sequence[Disagreement]) -> FormatError:
 
 
 def losers(save: Save, each: Disagreement) -> set[int]:
-    """Return the indices of shares whose bytes differ from those that are used."""
+    """Return the indices of shares whose bytes differ from the ones that are used."""
     taken = save.shares[save.owners[each.key]].name
     right = next(group for group in each.groups if taken in group)
     return {number for number in save.twins[each.key] if save.shares[number].name not in right}
@@ -109,12 +109,13 @@ def keys_alone(save: Save, number: int) -> list[str]:
 
 
 def refuse_mixed(save: Save, result: Sequence[Disagreement]) -> None:
-    """Raise an error for a share that is partly used and partly outvoted, if it seems to be of another save.
+    """Raise an error if a share that disagrees with the others, but is partly used, seems to be another save.
 
-    Bit flips affect few values; in another run nearly all values differ.
+    Bit flips affect few values, while in another run nearly all values differ.
 
     Raises:
-        FormatError: a host differs in most values that it shares with others, and alone has further values.
+        FormatError: A host differs in most values that it shares with others, and has values that only it
+            has.
     """
     wrong = Counter(number for item in result for number in losers(save, item))
     for number, count in wrong.items():
@@ -131,7 +132,7 @@ def refuse_mixed(save: Save, result: Sequence[Disagreement]) -> None:
 
 
 def has_many(save: Save, key: str) -> bool:
-    """See `has_numbers`, for a value of a save."""
+    """Return whether a value of a save is numeric data; see `has_numbers`."""
     return has_numbers(key, save.shares[save.owners[key]].entries[key])
 
 
@@ -150,7 +151,7 @@ def _disagreement(
     for number in numbers:
         groups.setdefault(_digest(save, key, number), []).append(save.shares[number].name)
     ranked = sorted(groups.values(), key=len, reverse=True)
-    # The values may be equal when read again: another program is writing.
+    # If the values are equal when read again, another program is writing.
     return Disagreement(key, tuple(map(tuple, ranked)))
 
 

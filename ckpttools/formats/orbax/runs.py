@@ -1,9 +1,9 @@
-"""Find the item for an Orbax path, which may be a run directory, a step directory or an item.
+"""Find the item for an Orbax path, which may be a run, a step or an item.
 
 For a run, the latest finished step is opened. Later unfinished steps are skipped with a warning: a running
-job
-leaves such steps, and steps need not have a tree. But a later step that was finished and whose tree cannot be
-read is an error. Orbax (0.12.8) considers it the latest, too, and fails; older weights would go unnoticed.
+job leaves such steps, and steps need not have a tree. A later step that finished but whose tree cannot be
+read is an error. Orbax (0.12.8) also takes it for the latest step and fails, and falling back to older
+weights could go unnoticed.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from ckpttools.stores.registry import parse
 
 
 class DamagedStepError(FormatError):
-    """A tree was saved completely in a later step than all intact ones, but cannot be read."""
+    """The latest step with a completely saved tree cannot be read."""
 
 
 def why_not(path: Location) -> str | None:
-    """Return None if a path has an Orbax pytree or a part of one; otherwise what is missing.
+    """Return None if a path has an Orbax pytree or a part of one; otherwise return what is missing.
 
     Raises:
         StorageError: `path` cannot be accessed.
     """
     if not path.is_dir():
         return "not a directory"
-    path.entries()  # raises StorageError without permission
+    path.entries()  # raises StorageError if permission is denied
     try:
         result = orbax_at(path)
         if not isinstance(result, OrbaxRun) or result.steps or hosts_at(path):
@@ -69,21 +69,20 @@ def why_not(path: Location) -> str | None:
 
 
 def find_items(place: OrbaxItem | Step | OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
-    """Return the named item, or all items of a step, by default the latest finished step of a run.
+    """Return the named item, or all items of a step (by default the latest finished step of a run).
 
     Emits `LaterStepWarning` for later steps that are skipped, and `UnlistedStepWarning` if Orbax would not
-    open
-    the same step.
+    open the same step.
 
     Raises:
-        DamagedStepError: the latest finished step is damaged.
-        FormatError: a step has no finished tree, or a run no finished step.
-        StorageError: a directory cannot be accessed.
-        UsageError: the requested step does not exist.
+        DamagedStepError: The latest finished step is damaged.
+        FormatError: A step has no finished tree, or a run has no finished step.
+        StorageError: A directory cannot be accessed.
+        UsageError: The requested step does not exist.
     """
     match place:
         case OrbaxItem() as item:
-            # Other items of the step do not matter if this one is requested.
+            # If this item is requested, other items of the step do not matter.
             reason = ", ".join(item.step.faults([item])) or None
             _require_finished(item.step, reason)
             return (item,)
@@ -96,13 +95,13 @@ def find_items(place: OrbaxItem | Step | OrbaxRun, step: int | None) -> tuple[Or
 
 
 def steps_around(tree: Tree) -> OtherSteps:
-    """Return later or half-written steps of the run of a tree.
+    """Return later and unfinished steps of the run that contains a tree.
 
     Args:
-        tree: the tree as its format opened it; formats without steps have none.
+        tree: The tree as opened by its format; trees of formats without steps have no other steps.
 
     Raises:
-        StorageError: the run cannot be accessed.
+        StorageError: The run cannot be accessed.
     """
     unfinished: dict[str, str] = {}
     damaged: dict[str, str] = {}
@@ -119,9 +118,9 @@ def steps_around(tree: Tree) -> OtherSteps:
 
 
 def remains_after(step: Step) -> list[Step]:
-    """Return later directories named like this step that are not steps: unfinished, or with much lost.
+    """Return later directories named like this step that are unfinished steps or have lost most of a step.
 
-    Other directories may end in a number, too: runs, exports and so on.
+    Other kinds of directories, such as runs and exports, may also end in a number.
     """
     return [
         directory
@@ -144,7 +143,7 @@ def _may_be_later(other: Step, step: Step) -> bool:
 
 
 def _require_finished(step: Step, reason: str | None) -> None:
-    """Raise FormatError if there is a reason why a step is unfinished."""
+    """Raise FormatError if `reason` states why a step is unfinished."""
     if reason:
         raise _unfinished_error(step, step.path, reason)
 
@@ -189,7 +188,7 @@ def _in_run(run: OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
 
 
 def _refuse_legacy(steps: Collection[Step]) -> None:
-    """Raise FormatError if a step in a run with `_METADATA` is in the layout of Orbax before it."""
+    """Raise FormatError if a run with `_METADATA` also has a step in the earlier Orbax layout."""
     if not steps:
         return
     from ckpttools.formats.zarr.legacy_runs import is_legacy_step
@@ -208,7 +207,7 @@ def _warn_of_later_steps(opened: Step, later: Collection[Step]) -> None:
     """Warn about later steps that are not opened.
 
     Raises:
-        DamagedStepError: one of them is damaged.
+        DamagedStepError: One of the later steps is damaged.
     """
     ordered = sorted(later, key=lambda step: (step.number or 0, step.path.name))
     above = opened.path.parent
@@ -242,7 +241,7 @@ def _warn_if_unlisted(opened: Step) -> None:
 
 
 def _items(step: Step) -> tuple[OrbaxItem, ...]:
-    """Return the items of a step. Raises FormatError if it has none."""
+    """Return the items of a step; raises FormatError if it has none."""
     if not step.items:
         raise _unfinished_error(step, step.path, step.why_unfinished or f"no {TREE_FILE}")
     return step.items

@@ -1,9 +1,8 @@
-"""Saves assembled from the shares of hosts: whether they are complete, and what is missing or replicated.
+"""Saves assembled from the shares of several hosts: whether they are complete, and what is missing.
 
-A save is complete if its shares together have every cell of the chunk grid of every array, for any mesh.
-Shares of different steps are never mixed, nor are those of two saves of one step: if a job went back and
-    saved
-a step again, arrays may be sharded alike and have other values.
+A save is complete if its shares together contain every chunk of every array, for any mesh. Shares of
+different steps are never mixed, and neither are two saves of the same step: if a job goes back and saves a
+step again, arrays may be sharded the same way and have other values.
 """
 
 from __future__ import annotations
@@ -25,29 +24,27 @@ from ckpttools.formats.zarr.chunks import DOCUMENTS, parse_array
 from ckpttools.stores.location import Location
 
 T = TypeVar("T")
-# Hosts start a save together, except for clock differences and hosts that lag a step behind. A restarted job
-# needs longer than the first limit to reach the same step again. Up to the second limit, shares are of one
-# save if
-# they have values in common, which are compared before use.
+# All hosts start a save at the same time, except for clock differences and hosts that are a step behind. A
+# restarted job needs longer than the first limit to reach the same step again. Up to the second limit, shares
+# belong to one save if they have values in common, which are compared before use.
 TOGETHER_SECONDS = 60.0
 _WITH_EVIDENCE_SECONDS = 600.0
-# Bytes of a value that may be a single number, equal in all runs.
+# Values up to this size may be a single number that is equal in all runs.
 _COUNTER = 16
-# Number of cells of an array that are listed; a damaged shape may imply more missing cells than there are
-# bytes.
+# Maximum number of missing cells that are listed for an array; a damaged shape may imply more missing cells
+# than the file has bytes.
 _MOST_CELLS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class MissingCells:
-    """The cells of one array that all shares together lack.
+    """The cells of an array that all shares together lack.
 
     Attributes:
-        path: path of the array.
-        cells: grid indices of the chunks; empty if even the metadata is missing, or if there are too many
-            to list.
-        chunks: number of chunks in the grid; 0 if unknown.
-        count: number of missing chunks.
+        path: Path of the array.
+        cells: Grid indices of the chunks; empty if the metadata is missing or there are too many to list.
+        chunks: Number of chunks in the grid; 0 if unknown.
+        count: Number of missing chunks.
     """
 
     path: Path
@@ -63,11 +60,11 @@ class MissingCells:
 
 @dataclass(frozen=True)
 class Save:
-    """One save of a step, as far as its shares are available.
+    """A save of one step, as far as its shares are available.
 
     Attributes:
-        step: number of the step.
-        shares: its shares; values in several shares are read from the first of them.
+        step: The step number.
+        shares: The shares of the save. A value that several shares have is read from the first of them.
     """
 
     step: int
@@ -75,12 +72,12 @@ class Save:
 
     @cached_property
     def began(self) -> float | None:
-        """Time when the first host started it, in seconds since 1970; None if unknown."""
+        """Time when the first host started the save, in seconds since 1970; None if unknown."""
         return min((share.began for share in self.shares if share.began is not None), default=None)
 
     @cached_property
     def owners(self) -> Mapping[str, int]:
-        """Index of the share from which each key is read."""
+        """The index of the share that each key is read from."""
         result: dict[str, int] = {}
         for number, share in enumerate(self.shares):
             for key in share.entries:
@@ -89,7 +86,7 @@ class Save:
 
     @cached_property
     def twins(self) -> Mapping[str, tuple[int, ...]]:
-        """Indices of the shares with each key, for keys in several shares."""
+        """The indices of the shares that have a key, for keys in several shares."""
         result: dict[str, tuple[int, ...]] = {}
         owners = self.owners
         for number, share in enumerate(self.shares):
@@ -106,7 +103,7 @@ class Save:
 
     @cached_property
     def arrays(self) -> Mapping[Path, tuple[str, ZarrArray | None]]:
-        """Key prefix and metadata of each array; None as metadata if no share has it."""
+        """The key prefix and the metadata of each array; the metadata is None if no share has it."""
         expected = [leaf.path for leaf in self.leaves if not leaf.is_empty and leaf.value_type != "string"]
         known: dict[bytes, ZarrArray] = {}
         return {path: (_prefix(path), self._document(_prefix(path), known)) for path in expected}
@@ -144,18 +141,18 @@ class Save:
 
     @cached_property
     def unnamed(self) -> tuple[str, ...]:
-        """Existing arrays that the tree's metadata does not list, which belong to another tree."""
+        """Arrays that the tree's metadata does not list, so they belong to another tree."""
         named = {_prefix(leaf.path) for leaf in self.leaves}
         ends = ((key, name) for key in self.owners for name in DOCUMENTS if key.endswith(name))
         return tuple(key.removesuffix(name) for key, name in ends if key.removesuffix(name) not in named)
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is missing."""
+        """Whether the save has all chunks."""
         return not self.missing
 
     def preferring(self, hosts: Sequence[Location]) -> Save:
-        """Return a copy that reads values in several shares from these hosts, in order of preference."""
+        """Return a copy that prefers these hosts, in order, for values in several shares."""
         order = {host.resolve(): number for number, host in enumerate(hosts)}
         ranked = sorted(self.shares, key=lambda share: order.get(share.host.resolve(), len(order)))
         return replace(self, shares=tuple(ranked))
@@ -166,9 +163,9 @@ def _prefix(path: Path) -> str:
 
 
 def saves_of(shares: Sequence[HostShare]) -> list[Save]:
-    """Return the saves of shares, newest step first, and within a step the one that started last.
+    """Group shares into saves, newest step first; saves of the same step are sorted by latest start.
 
-    Unusable shares are left out.
+    Unusable shares are ignored.
     """
     result: list[list[HostShare]] = []
     usable = [share for share in shares if share.fault is None]
@@ -183,7 +180,7 @@ def saves_of(shares: Sequence[HostShare]) -> list[Save]:
 
 
 def _belongs(share: HostShare, group: Sequence[HostShare]) -> bool:
-    """Return whether a share belongs to the same save as others."""
+    """Return whether a share belongs to the same save as the shares of a group."""
     first = group[0]
     if share.number != first.number or not _are_together(share, group):
         return False
@@ -198,13 +195,13 @@ def _belongs(share: HostShare, group: Sequence[HostShare]) -> bool:
 
 
 def _may_be(declared: T, others: Sequence[T]) -> bool:
-    """Return whether a share's declarations are compatible with those of others."""
+    """Return whether the declared metadata of a share is compatible with that of the others."""
     known = next(filter(None, others), None)
     return not declared or known is None or declared == known
 
 
 def _are_together(share: HostShare, group: Sequence[HostShare]) -> bool:
-    """Return whether a share may belong to a save, judged by start time: the other shares started earlier."""
+    """Return whether a share may belong to a save whose other shares started earlier, judged by time."""
     began = [item.began for item in group if item.began is not None]
     apart = 0.0 if share.began is None or not began else share.began - min(began)
     if apart <= TOGETHER_SECONDS:
@@ -217,17 +214,17 @@ def _have_common(share: HostShare, other: HostShare) -> bool:
 
 
 def has_numbers(key: str, entry: Entry) -> bool:
-    """Return whether a value is numeric data that differs between runs: neither metadata nor a counter."""
+    """Return whether a value is numeric data that differs between runs, not metadata or a counter."""
     return not key.endswith(DOCUMENTS) and length_of(entry) > _COUNTER
 
 
 def _documents_agree(share: HostShare, other: HostShare) -> bool:
-    """Return whether the arrays that both shares have agree in shape, dtype, grid and codecs."""
+    """Return whether the common arrays of two shares agree in shape, dtype, grid and codecs."""
     ours, theirs = share.entries, other.entries
     both = (key for key in ours if key.endswith(DOCUMENTS) and key in theirs and ours[key] != theirs[key])
     return all(share.index.read(ours[key]) == other.index.read(theirs[key]) for key in both)
 
 
 def newest_complete(saves: Sequence[Save], step: int | None = None) -> Save | None:
-    """Return the newest complete save, of a given step if requested; None if there is none."""
+    """Return the newest complete save, optionally of a given step; None if there is none."""
     return next((save for save in saves if step in (None, save.step) and save.is_complete), None)

@@ -1,4 +1,4 @@
-"""Open a step with several items: the item with the model, or all items as one tree."""
+"""Open a step with several items: only the item with the model, or all items as one tree."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ from ckpttools.formats.orbax.steps import OrbaxItem, Step
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
-# Items that trainers save next to the model's item: Tunix, EasyLM, Flax.
+# Items that trainers (Tunix, EasyLM, Flax) save next to the model.
 _NO_PARAMETERS = frozenset(
     ("optimizer_state", "opt_state", "optimizer", "rng", "rngs", "rng_key", "data_iter", "iter", "step")
 )
-# Names of the optimizer's item in `save_checkpointables` and `Composite`. It is opened together with the
-# model,
-# because both are one training state: only the user decides to drop a part.
+# Names of the optimizer's item in `save_checkpointables` and `Composite`. The item is opened together with
+# the model, because both are one training state, and only the user may decide to drop a part.
 _OPTIMIZERS = frozenset(("opt", "optim"))
 
 
 def open_items(items: Sequence[OrbaxItem], opened: Callable[[OrbaxItem], Tree], *, all_items: bool) -> Tree:
-    """Open an item, or several items of one step, without reading any array.
+    """Open an item, or several items of one step, without reading array data.
 
     Args:
-        items: all items of the step, two at least.
-        opened: opens one item.
-        all_items: whether to open all items as one tree, each below its name.
+        items: All items of the step; at least two.
+        opened: Opens an item.
+        all_items: Whether to open all items as one tree, each below its name.
 
     Returns:
-        The only item with a model, with a `ChosenItemWarning`; or several items as one tree,
-        if `all_items` is set, or if they are a model and the state of its optimizer.
+        The only item with a model (emits `ChosenItemWarning`), or several items as one tree if `all_items` is
+        set or if they are a model and its optimizer state.
 
     Raises:
-        FormatError: it is unclear which item holds the model, or one of them is damaged.
+        FormatError: It is unclear which item is the model, or an item is damaged.
     """
     step = items[0].step
     if all_items:
@@ -49,7 +48,7 @@ def open_items(items: Sequence[OrbaxItem], opened: Callable[[OrbaxItem], Tree], 
     if len(models) == 1:
         _warn_of_others(step, items, models)
         return opened(models[0])
-    # Numbers in further items may be part of a training state, such as a position in the data.
+    # Numbers in other items may be part of the training state, such as a position in the data.
     parts = [item for item in unknown if holds_data(documents[item])]
     if len(parts) == 2 and len([item for item in parts if item.directory.name in _OPTIMIZERS]) == 1:
         _warn_of_others(step, items, parts)
@@ -58,7 +57,7 @@ def open_items(items: Sequence[OrbaxItem], opened: Callable[[OrbaxItem], Tree], 
 
 
 def several_items_error(step: Location, names: Sequence[str]) -> FormatError:
-    """Return the error for a step whose items must be named one by one."""
+    """Return the error for a step whose items must be opened one by one."""
     return FormatError(
         "there are several items",
         location=step,
@@ -68,11 +67,11 @@ def several_items_error(step: Location, names: Sequence[str]) -> FormatError:
 
 
 def one_item(tree: Tree, name: str) -> Tree:
-    """Extract one item of a tree, as if it had been opened alone.
+    """Extract one item of a tree as if it had been opened separately.
 
     Args:
-        tree: a tree of several items.
-        name: one of `tree.metadata.items`.
+        tree: A tree of several items.
+        name: One of `tree.metadata.items`.
     """
     of = tree.metadata
     return Tree(
@@ -89,7 +88,7 @@ def one_item(tree: Tree, name: str) -> Tree:
 
 
 def _warn_of_others(step: Step, items: Sequence[OrbaxItem], chosen: Sequence[OrbaxItem]) -> None:
-    """Warn that a step has more items than those that are opened."""
+    """Warn that a step has more items than the opened ones."""
     if others := [item.directory.name for item in items if item not in chosen]:
         names = " and ".join(item.directory.name for item in chosen)
         verb = "is" if len(chosen) == 1 else "are"

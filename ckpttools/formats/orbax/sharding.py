@@ -1,6 +1,6 @@
-"""Read the shardings of an Orbax item's arrays when they were saved, from its `_sharding` file.
+"""Read the shardings that an Orbax item's arrays had when they were saved, from the `_sharding` file.
 
-This is only information: reading an array depends neither on these devices nor on the file.
+The shardings are informational: reading an array depends neither on the devices nor on this file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ckpttools.stores.registry import parse
 
 
 def stored_shardings(tree: Tree) -> dict[TreePath, Sharding]:
-    """Return the sharding of each array, by path; empty if none are stored.
+    """Return the sharding of each array by path; empty if none is stored.
 
     Args:
-        tree: the tree as its format opened it.
+        tree: The tree as opened by its format.
 
     Raises:
-        FormatError, StorageError: the file with the shardings is damaged or cannot be read.
+        FormatError, StorageError: The file with the shardings is damaged or cannot be read.
     """
     directory = parse(tree.metadata.location)
     location = directory / SHARDING_FILE
@@ -52,12 +52,12 @@ def stored_shardings(tree: Tree) -> dict[TreePath, Sharding]:
 
 
 def shardings_in(item: Location) -> dict[str, Sharding]:
-    """Return the shardings in an item, by array name; does not convert errors of reading and parsing."""
+    """Return the shardings of an item by array name; errors of reading and parsing are not converted."""
     return dict(_shardings(read_json(item / SHARDING_FILE)))
 
 
 def _shardings(document: Mapping[str, str]) -> Iterator[tuple[str, Sharding]]:
-    # Most arrays share their text with others, and each text lists all devices of the mesh.
+    # Most arrays have the same text as others, and each text lists all devices of the mesh.
     known: dict[str, Sharding] = {}
     for name, text in document.items():
         if text not in known:
@@ -77,7 +77,7 @@ def _parsed(document: Mapping[str, Any]) -> Sharding:
 
 
 def _devices(mesh: Mapping[str, Any] | None) -> tuple[int, ...] | None:
-    """Return device ids unless they are in increasing order."""
+    """Return device ids; None if they are in increasing order."""
     entries: list[Any] = [mesh.get("mesh")] if mesh else []
     ids: list[int] = []
     while entries:
@@ -90,7 +90,7 @@ def _devices(mesh: Mapping[str, Any] | None) -> tuple[int, ...] | None:
 
 
 def _axes(entry: object) -> tuple[str, ...]:
-    """Return an entry of a partition spec as a tuple of mesh axes."""
+    """Convert an entry of a partition spec to a tuple of mesh axes."""
     if entry is None:
         return ()
     return (entry,) if isinstance(entry, str) else tuple(map(str, entry))  # type: ignore[call-overload]

@@ -1,9 +1,9 @@
-"""One host's share of a step, as emergency, multi-tier and peer-to-peer checkpoints leave on each host.
+"""The share of a step that one host has, in emergency, multi-tier and peer-to-peer checkpoints.
 
-    HOST/STEP/state                          an emergency or multi-tier manager, or peers
-    HOST/JOB-sSTEP-nNODE-wWORKER.restore     the same, as the agent of multi-tier checkpointing names it
-    HOST/p2p_restore/STEP/state              what a peer fetched from another
-    PERSISTENT/STEP/default                  what an emergency manager's first slice saved for all
+    HOST/STEP/state                          written by an emergency or multi-tier manager, or by peers
+    HOST/JOB-sSTEP-nNODE-wWORKER.restore     the same, as named by the agent of multi-tier checkpointing
+    HOST/p2p_restore/STEP/state              fetched from another peer
+    PERSISTENT/STEP/default                  saved for all by the first slice of an emergency manager
 
 Keys of chunks are global, so a share describes its own content; `ocdbt.process_N` identifies its process.
 """
@@ -34,14 +34,14 @@ from ckpttools.stores.location import Location
 
 FETCHED = "p2p_restore"
 _RESTORE = re.compile(r"(?P<job>.+)-s(?P<step>[0-9]+)-n[0-9]+-w[0-9]+\.restore")
-# Input of the agent of multi-tier checkpointing, in the directory of a host.
+# Input file of the multi-tier checkpointing agent, in the directory of a host.
 _AGENT, _JOB = "replicator.yaml", re.compile(rb"^\s*job-name\s*:\s*(\S+)", re.MULTILINE)
 _LARGEST_AGENT = 1 << 20
 OF_PROCESSES = ("process_metadata/global_process_metadata.json", "process_metadata/mesh_metadata.json")
-"""The devices of each process of the job, and their order in the mesh; equal on all hosts."""
-# Managers' names for the tree; a step's only tree counts, too, whatever its name.
+"""Records the devices of each process of the job and their order in the mesh; the same on all hosts."""
+# Managers' names for the tree. If a step has only one tree, its name does not matter.
 _ITEMS = ("state", "default", "items")
-# On GPUs a host has a directory for each process; a parent of hosts adds one more level.
+# On GPUs, a host has a directory per process; a parent directory of hosts adds another level.
 _DEEPEST = 3
 _BESIDE = frozenset((TREE_FILE, SHARDING_FILE, COMMIT_FILE, ARRAYS_DIRECTORY))
 
@@ -53,15 +53,15 @@ def _parsed(content: bytes) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class HostShare:
-    """One host's share of one step.
+    """The share of one step that a host has.
 
     Attributes:
-        host: directory of the host.
-        number: number of the step.
-        step: directory of the step.
-        item: the tree's item in it.
-        max_index_bytes: see `ckpttools.formats.base.ReadOptions`.
-        job: name of the job from the agent of multi-tier checkpointing; "" if it is not recorded.
+        host: Directory of the host.
+        number: The step number.
+        step: Directory of the step.
+        item: The item of the tree in the step.
+        max_index_bytes: See `ckpttools.formats.base.ReadOptions`.
+        job: Name of the job from the agent of multi-tier checkpointing; "" if it is not recorded.
     """
 
     host: Location
@@ -73,7 +73,7 @@ class HostShare:
 
     @property
     def name(self) -> str:
-        """Name of the share in messages."""
+        """The name of the share in messages."""
         return str(self.host)
 
     @cached_property
@@ -84,7 +84,7 @@ class HostShare:
 
     @cached_property
     def mesh(self) -> tuple[bytes, ...]:
-        """JSON records of the job's processes and their devices; () if there are none."""
+        """JSON records of the job's processes and their devices; empty if not recorded."""
         files = [self.step.path / name for name in OF_PROCESSES]
         result = tuple(file.read_bytes() for file in files if file.is_file())
         try:
@@ -97,7 +97,7 @@ class HostShare:
 
     @cached_property
     def fault(self) -> str | None:
-        """Why the share is unusable; None if it is usable. Raises StorageError."""
+        """Why the share cannot be used; None if it can. Raises StorageError."""
         reasons = ", ".join(self.step.faults([OrbaxItem(self.item, self.step)]))
         if reasons:
             return reasons
@@ -111,7 +111,7 @@ class HostShare:
 
     @cached_property
     def document(self) -> Mapping[str, Any]:
-        """Its `_METADATA`; shares with the same text, such as a save's hosts, have one object."""
+        """The parsed `_METADATA`; shares with the same text, such as a save's hosts, share one object."""
         location = self.item / TREE_FILE
         content = location.read_bytes()
         try:
@@ -121,21 +121,22 @@ class HostShare:
 
     @cached_property
     def processes(self) -> tuple[int, ...]:
-        """Distributed ids of the job's processes whose chunks are here."""
+        """Distributed ids of the job's processes that wrote the chunks of this share."""
         names = (location.name.partition("_")[2] for location in self.item.glob(PROCESSES))
         return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))
 
     @cached_property
     def index(self) -> Entries:
-        """Its index, unfiltered."""
+        """The unfiltered index of the share."""
         return entries_of(self.item, needs_index(self.document), self.max_index_bytes)
 
     @cached_property
     def entries(self) -> Mapping[str, Entry]:
-        """The keys whose bytes exist, judging by file sizes."""
+        """The keys whose bytes exist, judged by file sizes."""
         faults, entries = self.index.faults, self.index.all
         if not self.index.manifests:
-            # Without an index each file is a key; these files belong to no array and differ between hosts.
+            # Without an index, each file is a key. These files do not belong to an array and differ between
+            # hosts.
             entries = {key: entry for key, entry in entries.items() if key.partition("/")[0] not in _BESIDE}
         if not faults:
             return entries
@@ -147,17 +148,17 @@ class HostShare:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Missing and truncated data files."""
+        """The missing and truncated data files."""
         return tuple(map(str, self.index.faults.values()))
 
 
 def shares_of(location: Location, max_index_bytes: int = MAX_INDEX_BYTES) -> list[HostShare]:
-    """Return the host shares in a directory: of one host, of one of its steps, or of several hosts.
+    """Return the shares in a directory of one host, one step of a host, or several hosts.
 
-    An emergency manager's first slice has no host shares.
+    The first slice of an emergency manager has no host shares.
 
     Raises:
-        StorageError: the location does not exist, or a directory cannot be accessed.
+        StorageError: The location does not exist, or a directory cannot be accessed.
     """
     if not location.exists():
         raise absent(location)
@@ -177,7 +178,7 @@ def _below(location: Location, deepest: int, limit: int) -> Iterator[HostShare]:
 
 
 def _of_host(host: Location, directory: Location, limit: int) -> Iterator[HostShare]:
-    """Yield the shares directly below a directory, and those fetched from peers."""
+    """Yield the shares directly below a directory, and those that were fetched from peers."""
     told = _job_of(directory)
     for location in directories(directory):
         match = _RESTORE.fullmatch(location.name)
@@ -190,7 +191,7 @@ def _of_host(host: Location, directory: Location, limit: int) -> Iterator[HostSh
 
 
 def _job_of(host: Location) -> str:
-    """Return the job of a host according to its agent's input, or ""."""
+    """Return a host's job name from the agent's input file, or ""."""
     file = host / _AGENT
     result = _JOB.search(file.read_bytes(_LARGEST_AGENT)) if file.is_file() else None
     return result[1].decode(errors="replace").strip("\"'") if result else ""

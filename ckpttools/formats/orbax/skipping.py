@@ -1,4 +1,4 @@
-"""How to make Orbax skip a step that it considers finished but cannot load."""
+"""Ways to make Orbax skip a step that it considers finished but cannot load."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Remedy:
     """An action that makes Orbax skip a step.
 
     Attributes:
-        words: the action, in the imperative.
-        command: command for the action; None if the user must move the step away.
-        fix: name of the `ckpt doctor` fix for the action, or None.
+        words: Description of the action, in the imperative.
+        command: The command for the action; None if the user must move the step away.
+        fix: Name of the `ckpt doctor` fix for the action, or None.
     """
 
     words: str
@@ -29,9 +29,9 @@ def remedy(step: Location, asked: Location, *, is_uncommitted: bool) -> Remedy:
     """Return an action that makes Orbax skip a step.
 
     Args:
-        step: the step to skip.
-        asked: path to pass to `ckpt doctor`: the step, or a parent directory.
-        is_uncommitted: whether the save was never committed; `ckpt doctor` renames only such steps.
+        step: The step to skip.
+        asked: Path to pass to `ckpt doctor`: the step, or a parent directory.
+        is_uncommitted: Whether the save was never committed; `ckpt doctor` renames only uncommitted steps.
     """
     if commits_by_file(step):
         words = f"delete its {COMMIT_FILE}, so that Orbax skips it"
@@ -43,5 +43,5 @@ def remedy(step: Location, asked: Location, *, is_uncommitted: bool) -> Remedy:
 
 
 def is_passed_over(step: Location) -> bool:
-    """Return whether loaders skip an uncommitted step: Orbax does if it goes by names."""
+    """Return whether loaders skip an uncommitted step, as Orbax does where it judges by names."""
     return not is_committed(step) or not (commits_by_file(step) or isinstance(step.store, SupportsRename))

@@ -1,8 +1,7 @@
 """Classify an Orbax directory as item, step or run, and determine whether a step is a finished save.
 
-A step is judged by its contents. Orbax judges by the scheme of the path (a rename, or a commit file on
-gs://),
-so copying a step between kinds of stores misleads Orbax.
+A step is judged by its contents. Orbax judges by name or, on gs://, by a commit file, so copying a step
+between kinds of stores misleads Orbax.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.stores.location import Location
 
 IN_PROGRESS = ".orbax-checkpoint-tmp"
-"""Suffix that Orbax gives a directory while writing it; old versions append a time."""
+"""Suffix of directories that Orbax is writing; old versions also append a time."""
 FLAX_PREFIX = "checkpoint_"
-"""Prefix of step numbers in file names of `flax.training.checkpoints`."""
+"""Prefix of step numbers in the file names of `flax.training.checkpoints`."""
 PRUNE_DIRECTORY = ".ckpttools-prune"
 """Directory in a run where `ckpttools.runs.journal` records what a prune is about to do."""
 DELETING = "deleting"
-"""Below `PRUNE_DIRECTORY`: steps that are no longer complete; in a bucket, files that name them."""
+"""Directory below `PRUNE_DIRECTORY` for incomplete steps; in a bucket, for files that name such steps."""
 _TREE_HANDLERS = ("PyTree", "Standard")
-# Names of items that trainers and examples use.
+# Names of items in trainers and examples.
 _USUAL_ITEMS = frozenset(
     (
         *("items", "default", "state", "train_state", "params", "model", "model_params", "weights", "pytree"),
@@ -47,17 +46,17 @@ _USUAL_ITEMS = frozenset(
         *("metrics", "rng", "rngs", "rng_key", "data_iter", "iter", "step"),
     )
 )
-# Prefixes of step numbers, if directories with several prefixes are next to each other.
+# Prefixes of step numbers, preferred when a directory has several prefixes.
 _STEP_PREFIX = re.compile(r"(?:.*[-_.])?(?:steps?|checkpoints?|ckpt|iter|epoch|save)_", re.IGNORECASE)
 
 
 def commits_by_file(location: Location) -> bool:
-    """Return whether Orbax requires a commit file in finished directories here; only the scheme decides."""
+    """Return whether Orbax requires a commit file in directories here, which depends on the scheme."""
     return location.store.scheme == "gs"
 
 
 def is_committed(directory: Location) -> bool:
-    """Return whether Orbax considers a directory finished, by a file or its name, not its metadata."""
+    """Return whether Orbax considers a directory finished by its name or a file, ignoring its metadata."""
     if commits_by_file(directory):
         return (directory / COMMIT_FILE).is_file()
     return IN_PROGRESS not in directory.name
@@ -65,11 +64,11 @@ def is_committed(directory: Location) -> bool:
 
 @dataclass(frozen=True)
 class StepMetadata:
-    """The `_CHECKPOINT_METADATA` of a step; empty without one, as in old versions.
+    """The `_CHECKPOINT_METADATA` of a step; empty if there is none, as in old versions.
 
     Attributes:
-        fields: fields of the document.
-        fault: why it is invalid.
+        fields: The fields of the document.
+        fault: Why the document is invalid; None if it is valid.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -77,7 +76,7 @@ class StepMetadata:
 
     @classmethod
     def at(cls, directory: Location) -> StepMetadata:
-        """Read the metadata of a directory that has some."""
+        """Read the metadata of a directory that has the file."""
         try:
             return cls(read_json(directory / CHECKPOINT_FILE))
         except CheckpointError as error:
@@ -85,17 +84,17 @@ class StepMetadata:
 
     @property
     def is_uncommitted(self) -> bool:
-        """Whether this is metadata of a save that was never committed."""
+        """Whether the save of this metadata was never committed."""
         return self.fields.get("commit_timestamp_nsecs", 0) is None
 
     @property
     def handlers(self) -> object:
-        """The handlers that saved the items: by name, or one for all."""
+        """The handlers that saved the items: a mapping by name, or one for all."""
         return self.fields.get("item_handlers")
 
     @property
     def is_tree(self) -> bool:
-        """Whether the step is declared as a pytree item itself."""
+        """Whether the step itself is declared as a pytree item."""
         return _is_of_trees(self.handlers)
 
     @property
@@ -106,7 +105,7 @@ class StepMetadata:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Names of the items if none of them is a tree (metrics, for example)."""
+        """Names of the items if none of them is a tree (such as metrics)."""
         named = self.handlers if isinstance(self.handlers, dict) and not self.trees else {}
         return tuple(sorted(named))
 
@@ -117,11 +116,11 @@ def _is_of_trees(handler: object) -> bool:
 
 @dataclass(frozen=True)
 class OrbaxItem:
-    """One pytree item on disk.
+    """A pytree item on disk.
 
     Attributes:
-        directory: directory with its `_METADATA`.
-        step: the parent directory that is a step, or the item's own directory.
+        directory: The directory that contains `_METADATA`.
+        step: The parent directory that is a step, or the item's own directory.
     """
 
     directory: Location
@@ -129,7 +128,7 @@ class OrbaxItem:
 
     @property
     def name(self) -> str | None:
-        """Name of the item in its step; None if it is the step itself, or not in a step."""
+        """Name of the item in its step; None if it is the step itself or not in a step."""
         if self.directory == self.step.path:
             return None
         is_listed = self.step.number is not None or self.directory.name in self.step.declared.trees
@@ -138,23 +137,23 @@ class OrbaxItem:
 
 @dataclass(frozen=True)
 class Step:
-    """A directory as a step; properties are cached, and raise the errors of accessing it.
+    """A directory viewed as a step. Properties are cached and raise errors of accessing the directory.
 
     Attributes:
-        path: the directory.
+        path: The path of the directory.
     """
 
     path: Location
 
     @cached_property
     def number(self) -> int | None:
-        """Number in the name: `100`, `00100`, `step_100`, `100.orbax-checkpoint-tmp`."""
+        """The number in the name: `100`, `00100`, `step_100`, `100.orbax-checkpoint-tmp`."""
         digits = self._name.rpartition("_")[2]
         return int(digits) if digits.isascii() and digits.isdigit() else None
 
     @property
     def prefix(self) -> str:
-        """Prefix of the number in the name."""
+        """The prefix of the number in the name."""
         return "".join(self._name.rpartition("_")[:2])
 
     @property
@@ -167,16 +166,15 @@ class Step:
 
     @cached_property
     def is_one(self) -> bool:
-        """Whether it is a step, finished or not."""
+        """Whether the directory is a step, finished or not."""
         return has_metadata(self.path) or bool(self.items) or self.is_being_deleted
 
     @cached_property
     def is_being_deleted(self) -> bool:
-        """Whether a prune has started to delete it from a bucket; on a disk it is renamed first.
+        """Whether a prune has started to delete the step from a bucket; on a disk, it is renamed first.
 
-        A step that was saved again has its commit file, which is deleted first, or files that the marker
-        does not
-        list.
+        A step that was saved again has its commit file, which a prune deletes first, or files that the marker
+        does not list.
         """
         if self.path.store.streams is None or self.number is None:
             return False
@@ -187,11 +185,12 @@ class Step:
 
     @cached_property
     def items(self) -> tuple[OrbaxItem, ...]:
-        """Its items; empty for a run, even if its steps are bare items."""
+        """The items of the step; empty for a run, even if its steps are bare items."""
         if is_bare(self.path):
             return (OrbaxItem(self.path, self),)
         below = directories(self.path)
-        # Of 200 steps of a run, none is looked at: one with its tree would be a bare step, not an item.
+        # The children of a run are not opened, which may be 200 steps: a step that is a tree itself would
+        # look like an item.
         if any(location.name.isdecimal() for location in below) and not has_metadata(self.path):
             below = [location for location in below if not location.name.isdecimal()]
         result = [location for location in below if is_item(location) and IN_PROGRESS not in location.name]
@@ -202,13 +201,13 @@ class Step:
 
     @cached_property
     def is_declared(self) -> bool:
-        """Whether its metadata or a plain number as its name shows that a directory with items is a step."""
+        """Whether its metadata, or a plain number as its name, marks a directory with items as a step."""
         is_number = self.number is not None and not self.prefix
         return is_number or self.is_in_progress or has_metadata(self.path)
 
     @cached_property
     def declared(self) -> StepMetadata:
-        """Metadata of the step."""
+        """The metadata of the step."""
         result = StepMetadata.at(self.path) if has_metadata(self.path) else StepMetadata()
         if isinstance(result.fault, StorageError):
             raise result.fault
@@ -216,15 +215,15 @@ class Step:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Names of the items if none of them is a tree (metrics, for example)."""
+        """Names of the items if none of them is a tree (such as metrics)."""
         return () if self.items else self.declared.others
 
     @cached_property
     def why_unfinished(self) -> str | None:
-        """Why it is not a finished save; None if it is.
+        """Why the step is not a finished save; None if it is.
 
         Raises:
-            StorageError: the step cannot be accessed, so its state is unknown.
+            StorageError: The step cannot be accessed, so its state is unknown.
         """
         there = {item.directory.name for item in self.items}
         if self.is_being_deleted:
@@ -234,7 +233,7 @@ class Step:
         return ", ".join(reasons) or None
 
     def faults(self, items: Collection[OrbaxItem]) -> Iterator[str]:
-        """Yield what a finished save has and this one lacks, as far as it concerns the given items."""
+        """Yield what a finished save has but this step lacks, as far as it concerns the given items."""
         if self.is_being_deleted:
             yield "a prune was interrupted while it deleted this step"
             return
@@ -252,14 +251,14 @@ class Step:
 
     @cached_property
     def is_damaged(self) -> bool:
-        """Whether a tree was saved completely: missing parts were lost later, or not copied."""
+        """Whether a tree was saved completely, so that missing parts were lost later or not copied."""
         if self.is_being_deleted:
             return False
         locations = [self.path, *directories(self.path)]
         if any(IN_PROGRESS in location.name for location in locations):
             return False
         if self.declared.fault:
-            # Orbax rewrites the file when the save ends, and it is empty for a moment.
+            # Orbax rewrites the file when the save ends, and for a moment it is empty.
             return (self.path / CHECKPOINT_FILE).stat().size > 0
         marked = (self.path / COMMIT_FILE).is_file()
         if self.declared.fields.get("commit_timestamp_nsecs", marked or None) is None:
@@ -270,23 +269,23 @@ class Step:
 
 
 def deletion_marker(step: Location) -> bytes:
-    """Return the content of the marker of a step that is about to be deleted: a digest of each file.
+    """Return the content of the marker for a step that is about to be deleted: a digest of each file.
 
     Raises:
-        StorageError: the step cannot be listed.
+        StorageError: The step cannot be listed.
     """
     return json.dumps(sorted(_file_digests(step))).encode()
 
 
 def has_new_files(step: Location, marker: Location) -> bool:
-    """Return whether a step has files that were written after its deletion began, so that it was saved again.
+    """Return whether a step has files written after its deletion began, because it was saved again.
 
     Args:
-        step: the step.
-        marker: the file that `deletion_marker` filled, or an empty one of an earlier version.
+        step: The step that was marked for deletion.
+        marker: The file with the content from `deletion_marker`, or an empty file from an earlier version.
 
     Raises:
-        StorageError: the step or the marker cannot be read.
+        StorageError: The step or the marker cannot be read.
     """
     content = marker.read_bytes()
     if content:
@@ -307,20 +306,21 @@ def _file_digests(step: Location) -> set[str]:
 
 @dataclass(frozen=True)
 class OrbaxRun:
-    """A directory with steps.
+    """A directory that contains steps.
 
     Attributes:
-        path: the parent directory of the steps.
+        path: The parent directory of the steps.
     """
 
     path: Location
 
     @cached_property
     def steps(self) -> Mapping[int, Step]:
-        """Directories that look like steps, finished or not, with consistent names.
+        """Directories that look like steps, finished or not, and have consistent names.
 
-        Plain numbers go first, as Orbax looks for one prefix only, and for none unless it is told; else the
-        prefix that most have. Several unusual prefixes are those of models.
+        Names that are plain numbers take precedence, because Orbax looks for a single prefix, by default
+        none. Otherwise the most frequent prefix is used. Several unusual prefixes are taken for names of
+        models.
         """
         named: dict[str, dict[int, Step]] = {}
         for step in sorted(map(Step, directories(self.path)), key=lambda step: not step.is_in_progress):
@@ -335,10 +335,10 @@ class OrbaxRun:
 
 
 def orbax_at(path: Location) -> OrbaxItem | Step | OrbaxRun:
-    """Classify a directory; a directory unknown to Orbax is a run without steps.
+    """Classify a directory; one that Orbax did not write is returned as a run without steps.
 
     Raises:
-        StorageError: it cannot be accessed.
+        StorageError: The directory cannot be accessed.
     """
     if is_item(path):
         return OrbaxItem(path, step_of(path))
@@ -347,16 +347,16 @@ def orbax_at(path: Location) -> OrbaxItem | Step | OrbaxRun:
 
 
 def _run(path: Location) -> OrbaxRun:
-    """Return the run at a path; MaxText keeps its steps one level below."""
+    """Return the run at a path; MaxText stores its steps one level below."""
     here, below = OrbaxRun(path), OrbaxRun(path / "checkpoints")
     if not below.path.is_dir() or any(not step.prefix for step in here.steps.values()):
         return here
-    # A backup next to `checkpoints` is not a step of the run.
+    # A backup next to `checkpoints` does not belong to the run.
     return below if below.steps or not here.steps else here
 
 
 def step_of(item: Location) -> Step:
-    """Return the step that contains an item or its remains; a bare item is its own step."""
+    """Return the step that contains an item or its remains; an unnamed item is its own step."""
     return Step(item if _is_own_step(item) else item.parent)
 
 
@@ -365,47 +365,46 @@ def is_item(path: Location) -> bool:
 
 
 def is_left_of_item(names: Collection[str]) -> bool:
-    """Return whether a directory with these entries is an item, or the remains of one."""
+    """Return whether a directory with these entries is an item or the remains of one."""
     kept = {TREE_FILE, SHARDING_FILE, MANIFEST}
     return not kept.isdisjoint(names) or any(fnmatchcase(name, PROCESSES) for name in names)
 
 
 def is_bare(path: Location) -> bool:
-    """Return whether an item is its own step: `Checkpointer.save` puts both levels into one directory."""
+    """Return whether an item is its own step: `Checkpointer.save` puts both levels in one directory."""
     return is_item(path) and _is_own_step(path)
 
 
 def _is_own_step(path: Location) -> bool:
-    # Old versions wrote nothing into the step; its name identifies it.
+    # Old versions wrote no metadata in the step, so only its name identifies it.
     return (has_metadata(path) or path.name.isdecimal()) and not has_metadata(path.parent)
 
 
 def has_metadata(step: Location) -> bool:
-    """Return whether a directory has the metadata of a step."""
+    """Return whether a directory has step metadata."""
     return (step / CHECKPOINT_FILE).is_file()
 
 
 def directories(path: Location) -> list[Location]:
-    """Return the subdirectories according to the listing, without accessing thousands of files next to
-    them."""
+    """Return the subdirectories by listing only, without accessing thousands of files next to them."""
     return path.directories() if path.is_dir() else []
 
 
 def _are_independent(items: Collection[Location]) -> bool:
-    """Return whether items in a directory without step metadata are checkpoints of their own.
+    """Return whether items in a directory without step metadata are separate checkpoints.
 
-    Each has metadata of its own if `Checkpointer.save` wrote it. Old versions of Orbax wrote none, in steps
-    either; then names decide.
+    Each item has its own metadata if `Checkpointer.save` wrote it. Old versions of Orbax wrote no metadata,
+    not even in steps; names decide then.
     """
     usual = [item for item in items if item.name in _USUAL_ITEMS]
     return len(usual) < len(items) if all(map(has_metadata, items)) else not usual
 
 
 def _lacks_index(item: Location) -> bool:
-    """Return whether the item's metadata lists arrays in OCDBT, but it has no index, merged or not."""
+    """Return whether an item's metadata lists arrays in OCDBT although it has no index, merged or not."""
     if (item / MANIFEST).is_file() or processes_of(item):
         return False
     try:
         return needs_index(read_json(item / TREE_FILE))
     except CheckpointError:
-        return False  # opening it reports more detail
+        return False  # opening the item reports more detail

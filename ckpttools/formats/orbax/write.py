@@ -1,8 +1,7 @@
-"""Write Orbax checkpoints: zarr chunks in data files under an OCDBT index, or each in its own file.
+"""Write Orbax checkpoints: zarr chunks in data files with an OCDBT index, or each chunk in its own file.
 
 Chunks are written in any order; index and metadata come last, so an interrupted write leaves nothing that
-looks
-like a checkpoint.
+looks like a checkpoint.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ _MAX_DROPS = 8
 DATA_DIRECTORY = "d"
 DATA_FILE = f"{DATA_DIRECTORY}/data"
 INDEX_FILE = f"{DATA_DIRECTORY}/index"
-# Chunks start on pages, so that they can be read and written without copying at the edges; for arrays smaller
-# than a page the gap is not worth it.
+# Chunks start on pages, so that they can be read and written without copying at the edges. For arrays smaller
+# than a page, the gap is not worth it.
 _PAGE, _LINE = 4096, 64
 _NO_TARGET = 1 << 62
 
@@ -52,8 +51,8 @@ class OtherItem:
     """An item of a step that is not a tree.
 
     Attributes:
-        handler: Orbax's name for the class that reads it; "" if it is not recorded.
-        files: content of the files by name.
+        handler: Orbax's name for the class that reads the item; "" if it is not recorded.
+        files: Contents of the files by name.
     """
 
     handler: str
@@ -62,21 +61,21 @@ class OtherItem:
 
 @dataclass(frozen=True)
 class OrbaxWriter:
-    """Writes `<root>/<step>/<item>` as `CheckpointManager` and MaxText do, or only `<item>`, or an item.
+    """Writes `<root>/<step>/<item>` as `CheckpointManager` and MaxText do, `<item>` only, or an item.
 
     Attributes:
-        step: number of the step directory; None for the tree's step, or 0 without one.
-        item: name of the item in it.
-        ocdbt: whether to write few data files with an index, instead of a directory per array and a file
+        step: Number of the step directory; None for the tree's step, or 0 if it has none.
+        item: Name of the item in the step directory.
+        ocdbt: Whether to write a few data files with an index, instead of a directory per array and a file
             per chunk.
-        zarr3: whether to write zarr v3 instead of v2.
-        compression: compression of chunks; None stores them uncompressed, which loads fastest.
-        target_data_file_bytes: size at which a new data file is started; None for one file.
-        references: which chunks are not written but referenced in existing files.
-        chunks: chunk shapes set by the user; None for the defaults.
-        shardings: default shardings of arrays for loaders; these arrays restore as JAX arrays.
-        level: what the root is: a "run" with one step, a "step", or an "item".
-        beside: small further items of the step: name -> files in it. Must be empty with level "item".
+        zarr3: Whether to write zarr v3 instead of v2.
+        compression: Compression of chunks; None stores them uncompressed, which loads fastest.
+        target_data_file_bytes: Size at which a new data file is started; None for one file.
+        references: Decides which chunks are referenced in existing files instead of written.
+        chunks: Chunk shapes set by the user; None for the defaults.
+        shardings: Default shardings for loaders; arrays with a sharding are restored as JAX arrays.
+        level: The kind of root directory: a "run" with one step, a "step", or an "item".
+        beside: Further small items of the step, by name. Must be empty if `level` is "item".
     """
 
     step: int | None = 0
@@ -93,7 +92,7 @@ class OrbaxWriter:
     name: str = "orbax"
 
     def __post_init__(self) -> None:
-        # Buckets do not allow control characters, and terminals interpret them.
+        # Buckets do not allow control characters in names, and terminals interpret them.
         is_name = is_file_name(self.item) and self.item.isprintable()
         if not is_name or self.item in orbax_metadata.OWN_FILES:
             raise UsageError(
@@ -113,8 +112,7 @@ class OrbaxWriter:
             )
 
     def layout(self, tree: Tree, limit: int) -> Layout:
-        """See `Writer.layout`; raw chunks under OCDBT have fixed locations, others are placed when
-        encoded."""
+        """See `Writer.layout`. Raw chunks in OCDBT have fixed locations; others are located when encoded."""
         self._check(tree)
         if self.chunks:
             self.chunks.check(tree.arrays)
@@ -149,7 +147,7 @@ class OrbaxWriter:
         return f"{self._base(tree)}{SIDECARS}"
 
     def _base(self, tree: Tree) -> str:
-        """Return the prefix of the item's file names, relative to the root."""
+        """Return the path prefix of the item's files, relative to the root."""
         if self.level == "item":
             return ""
         if self.level == "step":
@@ -159,11 +157,11 @@ class OrbaxWriter:
 
     @property
     def step_said(self) -> int | None:
-        """See `WritesSteps.step_said`; conversions of models write step 0."""
+        """See `WritesSteps.step_said`. Conversions of models write step 0."""
         return self.step or None if self.level == "run" else None
 
     def _home(self, base: str, path: Path) -> ChunkFiles | Appended | None:
-        """Return the location of chunks without a fixed location in a data file, else None."""
+        """Return where chunks go if they have no fixed location in a data file, else None."""
         if not self.ocdbt:
             keys = self._chunk_keys
             return ChunkFiles(f"{base}{_key(path, '')}", keys.prefix, keys.separator)
@@ -180,7 +178,7 @@ class OrbaxWriter:
         return zarr2.KEYS
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """See `Writer.finish`: index or documents, Orbax's metadata at both levels, then the commit marks."""
+        """See `Writer.finish`: writes index or documents, metadata at both levels, then the commit marks."""
         base = self._base(tree)
         item = directory / base.removesuffix("/") if base else directory
         if self.ocdbt:
@@ -208,7 +206,7 @@ class OrbaxWriter:
             (step / name / orbax_metadata.COMMIT_FILE).write_bytes(orbax_metadata.COMMIT_TEXT)
 
     def _documents(self, tree: Tree, layout: Layout) -> Iterator[tuple[str, bytes]]:
-        """Yield key and content of each array's own metadata."""
+        """Yield the key and content of each array's own metadata."""
         codec = self.compression
         for path, array in tree.arrays.items():
             placement = layout.placements[path]
@@ -225,7 +223,7 @@ class OrbaxWriter:
                 yield _key(path, zarr2.DOCUMENT), text
 
     def _entries(self, tree: Tree, layout: Layout, extents: Extents) -> Iterator[tuple[bytes, Entry]]:
-        """Yield index entries: each array's metadata inline, each chunk as a range of a data file."""
+        """Yield index entries: each array's metadata inline, and each chunk as a range of a data file."""
         for key, document in self._documents(tree, layout):
             yield key.encode(), document
         below = len(self._base(tree))
@@ -238,7 +236,7 @@ class OrbaxWriter:
                     yield key.encode(), Extent(location.file[below:], location.offset, location.nbytes)
 
     def _metadata(self, tree: Tree, layout: Layout) -> Mapping[str, Mapping[str, Any]]:
-        """Return the JSON files of the item: name -> content."""
+        """Return the contents of the item's JSON files by name."""
         keys = tree.metadata.key_impls.keys() & layout.placements.keys()
         chunks = {path: layout.placements[path].chunk for path in keys}
         built = {
@@ -265,7 +263,7 @@ class OrbaxWriter:
 
 
 def _locations(path: Path, placement: Placement, extents: Extents) -> Iterator[tuple[Shape, Range | bytes]]:
-    """Yield the location of every chunk of an array by grid index, or the chunk itself."""
+    """Yield the grid index of every chunk of an array with its location, or with the chunk itself."""
     home = placement.home
     for position, index in enumerate(grid_indices(placement.shape, placement.chunk)):
         if isinstance(home, Referenced):
@@ -279,9 +277,9 @@ class _FileAllocator:
     """Assigns consecutive locations in data files to arrays.
 
     Attributes:
-        name: name of the only file, or of all with numbers appended if there is a target.
-        target: size at which a new file is started.
-        sizes: final size of each file.
+        name: Name of the only file; with a target, numbers are appended for each file.
+        target: Size at which a new file is started.
+        sizes: Final size of each file, in bytes.
     """
 
     name: str
@@ -294,7 +292,7 @@ class _FileAllocator:
             self.sizes[self.name] = 0
 
     def home(self, shape: Shape, chunk: Shape, itemsize: int) -> DataFile:
-        """Return the location of the next array."""
+        """Allocate the location of the next array."""
         array = Placement(shape, itemsize, chunk, DataFile(""))
         if self.target is not None and array.nbytes > self.target:
             return self._striped(array, self.target)
@@ -303,7 +301,7 @@ class _FileAllocator:
         return DataFile(file, start)
 
     def _next(self, nbytes: int) -> tuple[str, int]:
-        """Return file and offset for an array of this size that fits into one file."""
+        """Allocate the file and offset for an array that fits in one file."""
         file = next(reversed(self.sizes), None)
         if file is not None:
             alignment = _PAGE if nbytes >= _PAGE else _LINE
@@ -313,7 +311,7 @@ class _FileAllocator:
         return self._new_name(), 0
 
     def _striped(self, array: Placement, target: int) -> DataFile:
-        """Place an array in its own files, with as many chunks in each as the target allows."""
+        """Place an array in files of its own, each with as many chunks as the target allows."""
         per_file = max(1, target // array.chunk_nbytes)
         home = DataFile(self._new_name(), 0, per_file)
         chunks = array.nbytes // array.chunk_nbytes
@@ -328,7 +326,7 @@ class _FileAllocator:
 
 
 def _key(path: Path, below: str) -> str:
-    """Return the key of an array. Orbax gives an array that is the whole tree no name."""
+    """Return the key of an array. Orbax uses an empty name for an array that is the full tree."""
     name = dotted(path)
     return f"{name}/{below}" if name else below
 
@@ -352,7 +350,7 @@ def _check_sizes(tree: Tree) -> None:
 def _check_names(tree: Tree) -> None:
     """Reject names that collide or are ambiguous in Orbax, which joins keys with dots.
 
-    tensorstore drops a trailing slash (`a/` is `a`), and does not allow a name for the root of all arrays.
+    tensorstore drops a trailing slash (`a/` becomes `a`), and the root of all arrays cannot have a name.
     """
     unclear = [json.dumps(path) for path in tree.arrays if path and "" in keystr(path).split("/")]
     if unclear:
@@ -377,8 +375,7 @@ def _check_names(tree: Tree) -> None:
 
 
 def _check_directories(tree: Tree) -> None:
-    """Reject names that cannot be directories: without OCDBT each array is a directory next to Orbax's
-    files."""
+    """Reject names that cannot be directories: without OCDBT, arrays are next to Orbax's own files."""
     names = [dotted(path) for path in tree.arrays if path]
     wrong = [name for name in names if not is_file_name(name) or _is_taken(name)]
     if wrong:
@@ -391,5 +388,5 @@ def _check_directories(tree: Tree) -> None:
 
 
 def _is_taken(name: str) -> bool:
-    """Return whether a file or directory of Orbax or ckpttools has this name in an item."""
+    """Return whether Orbax or ckpttools uses this name for a file or directory in an item."""
     return name in orbax_metadata.OWN_FILES or name == SIDECARS or fnmatchcase(name, PROCESSES)

@@ -1,4 +1,4 @@
-"""Safetensors files with other content than their name suggests: pointers, web pages, damaged files."""
+"""Find safetensors files whose content does not match their name: pointers, web pages, damaged files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckpttools.stores.location import Location, require_file_error
 
 
 def faults(path: Location) -> Iterator[CheckpointError]:
-    """Yield the faults of a file, or of the files in a directory."""
+    """Yield the faults of a file or of the files in a directory."""
     for file in sorted(path.glob("[!.]*.safetensors")) if path.is_dir() else [path]:
         result = header_of(file)
         if isinstance(result, CheckpointError):
@@ -19,10 +19,10 @@ def faults(path: Location) -> Iterator[CheckpointError]:
 
 
 def header_of(path: Location) -> SafetensorsHeader | CheckpointError:
-    """Return the header of a file, checked against its size, or the error that describes it.
+    """Return the header of a file, checked against the file's size, or the error that describes its fault.
 
     Raises:
-        StorageError: a network store did not respond.
+        StorageError: A network store did not respond.
     """
     if path.lexists() and not is_file(path):
         return FormatError("not a file", location=path, hint="it is a dangling link or a special file")

@@ -42,7 +42,7 @@ from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 NAMES = WeightNames(".safetensors", "model.safetensors")
-# Files next to a model's weights that are not weights of the model.
+# Files next to a model's weights that do not have weights of the model.
 _BESIDE = ("adapter_model.safetensors", "carried.safetensors")
 HELP = """Write any checkpoint as safetensors: the same arrays under the same names, for any model.
 
@@ -61,7 +61,7 @@ Examples:
     Option(
         "max_shard_size",
         parse_size,
-        # Default of huggingface_hub (MAX_SHARD_SIZE); transformers uses 50 GB from version 5 on.
+        # Default of huggingface_hub (MAX_SHARD_SIZE); transformers uses 50 GB since version 5.
         "5GB",
         "Limit of tensor bytes in one file; a larger tensor gets its own file. Files are split as by "
         "huggingface_hub.",
@@ -75,7 +75,7 @@ SEPARATOR = Option(
 
 @dataclass(frozen=True)
 class SafetensorsFormat:
-    """The `safetensors` format, as `ckpttools.formats.base.Format` describes it."""
+    """The `safetensors` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "safetensors"
     options: tuple[Option, ...] = (MAX_SHARD, SEPARATOR)
@@ -98,7 +98,7 @@ class SafetensorsFormat:
             tensors,
             lambda name: (e.name for e in _open_shard(result.folder, name, options).header.entries),
         )
-        # For a tensor in several files the last file counts, which is the one in the index.
+        # If a tensor is in several files, the last file wins; the index names that file.
         tree = _build_tree(path, result.folder, files)
         remarks = _note_unread_files(path, result).remarks if path.is_dir() else ()
         remarks = (*remarks, *disagreeing)
@@ -126,7 +126,7 @@ class SafetensorsFormat:
         from ckpttools.formats.safetensors.write import SafetensorsWriter
 
         if is_saved_by_peft(target.tree):
-            # PEFT loads a single file.
+            # PEFT loads only one file.
             return SafetensorsWriter(None, separator, stem=WEIGHTS_STEM)
         return SafetensorsWriter(max_shard_size, separator)
 
@@ -135,7 +135,7 @@ FORMAT = SafetensorsFormat()
 
 
 def _require_room(result: WeightsLocation, options: ReadOptions) -> None:
-    """Reject indexes whose tensors exceed the memory limit; an index names the tensors of all its files."""
+    """Reject checkpoints whose tensor entries exceed the memory limit, based on the index."""
     if result.index is not None:
         index = (result.folder / result.index).open()
         check_memory(count_occurrences(b".safetensors", index), 2 * index.size, index.path)
@@ -171,17 +171,17 @@ def _build_tree(path: Location, folder: Location, files: Sequence[ShardFile]) ->
     tree = Tree(
         leaves, Metadata(FORMAT.name, custom=custom, config=sidecar_config(folder), location=str(path))
     )
-    # A single shard contains the description of all: open its arrays by name.
+    # A single shard has the metadata of the full tree, so its arrays are opened by name.
     if described is None or NAMES.is_one_of_several(path):
         return tree
     return flat.restored(tree, described)
 
 
 def _aliases(custom: Mapping[str, str], leaves: Mapping[TreePath, Stored]) -> list[tuple[str, str]]:
-    """Find aliases of tensors in the metadata, and the names under which the tensors are stored.
+    """Return the aliases of tensors in the metadata, each with the name under which the tensor is stored.
 
-    safetensors.torch.save_model stores a tensor with several names once. In the metadata, it maps each
-    removed name to the stored one.
+    safetensors.torch.save_model stores a tensor with several names once, and maps each removed name to the
+    stored one in the metadata.
     """
     return [
         (name, stored) for name, stored in custom.items() if (stored,) in leaves and (name,) not in leaves
@@ -189,7 +189,7 @@ def _aliases(custom: Mapping[str, str], leaves: Mapping[TreePath, Stored]) -> li
 
 
 def _note_unread_files(directory: Location, result: WeightsLocation) -> Notes:
-    """Return remarks on weight files in a directory that are not read; other loaders may read them."""
+    """Return remarks about weight files in a directory that are not read, but that other loaders may read."""
     visible = (entry.name for entry in directory.entries() if not entry.is_dir and entry.name[0] != ".")
     files = (name for name in visible if name.endswith(NAMES.suffix) and name not in result.names)
     others = sorted(name for name in files if name not in (*_BESIDE, *result.unnamed))
@@ -201,7 +201,7 @@ def _note_unread_files(directory: Location, result: WeightsLocation) -> Notes:
 
 
 def _open_distributed(path: Location, folder: Location, files: Sequence[ShardFile]) -> Tree:
-    """Return the tree of a distributed checkpoint, each of whose tensors is in several files."""
+    """Build the tree of a distributed checkpoint, in which each tensor is spread over several files."""
     leaves: dict[TreePath, Leaf] = {(name,): array for name, array in whole_tensors(path, files).items()}
     custom = without_entries(dict(chain.from_iterable(file.header.metadata.items() for file in files)))
     notes, config = Notes(remarks=(said_of_ranks(files),)), sidecar_config(folder)

@@ -1,7 +1,7 @@
-"""The header of one safetensors file: 8 bytes of length, a JSON object, then the tensors' bytes.
+"""The header of a safetensors file: 8 bytes of length, then a JSON object, then the tensor data.
 
-Files that the reference parser rejects are rejected here, with the cause and a hint. So are duplicate names,
-which the format forbids but the reference parser accepts.
+Files that the reference parser rejects are rejected here with a cause and a hint. Duplicate names are also
+rejected; the format forbids them, but the reference parser accepts them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8
 METADATA = "__metadata__"
 _FIELDS = ("dtype", "shape", "data_offsets")
-# numpy cannot create larger arrays: limits on axes, and on bytes as a signed 64-bit integer.
+# Limits of numpy arrays: the number of axes, and the size in bytes as a signed 64-bit integer.
 _MOST_AXES = 64
 _MOST_BYTES = (1 << 63) - 1
-# Enough of a file's start for a Git LFS pointer, which the specification limits to 1,024 bytes.
+# Number of bytes that contain any Git LFS pointer, which the specification limits to 1,024 bytes.
 _HEAD_BYTES = 1024
 
 _FETCH = "the file was cut short or is still being written: fetch it again and compare its size"
@@ -42,7 +42,7 @@ _REWRITE = "the file was damaged or written by a faulty program: fetch it again 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a file; `begin` and `end` count bytes from the start of the data."""
+    """A tensor in a file; `begin` and `end` are byte offsets from the start of the data."""
 
     name: str
     dtype: DType
@@ -56,9 +56,9 @@ class SafetensorsHeader:
     """The header of a file.
 
     Attributes:
-        entries: the tensors in the order of their bytes, which cover the data without gaps or overlaps.
-        metadata: the `__metadata__` of the file.
-        data_start: file offset of the data.
+        entries: The tensors sorted by offset; they cover the data without gaps or overlaps.
+        metadata: The `__metadata__` of the file.
+        data_start: Offset of the data in the file.
     """
 
     entries: tuple[TensorEntry, ...]
@@ -67,11 +67,11 @@ class SafetensorsHeader:
 
 
 def parse_header(source: ByteSource, max_header_bytes: int = MAX_HEADER_BYTES) -> SafetensorsHeader:
-    """Return the header of `source`, checked against the size of the file; reads no data.
+    """Return the header of `source`, checked against the file size; reads no tensor data.
 
     Raises:
-        FormatError: the file is not a safetensors file, is damaged or is incomplete.
-        StorageError: the system reports an error.
+        FormatError: The file is not a safetensors file, is damaged or is incomplete.
+        StorageError: The file cannot be read.
     """
     length = header_length(source, max_header_bytes)
     raw = bytearray(length)
@@ -98,13 +98,13 @@ def _refuse(message: str, location: str, got: str, expected: str, hint: str = _R
 
 
 def header_length(source: ByteSource, limit: int) -> int:
-    """Return the length that the file's first 8 bytes state, if a header of that length can follow."""
+    """Return the header length in the file's first 8 bytes, if a header of that length is possible."""
     head = _read(source, 0, min(source.size, _HEAD_BYTES))
     length = int.from_bytes(head[:_LENGTH_BYTES], "little")
     fits = _LENGTH_BYTES + length <= source.size
     if fits and length <= limit and head[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{":
         return length
-    # Check this only now: a header of 19,280 bytes makes a valid file start with "PK", like a zip archive.
+    # This check comes last: a header of 19,280 bytes makes a valid file start with "PK", like a zip archive.
     refuse_disguise(head, source.path)
     if not fits:
         _refuse_short(source, head, length)
@@ -135,7 +135,7 @@ _INT = frozenset((int,))
 
 
 class _Fields(NamedTuple):
-    """An entry whose fields have valid types: a compact form, as a header may have 100,000 entries."""
+    """A tensor entry whose fields have valid types, in a compact form because a header may have 100,000."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -143,7 +143,7 @@ class _Fields(NamedTuple):
 
 
 def _compact(pairs: list[tuple[str, Any]]) -> Any:
-    """Return a tensor's entry as a tuple, which saves two thirds of a dictionary's memory."""
+    """Return a tensor's entry as a tuple, which takes a third of the memory of a dictionary."""
     if len(pairs) == len(_FIELDS):
         fields = without_duplicates(pairs)
         code, shape, offsets = map(fields.get, _FIELDS)
@@ -154,7 +154,7 @@ def _compact(pairs: list[tuple[str, Any]]) -> Any:
 
 
 def _are_whole(value: object) -> TypeGuard[list[int]]:
-    """Check for a list of integers; `type is` excludes booleans."""
+    """Return whether a value is a list of integers; `type is` excludes booleans."""
     return type(value) is list and _INT.issuperset(map(type, value))
 
 
@@ -165,7 +165,7 @@ def _shared(shape: Shape) -> Shape:
 
 
 def _metadata(value: object, path: str) -> dict[str, str]:
-    if value is None:  # the reference parser accepts `null` for "none"
+    if value is None:  # the reference parser accepts `null` as "none"
         return {}
     if isinstance(value, dict) and all(type(text) is str for text in value.values()):
         return value
@@ -179,7 +179,7 @@ def _metadata(value: object, path: str) -> dict[str, str]:
 
 
 def _sound(name: str, value: object) -> TensorEntry | None:
-    """Parse a valid entry in a third of the time of `_entry`; None if it needs a closer look."""
+    """Parse a valid entry in a third of the time of `_entry`; return None if it needs a closer check."""
     if type(value) is not _Fields or len(value.data_offsets) != 2 or len(name) > LONGEST_PATH:
         return None
     dtype, shape, (begin, end) = from_safetensors(value.dtype), value.shape, value.data_offsets
@@ -228,7 +228,7 @@ def _dtype(code: object, location: str) -> DType:
     if dtype is not None:
         return dtype
     known = _known_dtypes()
-    # `bf16` and `FP8_E4M3` are misspellings; `U128` is not a misspelled `U8`.
+    # `bf16` and `FP8_E4M3` are misspellings, but `U128` is not a misspelled `U8`.
     near = [name for name in near_names(code.upper(), known, 1) if _resembles(code.upper(), name)]
     hint = (
         f"did you mean {near[0]}?"
@@ -240,7 +240,7 @@ def _dtype(code: object, location: str) -> DType:
 
 
 def _resembles(code: str, known: str) -> bool:
-    """Return whether a code is a misspelling of a known code, and not of another width."""
+    """Return whether a code is a misspelling of a known code with the same width."""
     return SequenceMatcher(None, code, known).ratio() > 0.85
 
 
@@ -250,8 +250,8 @@ def _known_dtypes() -> tuple[str, ...]:
 
 
 def _naturals(value: object, field: str, location: str) -> Shape:
-    """Return a list of integers from zero to the largest signed 64-bit integer."""
-    # Not `isinstance`: a `_Fields` may be in place of the list.
+    """Parse a list of integers from zero to the largest signed 64-bit integer."""
+    # Not `isinstance`, because a `_Fields` may be in place of the list.
     if type(value) is tuple and all(0 <= n <= _MOST_BYTES for n in value):
         return value
     got = list(value) if type(value) is tuple else value
@@ -271,10 +271,10 @@ def _offsets(value: object, location: str) -> tuple[int, int]:
 
 
 def _nbytes(dtype: DType, shape: Shape, location: str) -> int:
-    """Return the bytes of a tensor in the file; types smaller than a byte must fill their last byte."""
+    """Return the size of a tensor in the file in bytes; types smaller than a byte must fill the last byte."""
     if len(shape) > _MOST_AXES:
         _refuse_field("too many axes", location, list(shape), f"at most {_MOST_AXES}, as in numpy")
-    # numpy ignores zeros in this check, too.
+    # numpy also ignores zeros in this check.
     if prod(filter(None, shape)) * dtype.itemsize > _MOST_BYTES:
         _refuse_field("the shape is too large", location, list(shape), f"at most {_MOST_BYTES} bytes")
     bits = prod(shape) * dtype.bits
@@ -286,7 +286,7 @@ def _nbytes(dtype: DType, shape: Shape, location: str) -> int:
 
 
 def _check_cover(entries: Iterable[TensorEntry], source: ByteSource, data_start: int) -> None:
-    """Check that sorted entries follow each other without a gap from the data's start to the file's end."""
+    """Check that sorted entries cover the data from its start to the end of the file without gaps."""
     reached, before = 0, None
     for entry in entries:
         if entry.begin < reached and before:

@@ -10,12 +10,12 @@ from ckpttools.formats.base import RECORD, SIDECARS
 from ckpttools.formats.sidecar import CARRIED, PATTERNS
 from ckpttools.stores.location import Location
 
-# Weights in torch's format are often next to them.
+# Weights in torch's format are often stored next to safetensors files.
 _PATTERNS = (*PATTERNS, "*.safetensors", "*.index.json", "*.bin", RECORD)
 
 
 def owns(name: str) -> bool:
-    """Return whether a file is named like weights or a sidecar."""
+    """Return whether a file has the name of a weights file or a sidecar."""
     return matches_any(name.rpartition("/")[2], _PATTERNS)
 
 
@@ -23,14 +23,14 @@ def unowned_files(directory: Location, weights: Collection[str]) -> Iterator[str
     """Yield all files except the weights that are read, their index, and sidecars.
 
     Args:
-        directory: the directory.
-        weights: names of the files that are read, and of their index.
+        directory: The directory to list.
+        weights: Names of the weight files that are read, and of their index.
     """
     return _strangers(directory, weights.__contains__)
 
 
 def files_of_others(directory: Location) -> Iterator[str]:
-    """Yield all but sidecars in the directory that `sidecar.WithSidecars` writes."""
+    """Yield all files except sidecars in the directory that `sidecar.WithSidecars` writes to."""
     return _strangers(directory, f"{CARRIED}.safetensors".__eq__)
 
 
@@ -43,6 +43,6 @@ def _strangers(directory: Location, is_weights: Callable[[str], bool]) -> Iterat
 
 
 def _goes_along(name: str) -> bool:
-    """Return whether a file is one that is written next to weights, or would be copied along."""
+    """Return whether a file is written next to weights or copied with them."""
     known = matches_any(name, PATTERNS)
     return name == RECORD or (known and name != ADAPTER)

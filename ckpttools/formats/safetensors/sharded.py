@@ -1,8 +1,8 @@
-"""PyTorch distributed checkpoints in safetensors: a tensor is in several files, cut along any axes.
+"""PyTorch distributed checkpoints in safetensors: a tensor is spread over several files, cut along any axes.
 
-Each process of torch's `HuggingFaceStorageWriter` writes `shard-00002-model-00001-of-00003.safetensors`,
-whose
-metadata record the offsets of its parts. No file records the full shape.
+Each process of torch's `HuggingFaceStorageWriter` writes a file such as
+`shard-00002-model-00001-of-00003.safetensors`, whose metadata record the offsets of its parts. No file
+records the full shape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 
 ENTRY, _VERSION, _OFFSETS = "DCP_SHARDING_INFO", "DCP_VERSION", "saved_offsets"
-# Larger ranks are not real; file names are untrusted.
+# Larger ranks do not occur in practice; file names are untrusted.
 _MOST_RANKS = 100_000
 _RANK = re.compile(r"shard-(\d+)-(.*)", re.DOTALL)
 
@@ -44,19 +44,19 @@ def is_sharded(headers: Iterable[SafetensorsHeader]) -> bool:
 
 
 def without_entries(custom: Mapping[str, str]) -> dict[str, str]:
-    """Return metadata without the entries on parts."""
+    """Remove the entries about parts from metadata."""
     return {key: value for key, value in custom.items() if key not in (ENTRY, _VERSION)}
 
 
 def whole_tensors(path: Location, files: Iterable[ShardFile]) -> dict[str, LazyArray]:
-    """Return the complete tensors, by name.
+    """Return the complete tensors by name.
 
     Args:
-        path: the opened directory.
-        files: all of its files.
+        path: The opened directory.
+        files: All files of the directory.
 
     Raises:
-        FormatError: files are missing, tensors overlap or have gaps, or the metadata are damaged.
+        FormatError: Files are missing, parts overlap or leave gaps, or the metadata are damaged.
     """
     files = list(files)
     _check_ranks(path, files)
@@ -85,7 +85,7 @@ def whole_tensors(path: Location, files: Iterable[ShardFile]) -> dict[str, LazyA
 
 
 def said_of_ranks(files: Iterable[ShardFile]) -> str:
-    """Return a remark on the number of processes."""
+    """Return a remark about the number of processes."""
     ranks = {rank for file in files if (rank := _rank(file.name)) is not None}
     return (
         f"assembled from the files of {len(ranks)} processes; no file records their total number: "
@@ -99,7 +99,7 @@ def _rank(name: str) -> int | None:
 
 
 def _check_ranks(path: Location, files: list[ShardFile]) -> None:
-    """Check that processes are numbered from one without gaps; a single file is incomplete."""
+    """Check that processes are numbered from one without gaps; a single file is always incomplete."""
     if not path.is_dir():
         raise FormatError(
             "this file is one process's part of a distributed checkpoint",
@@ -124,13 +124,14 @@ def _check_ranks(path: Location, files: list[ShardFile]) -> None:
 
 
 def _check_groups(path: Location, there: Collection[str], holders: Iterable[Collection[str]]) -> None:
-    """Raise an error if a process lacks a file that processes with which it shares tensors have.
+    """Raise an error if a process lacks a file that other processes with the same tensors have.
 
-    Pipeline stages share no tensors, and a process does not write a file without data.
+    Pipeline stages share no tensors, and a process without data for a file does not write it.
+
     Args:
-        path: the directory.
-        there: names of all files.
-        holders: for each tensor, the names of the files with a part of it.
+        path: The opened directory.
+        there: Names of all files.
+        holders: The files that have a part of each tensor.
     """
     files = {frozenset(map(_numbered, names)) for names in holders}
     cut = {(frozenset(rank for rank, _ in file), min(end for _, end in file)) for file in files}
@@ -153,7 +154,7 @@ def _check_groups(path: Location, there: Collection[str], holders: Iterable[Coll
 
 
 def _numbered(name: str) -> tuple[str, str]:
-    """Return the process number in a file's name, as written, and the rest of the name."""
+    """Split a file name into the process number, as written, and the rest of the name."""
     match = _RANK.fullmatch(name)
     return (match[1], match[2]) if match else ("", name)
 
@@ -195,7 +196,7 @@ def _whole(pieces: list[Piece]) -> LazyArray:
     ranks = {piece.box.rank for piece in pieces}
     if len(kinds) > 1 or len(ranks) > 1:
         raise ValueError(f"parts of several dtypes or ranks: {', '.join(sorted(map(str, kinds)))}")
-    # torch writes data of several processes once, so duplicates are from two saves.
+    # torch writes data of several processes once, so duplicates come from two saves.
     if len({piece.box for piece in pieces}) < len(pieces):
         raise ValueError("two files have the same part of it")
     shape = tuple(max(piece.box.stop[axis] for piece in pieces) for axis in range(ranks.pop()))

@@ -1,4 +1,4 @@
-"""Write safetensors: one file, or shards and the index that Hugging Face libraries read.
+"""Write safetensors: one file, or shards with the index that Hugging Face libraries read.
 
 Every tensor's location is known before the first byte is read, so tasks can run in any order. The index is
 written last.
@@ -31,13 +31,13 @@ _PAGE, _WORD = 4096, 8
 
 @dataclass(frozen=True)
 class SafetensorsWriter:
-    """Writes `model.safetensors`, or `model-00001-of-00003.safetensors` and so on with an index.
+    """Writes `model.safetensors`, or shards like `model-00001-of-00003.safetensors` with an index.
 
     Attributes:
-        max_shard_bytes: maximum bytes of tensors in one file, except for a single larger tensor; None for one
-            file.
-        separator: separator that joins the keys of a path to a name.
-        stem: start of the file names.
+        max_shard_bytes: Maximum size of the tensors in a file, except for a single larger tensor; None writes
+            one file.
+        separator: Separator that joins the keys of a path.
+        stem: Start of the file names.
     """
 
     max_shard_bytes: int | None = DEFAULT_SHARD_BYTES
@@ -46,13 +46,13 @@ class SafetensorsWriter:
     stem: str = STEM
 
     def layout(self, tree: Tree, limit: int) -> Layout:
-        """See `Writer.layout`; every array is contiguous."""
+        """See `Writer.layout`. Every array is contiguous."""
         shards = self._shards(tree)
         placements: dict[Path, Placement] = {}
         for shard in shards:
             for path, start in shard.starts.items():
                 array = tree.arrays[path]
-                # A grid cell has at least one element, even if the array is empty.
+                # A grid cell has at least one element even if the array is empty.
                 chunk = tuple(max(1, length) for length in array.shape)
                 home = DataFile(shard.file, len(shard.header) + start)
                 placements[path] = Placement(array.shape, array.dtype.itemsize, chunk, home)
@@ -60,12 +60,11 @@ class SafetensorsWriter:
         return Layout(placements, files, heads={shard.file: shard.header for shard in shards})
 
     def sidecars_at(self, tree: Tree, is_model: bool) -> str:
-        """See `SupportsSidecars.sidecars_at`: the directory where transformers looks for them, if it is a
-        model."""
+        """See `SupportsSidecars.sidecars_at`: for models, where transformers looks for sidecars."""
         return "" if is_model else SIDECARS
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """See `Writer.finish`: the index, if there is more than one file."""
+        """See `Writer.finish`. Writes the index if there is more than one file."""
         shards = self._shards(tree)
         if len(shards) > 1:
             document = _index(shards, flat.names(tree, self.separator), tree)
@@ -73,11 +72,11 @@ class SafetensorsWriter:
             (directory / f"{self.stem}.safetensors.index.json").write_bytes(text.encode())
 
     def _shards(self, tree: Tree) -> list[_PlannedFile]:
-        """Return the planned files with their headers; deterministic."""
+        """Return the planned files with their headers; deterministic for a tree."""
         names = flat.names(tree, self.separator)
         check_paths(tree, lambda path: names.get(path) or keystr(path), self.name)
         _check_names(names, tree)
-        # The format packs elements smaller than a byte, but arrays here hold one per byte; packing is not
+        # The format packs elements smaller than a byte, but arrays here hold one per byte, and packing is not
         # implemented.
         check_dtypes(
             tree,
@@ -101,10 +100,10 @@ class _PlannedFile:
     """A data file to write.
 
     Attributes:
-        file: its name.
-        header: the bytes before the data.
-        starts: offset in the data of each array, in this order.
-        nbytes: size of the file.
+        file: Name of the file.
+        header: The bytes before the data.
+        starts: Offset of each array in the data, in file order.
+        nbytes: Size of the file in bytes.
     """
 
     file: str
@@ -114,11 +113,10 @@ class _PlannedFile:
 
 
 def split(sizes: Sequence[int], limit: int | None) -> list[list[int]]:
-    """Group the indices of `sizes` so that each group has at most `limit` bytes.
+    """Group the indices of `sizes` so that the sizes of each group add up to at most `limit` bytes.
 
     Follows `split_torch_state_dict_into_shards` of huggingface_hub: groups are filled in order, and an item
-        larger
-    than the limit gets its own group.
+    larger than the limit gets its own group.
     """
     if limit is None:
         return [list(range(len(sizes)))]
@@ -170,14 +168,12 @@ def _planned_file(
 
 
 def _in_byte_order(arrays: Mapping[Path, LazyArray]) -> list[Path]:
-    """Return the order of the data: arrays of whole pages, then the rest by falling element size.
+    """Return the order of the data: arrays of full pages first, then the rest by decreasing element size.
 
     The format has no gaps. In this order, every array starts at a multiple of its element size. The reference
-    implementation sorts only by element size. With arrays of whole pages first, these are page-aligned and
-    can be
-    written without the page cache. Measured for 2.47 GB with two threads: a steady 1.2 to 1.5 s, against
-    1.1 to
-    6.1 s for unaligned data.
+    implementation sorts only by element size. Arrays of full pages come first because they are then
+    page-aligned and can be written without the page cache. Measured for 2.47 GB with two threads: a steady
+    1.2 to 1.5 s, compared to 1.1 to 6.1 s for unaligned data.
     """
     return sorted(arrays, key=lambda path: (not _is_pages(arrays[path]), -arrays[path].dtype.itemsize))
 
@@ -187,18 +183,18 @@ def _is_pages(array: LazyArray) -> bool:
 
 
 def _header(fields: Mapping[str, object], alignment: int) -> bytes:
-    """Encode length and JSON, padded with spaces, which the format allows, so that the data is aligned."""
+    """Encode length and JSON, padded with spaces, which the format allows, to align the data."""
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-(_LENGTH_BYTES + len(text)) % alignment)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def _extra(tree: Tree, separator: str) -> dict[str, str]:
-    """Return the metadata from which the tree is restored when reading."""
+    """Return the metadata from which the tree is restored when it is read."""
     custom = dict(tree.metadata.custom)
     if flat.is_flat(tree):
         if tree.metadata.format == "safetensors":
-            # Names of frameworks are defined by the format.
+            # The format defines the names of frameworks.
             custom.pop("format", None)
         reserved = flat.ENTRY in custom or custom.get("format", "pt") != "pt"
         if not reserved and all(map(_is_text, (*custom, *custom.values()))):
@@ -207,7 +203,7 @@ def _extra(tree: Tree, separator: str) -> dict[str, str]:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether a value is a string that UTF-8 can encode; half a surrogate pair cannot."""
+    """Return whether a value is a string that UTF-8 can encode, without unpaired surrogates."""
     return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 

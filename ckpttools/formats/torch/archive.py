@@ -1,7 +1,6 @@
 """Files of `torch.save`: ZIP archives whose members are not compressed.
 
-A member's bytes are a range of the file, so tensors are read by position as in safetensors. torch 1.6 and
-later
+Each member is a byte range of the file, so tensors are read by range as in safetensors. torch 1.6 and later
 write this format; older files are a series of pickles without an index and are rejected.
 """
 
@@ -21,31 +20,31 @@ from ckpttools.stores.checksums import ChecksummedRange
 from ckpttools.stores.location import Location, suppress_file_errors
 
 MAGIC = b"PK\x03\x04"
-# Of `torch.save` before 1.6: protocol 2 and the number 0x1950a86a20f9469cfc6c.
+# Start of files from `torch.save` before 1.6: protocol 2 and the integer 0x1950a86a20f9469cfc6c.
 _OLD_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
-# Before 0.1.10 (2017) it was a tar of these members, in any order.
+# Before 0.1.10 (2017), the file was a tar archive of these members in any order.
 _TAR_AT, _TAR_MAGIC, _TAR_MEMBERS = 257, b"ustar", (b"sys_info", b"pickle", b"tensors", b"storages")
 _PICKLE, _BYTE_ORDER = "data.pkl", "byteorder"
-# A directory of 64 MiB has half a million members, and takes five times that in memory. The byte order is
-# one word.
+# Limits on the ZIP directory and the byte order. A directory of 64 MiB has half a million members and takes
+# five times that in memory. The byte order is one word.
 _MOST_DIRECTORY, _MOST_ORDER = 64 << 20, 64
 _LOCAL = struct.Struct("<4s5H3I2H")
-# The flag of names in UTF-8; other names are in the original code page of ZIP.
+# The flag for names in UTF-8; other names are in the original ZIP code page.
 _UTF8 = 0x800
-# Exceptions of zipfile for archives that are truncated, encrypted, of another kind, or malicious.
+# Exceptions that zipfile raises for archives that are truncated, encrypted, of another kind, or malicious.
 _FAULTS = (struct.error, EOFError, LookupError, OverflowError, RuntimeError, ValueError)
 _HINT = "fetch the file again; if it is complete, save it again with torch.save"
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The layout of a `torch.save` file.
+    """The layout of a `torch.save` archive.
 
     Attributes:
-        file: the file.
-        root: the directory in the archive that contains everything.
-        pickled: the pickle that describes the tensors.
-        storages: entries of the storages in the archive, by name.
+        file: The file.
+        root: The top-level directory in the archive.
+        pickled: The pickle that describes the tensors.
+        storages: The archive entries of the storages, by name.
     """
 
     file: File
@@ -54,13 +53,13 @@ class Archive:
     storages: Mapping[str, zipfile.ZipInfo]
 
     def range_of(self, name: str) -> tuple[int, int]:
-        """Return the offset and length of a storage's bytes in the file.
+        """Return the offset and length of a storage in the file.
 
         Args:
-            name: name of the storage.
+            name: Name of the storage.
 
         Raises:
-            FormatError: it does not exist, or its entry is damaged.
+            FormatError: The storage does not exist, or its entry is damaged.
         """
         entry = self.storages.get(name)
         if entry is None:
@@ -68,10 +67,10 @@ class Archive:
         return _location(self.file, entry)
 
     def checksums(self) -> Iterator[ChecksummedRange]:
-        """Yield the storages with a checksum.
+        """Yield the byte ranges of storages that have a checksum.
 
         Raises:
-            FormatError: see `range_of`.
+            FormatError: As for `range_of`.
         """
         for name, entry in self.storages.items():
             if entry.CRC:
@@ -79,7 +78,7 @@ class Archive:
 
 
 def _location(file: File, entry: zipfile.ZipInfo) -> tuple[int, int]:
-    """Return the offset and length of a member's bytes in the file."""
+    """Return the offset and length of a member in the file."""
     at, named = entry.header_offset, _raw_name(entry)
     head = file.read(at, _LOCAL.size + len(named))
     fields = _LOCAL.unpack(head[: _LOCAL.size])
@@ -91,7 +90,7 @@ def _location(file: File, entry: zipfile.ZipInfo) -> tuple[int, int]:
 
 
 def _content(file: File, entry: zipfile.ZipInfo) -> bytes:
-    """Return the bytes of a member. A checksum of 0 means none (see `torch.serialization`)."""
+    """Read a member. A checksum of 0 means that there is none (see `torch.serialization`)."""
     content = file.read(*_location(file, entry))
     if entry.CRC and zlib.crc32(content) != entry.CRC:
         raise _damaged(file.path, f"the bytes of {entry.filename} do not match its checksum")
@@ -99,14 +98,14 @@ def _content(file: File, entry: zipfile.ZipInfo) -> bytes:
 
 
 def checksums_in(locations: Iterable[Location], limit: int) -> Iterator[ChecksummedRange]:
-    """Yield the storages with a checksum in some files; skip files that are not complete archives.
+    """Yield the storages that have a checksum in several files; skip files that are not complete archives.
 
     Args:
-        locations: the files.
-        limit: see `opened`.
+        locations: The locations of the files.
+        limit: As for `opened`.
 
     Raises:
-        StorageError: a network store does not respond.
+        StorageError: A network store does not respond.
     """
     for location in locations:
         with suppress_file_errors(location), location.open() as file:
@@ -114,8 +113,7 @@ def checksums_in(locations: Iterable[Location], limit: int) -> Iterator[Checksum
 
 
 def archive_kind(file: File) -> str | None:
-    """Return how a file starts: "zip", "pickles" or "tar" of older torch versions, or None for other
-    files."""
+    """Return the kind of a file: "zip", or "pickles" or "tar" of older torch versions, or None."""
     head = file.read(0, min(_TAR_AT + len(_TAR_MAGIC), file.size))
     if head.startswith(MAGIC):
         return "zip"
@@ -126,13 +124,13 @@ def archive_kind(file: File) -> str | None:
 
 
 def refuse_old(file: File) -> None:
-    """Raise FormatError for a file of torch before 1.6, which has no index."""
+    """Raise FormatError for files from torch before 1.6, which have no index."""
     kind = archive_kind(file)
     if kind not in ("pickles", "tar"):
         return
     is_tar = kind == "tar"
     what = "0.1.10, a tar of pickles" if is_tar else "1.6, a series of pickles without an index"
-    # torch does not load a tar with weights_only.
+    # torch does not load tar files with weights_only.
     trusted = ", if you trust its author" if is_tar else ""
     raise FormatError(
         f"the file was saved by torch before version {what}",
@@ -143,14 +141,14 @@ def refuse_old(file: File) -> None:
 
 
 def opened(file: File, limit: int) -> Archive:
-    """Read the directory of an archive and its pickle.
+    """Read the directory and the pickle of an archive.
 
     Args:
-        file: a `torch.save` file.
-        limit: maximum bytes of the pickle.
+        file: A `torch.save` file.
+        limit: Maximum size of the pickle, in bytes.
 
     Raises:
-        FormatError: it is not such an archive, is compressed or damaged, or has another byte order.
+        FormatError: The file is not such an archive, is compressed or damaged, or has another byte order.
     """
     if not file.size:
         raise _damaged(file.path, "an empty file")
@@ -202,7 +200,7 @@ def _raw_name(entry: zipfile.ZipInfo) -> bytes:
 
 
 def _refuse_overlaps(file: File, entries: Iterable[zipfile.ZipInfo]) -> None:
-    """Reject overlapping members, which a malicious archive may declare."""
+    """Reject overlapping members, which only a malicious archive declares."""
     ordered = sorted(entries, key=lambda entry: entry.header_offset)
     for one, other in pairwise(ordered):
         if one.header_offset + _LOCAL.size + len(_raw_name(one)) + one.file_size > other.header_offset:
@@ -235,7 +233,7 @@ def _damaged(location: str, what: str) -> FormatError:
 
 
 class _Positioned(io.RawIOBase):
-    """Adapts a file that is read by position to the cursor that `zipfile` expects."""
+    """Adapts a file with positional reads to the file object that `zipfile` expects."""
 
     def __init__(self, file: File) -> None:
         self._file, self._at = file, 0

@@ -1,7 +1,7 @@
 """PyTorch distributed checkpoints (DCP): `.metadata` and a few files per process.
 
-The metadata list the tensors, their saved parts, and the file of each part; parts may be cut along any axes.
-torch is not needed, and nothing is executed.
+The metadata list the tensors, their parts, and the file of each part; parts may be cut along any axes. torch
+is not needed, and nothing is executed.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from ckpttools.stores.checksums import ChecksummedRange
 from ckpttools.stores.location import Location, suppress_file_errors
 
 METADATA, SUFFIX = ".metadata", ".distcp"
-# Python objects that are not tensors are read when the checkpoint is opened.
+# Objects other than tensors are read when the checkpoint is opened, up to this many bytes.
 _LARGEST_OBJECT = 64 << 20
-# Number of files to compare: accessing one in a bucket takes as long as a small read.
+# Number of files to compare: opening a file in a bucket takes as long as a small read.
 _MOST_COMPARED = 64
-# Number of tensors to check in each of them.
+# Number of tensors to compare in each file.
 _TENSORS = 3
 _HINT = "copy the checkpoint again, with the files of all processes"
 
 
 @dataclass(frozen=True)
 class DistributedFormat(ReadOnlyFormat):
-    """The `torch-distributed` format, as `ckpttools.formats.base.Format` describes it."""
+    """The `torch-distributed` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "torch-distributed"
     looks_for: str = "PyTorch distributed checkpoints that are damaged or lack files of a process"
@@ -82,11 +82,11 @@ FORMAT = DistributedFormat()
 
 @dataclass(frozen=True, slots=True)
 class _DcpItem:
-    """An entry of a file: a part of a tensor, or an object.
+    """The entry of a part of a tensor, or of an object, in a file.
 
     Attributes:
-        file: name of the file.
-        offset, nbytes: byte range of the entry.
+        file: Name of the file.
+        offset, nbytes: Byte range of the entry.
     """
 
     file: str
@@ -96,14 +96,14 @@ class _DcpItem:
 
 @dataclass
 class _DcpEntries:
-    """The contents of the metadata.
+    """The parsed metadata of a checkpoint.
 
     Attributes:
-        arrays: name -> shape, dtype and the saved boxes.
-        objects: names of objects that are not tensors.
-        entries: location of each box of each name; for objects, without a box.
-        paths: name -> path in the saved tree.
-        faults: what cannot be interpreted, one line each.
+        arrays: Name -> shape, dtype and the saved boxes.
+        objects: Names of objects that are not tensors.
+        entries: Location of each box by name; objects have no box.
+        paths: Name -> path in the saved tree.
+        faults: Parts of the metadata that cannot be interpreted, one line each.
     """
 
     arrays: dict[str, tuple[Shape, Any, list[Region]]] = field(default_factory=dict)
@@ -153,7 +153,7 @@ def _piece(box: Region, dtype: Any, entry: _DcpItem, files: Mapping[str, File]) 
 
 
 def _side_by_side(listed: _DcpEntries, files: Mapping[str, File]) -> dict[str, ProcessFile]:
-    """Return parts of a few large tensors in some files; other files have other parts of these tensors."""
+    """Return the parts of a few large tensors in several files, which must have different parts."""
     result: dict[str, dict[str, LazyArray]] = {name: {} for name in islice(files, _MOST_COMPARED)}
     for name in _of_many_shapes(listed):
         _, dtype, boxes = listed.arrays[name]
@@ -175,7 +175,7 @@ def _spans(listed: _DcpEntries, file: str) -> set[tuple[int, int]]:
 
 
 def _of_many_shapes(listed: _DcpEntries) -> list[str]:
-    """Return names of the tensors, largest first: one of each shape, then the others."""
+    """Return the names of the tensors: the largest of each shape first, then the others."""
     nth: Counter[Shape] = Counter()
     locations: dict[str, int] = {}
     for name, (shape, _, _) in sorted(listed.arrays.items(), key=lambda array: -prod(array[1][0])):
@@ -278,7 +278,7 @@ def _at_one_location(listed: _DcpEntries) -> Iterator[str]:
 
 
 def _files(path: Location, listed: _DcpEntries) -> dict[str, File]:
-    """Open the files of all entries; each must be long enough for its entries."""
+    """Open the files of all entries, checking that each is long enough."""
     ends: dict[str, int] = defaultdict(int)
     for entry in listed.entries.values():
         ends[entry.file] = max(ends[entry.file], entry.offset + entry.nbytes)
@@ -302,7 +302,7 @@ def _files(path: Location, listed: _DcpEntries) -> dict[str, File]:
 def _objects(
     path: Location, listed: _DcpEntries, files: Mapping[str, File], leaves: dict[TreePath, Leaf]
 ) -> tuple[frozenset[TreePath], dict[TreePath, str]]:
-    """Insert numbers and texts into the leaves; return the paths of numbers, and other objects."""
+    """Add numbers and texts to the leaves; return the paths of numbers, and the other objects."""
     scalars: set[TreePath] = set()
     others: dict[TreePath, str] = {}
     for name in listed.objects:

@@ -18,19 +18,20 @@ from ckpttools.formats.torch.tensors import (
     torch_lengths,
 )
 
-# Classes move from `torch.distributed._tensor` to `torch.distributed.tensor`; the last component is stable.
+# Classes moved from `torch.distributed._tensor` to `torch.distributed.tensor`; only the last name component
+# is stable.
 _CLASS, _LOCAL, _SPEC = "DTensor", "_local_tensor", "_spec"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPart:
-    """One process's part of a tensor.
+    """The part of a tensor that one process has.
 
     Attributes:
-        shape, dtype: of the complete tensor.
-        array: the part.
-        coordinate: coordinate of the process in the mesh.
-        splits: the tensor axis and mesh axis of each split, outermost first.
+        shape, dtype: Shape and dtype of the complete tensor.
+        array: The elements of the part.
+        coordinate: Coordinate of the process in the mesh.
+        splits: The tensor axis and mesh axis of each split, outermost first.
     """
 
     shape: Shape
@@ -40,14 +41,14 @@ class LocalPart:
     splits: tuple[tuple[int, int], ...]
 
     def box(self, mesh: Sequence[int]) -> Region:
-        """Return the box of the part in the complete tensor, for a mesh with these lengths.
+        """Return the region of the part in the complete tensor, given the lengths of the mesh.
 
         Raises:
-            NotReadableError: the part does not have the box's shape.
+            NotReadableError: The part does not have the box's shape.
         """
         start, length = [0] * len(self.shape), list(self.shape)
         for axis, mesh_axis in self.splits:
-            # As in torch.chunk, all parts except the last ones have the length of the first.
+            # As in torch.chunk, all parts except the last have the length of the first.
             part = ceil_div(length[axis], mesh[mesh_axis])
             before = min(self.coordinate[mesh_axis] * part, length[axis])
             start[axis] += before
@@ -67,10 +68,10 @@ def is_distributed(value: Any) -> bool:
 
 
 def local_part(value: Record, storages: Mapping[str, StorageRange]) -> LocalPart:
-    """Return the part of the tensor that the process has.
+    """Return the part of a distributed tensor that the process has.
 
     Raises:
-        NotReadableError: it is a pending sum, split in an unknown order, or damaged.
+        NotReadableError: The tensor is a pending sum, is split in an unknown order, or is damaged.
     """
     _, _, made_of, state = value.args
     declared = (
@@ -95,7 +96,7 @@ def local_part(value: Record, storages: Mapping[str, StorageRange]) -> LocalPart
 
 
 def _splits(placements: Sequence[Any], order: Any) -> tuple[tuple[int, int], ...]:
-    """(axis, mesh axis) of each split in order: by default that of the mesh's axes."""
+    """Return the (tensor axis, mesh axis) of each split in order; by default, the order of the mesh axes."""
     result = []
     for mesh_axis, placement in enumerate(placements):
         if not isinstance(placement, Record) or placement.name not in ("Shard", "Replicate"):
@@ -111,7 +112,7 @@ def _splits(placements: Sequence[Any], order: Any) -> tuple[tuple[int, int], ...
 
 
 def _ordered(order: Any) -> dict[tuple[int, int], int]:
-    """Return the order of the splits of each axis, if the file declares it (torch 2.9 and later)."""
+    """Return the declared order of the splits of each axis, which torch 2.9 and later store."""
     entries = order if isinstance(order, tuple | list) else ()
     return {
         (entry.args[0], mesh_axis): location

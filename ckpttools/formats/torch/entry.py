@@ -1,8 +1,7 @@
 """A tensor of a torch distributed checkpoint: a complete `torch.save` file embedded in another file.
 
-Its bytes are located when it is read, by the reader: a checkpoint of 100,000 tensors on many ranks is
-    listed and
-planned from its metadata alone.
+The tensor's bytes are located only when it is read, so a checkpoint of 100,000 tensors on many ranks can be
+listed and planned from its metadata.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ if TYPE_CHECKING:
 
     from ckpttools.array.scratch import Scratch
 
-# torch writes about a kilobyte besides the tensor.
+# torch writes about a kilobyte in addition to the tensor.
 _MOST_PICKLE = 1 << 20
 
 
-# Accessing an archive takes about 15 reads; a small one is read completely at first.
+# Opening an archive takes about 15 reads, so small archives are first read completely.
 _SMALL = 32 << 10
 
 
 class FilePart(File):
-    """A byte range of a file, as a file."""
+    """A byte range of a file that can be read like a file."""
 
     __slots__ = ("_held", "_offset", "_whole", "path", "size", "version")
 
@@ -64,12 +63,12 @@ class FilePart(File):
 
 @dataclass(frozen=True, eq=False)
 class SavedTensor:
-    """A separately saved tensor, decoded by `ckpttools.array.nodes.Decoded`.
+    """A separately saved tensor, decoded by `ckpttools.array.stored.Decoded`.
 
     Attributes:
-        source: the file.
-        offset, nbytes: byte range in the file.
-        shape, dtype: of the tensor, according to the checkpoint's metadata.
+        source: The file.
+        offset, nbytes: Byte range in the file.
+        shape, dtype: Shape and dtype of the tensor according to the checkpoint's metadata.
     """
 
     source: ByteSource
@@ -88,7 +87,7 @@ class SavedTensor:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes for any order of axes: torch keeps the order that a tensor had in memory."""
+        """Scratch memory for any order of axes, because torch keeps a tensor's order in memory."""
         stored = Stored(self.shape, self.dtype, self.source, 0)
         rank = len(self.shape)
         if rank < 2:
@@ -107,7 +106,7 @@ class SavedTensor:
         """The tensor as stored in the file.
 
         Raises:
-            FormatError: the file contains another tensor, or none.
+            FormatError: The file contains another tensor, or none.
         """
         result = self._found()
         if (result.shape, result.dtype) != (self.shape, self.dtype):
@@ -140,7 +139,7 @@ class SavedTensor:
         raise FormatError(f"a tensor cannot be read: {why}", location=self._location)
 
     def _in_safetensors(self, part: FilePart) -> LazyArray:
-        """Return the tensor in a safetensors entry (torch's `SerializationFormat.SAFETENSORS`)."""
+        """Return the tensor of a safetensors entry (torch's `SerializationFormat.SAFETENSORS`)."""
         header = parse_header(part)
         if len(header.entries) != 1:
             raise FormatError("not exactly one tensor", location=self._location)
@@ -150,14 +149,14 @@ class SavedTensor:
 
 
 def saved_value(part: FilePart, whole: ByteSource, offset: int) -> tuple[object, dict[str, StorageRange]]:
-    """Return the value in an embedded torch.save file, and the ranges of its storages.
+    """Return the value of an embedded torch.save file, and the ranges of its storages.
 
     Args:
-        part: the embedded file.
-        whole, offset: the surrounding file, and the offset in it.
+        part: The embedded file.
+        whole, offset: The surrounding file, and the offset of the embedded file.
 
     Raises:
-        FormatError: it is damaged, or contains objects that weights do not have.
+        FormatError: The embedded file is damaged, or has objects that weights do not have.
     """
     result = archive.opened(part, _MOST_PICKLE)
     storages = {}
@@ -168,14 +167,14 @@ def saved_value(part: FilePart, whole: ByteSource, offset: int) -> tuple[object,
 
 
 def checksums_of(whole: File, offset: int, nbytes: int, name: str) -> Iterator[ChecksummedRange]:
-    """Yield the storages with a checksum of a torch.save file within another; other kinds have none.
+    """Yield the storages with a checksum in an embedded torch.save file; files of other kinds have none.
 
     Args:
-        whole, offset, nbytes: the surrounding file, and the byte range in it.
-        name: name of the saved object.
+        whole, offset, nbytes: The surrounding file, and the byte range of the embedded file.
+        name: Name of the saved object.
 
     Raises:
-        FormatError: see `saved_value`.
+        FormatError: As for `saved_value`.
     """
     part = FilePart(whole, offset, nbytes)
     if part.read(0, min(4, part.size)) == archive.MAGIC:

@@ -1,6 +1,6 @@
 """Read `torch.save` files: one file, numbered files with an index, or a directory of either.
 
-torch is not needed, and nothing in a file is ever executed: see `ckpttools.formats.torch.unpickling`.
+torch is not needed, and nothing in a file is ever executed; see `ckpttools.formats.torch.unpickling`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from ckpttools.formats.weight_files import WeightNames, reason
 from ckpttools.stores.checksums import ChecksummedRange
 from ckpttools.stores.location import Location, require_file_error
 
-# `optimizer.bin`, `training_args.bin` and so on are next to weights, and are read only if passed by name.
+# `optimizer.bin`, `training_args.bin` and similar files are next to weights; they are read only if passed by
+# name.
 _NAMES = WeightNames(".bin", "pytorch_model.bin", "*model*.bin", (".pt", ".pth", ".ckpt"))
 
 
 @dataclass(frozen=True)
 class TorchFormat(ReadOnlyFormat):
-    """The `torch` format, as `ckpttools.formats.base.Format` describes it."""
+    """The `torch` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "torch"
     looks_for: str = "torch.save files that are truncated, damaged or unsafe to load"
@@ -47,7 +48,7 @@ class TorchFormat(ReadOnlyFormat):
         files = [_open_state_file(result.folder / name, options) for name in result.names]
         for file in files:
             _check_names(file)
-        # As in transformers, later files replace tensors of earlier ones.
+        # As in transformers, tensors in later files replace those in earlier ones.
         notes = result.check_as_loaded(
             [
                 (dotted(at), name)
@@ -75,7 +76,7 @@ FORMAT = TorchFormat()
 
 @dataclass(frozen=True)
 class _StateFile:
-    """One file with its content."""
+    """A torch.save file with its contents."""
 
     location: Location
     state: State
@@ -104,7 +105,7 @@ def _open_state_file(location: Location, options: ReadOptions) -> _StateFile:
 
 
 def _check_names(file: _StateFile) -> None:
-    """Reject keys that are equal when joined by dots: `{"a": {"b": …}, "a.b": …}`."""
+    """Reject keys that become equal when joined by dots: `{"a": {"b": …}, "a.b": …}`."""
     counts = Counter(dotted(at) for at in file.state.leaves)
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
@@ -123,7 +124,7 @@ def _build_tree(
     scalars: set[TreePath] = set()
     others: dict[TreePath, str] = {}
     for file in files:
-        # Nested and dotted keys can spell the same name.
+        # A nested key and a dotted key can have the same name.
         names = {dotted(at) for at in file.state.leaves}
         leaves = {at: leaf for at, leaf in leaves.items() if dotted(at) not in names} | file.state.leaves
         scalars |= file.state.scalars

@@ -1,4 +1,4 @@
-"""Find the step of a DeepSpeed run: a file next to the steps names it."""
+"""Find the step of a DeepSpeed run that a file next to the steps names."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ckpttools.core.text import sample_names, sort_naturally
 from ckpttools.stores.location import Location
 
 LATEST, UNIVERSAL = "latest", "latest_universal"
-# A file with this name may be something else: read at most this many bytes.
+# A file with this name may be something else, so at most this many bytes are read.
 _LONGEST = 4096
 
 
 def text_in(file: Location) -> str:
-    """Return the name of a step in a file."""
+    """Read the name of a step from a file."""
     with file.open() as result:
         return result.read(0, min(result.size, _LONGEST)).decode("utf-8", "replace").strip()
 
 
 def step_named(path: Location, latest: str) -> Location:
-    """Return the directory of the step that a file named `latest` names; `path` without one."""
+    """Return the step directory that the file `latest` names, or `path` if there is no such file."""
     file = path / latest
     if not file.is_file():
         return path
@@ -30,12 +30,12 @@ def step_named(path: Location, latest: str) -> Location:
 
 
 def missing_step(path: Location, latest: str, is_step: Callable[[Location], object]) -> FormatError | None:
-    """Return the error if a file names a missing step although others exist; None otherwise.
+    """Return an error if a file names a missing step although other steps exist; None otherwise.
 
     Args:
-        path: the directory of steps.
-        latest: name of the file.
-        is_step: returns whether a directory is a step.
+        path: The directory of steps.
+        latest: Name of the file.
+        is_step: Returns whether a directory is a step.
     """
     named = step_named(path, latest)
     if named == path or is_step(named):

@@ -1,4 +1,4 @@
-"""Classes and functions that may occur in a pickle of a training stack. None of them is ever resolved."""
+"""Classes and functions that may occur in pickles of training programs; none of them is ever resolved."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ _BUILTINS = (
     *("dict", "list", "set", "frozenset", "tuple", "slice", "range", "object", "bytearray"),
     *("int", "float", "bool", "str", "bytes", "complex"),
 )
-# Found in files of torch 2.13, its distributed checkpoints, DeepSpeed and trainers based on them. A star
-# stands for
-# modules that move between releases; their content is plain data.
+# Names in files of torch 2.13, its distributed checkpoints, DeepSpeed and trainers based on them. A star
+# stands for modules that move between releases; their content is plain data.
 _ALLOWED = (
     "collections.*",
     *(f"{module}.{name}" for module in ("builtins", "__builtin__") for name in _BUILTINS),
@@ -22,7 +21,7 @@ _ALLOWED = (
     "argparse.Namespace",
     "types.SimpleNamespace",
     "pathlib.*Path*",
-    # State that modules store next to tensors, as Transformer Engine before 1.14 does.
+    # State that modules store next to tensors, as in Transformer Engine before 1.14.
     "_io.BytesIO",
     "datetime.*",
     "torch.*Storage",

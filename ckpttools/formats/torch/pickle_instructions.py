@@ -1,4 +1,4 @@
-"""The effect of each pickle instruction here; instructions that would call something create a record."""
+"""Implementation of each pickle instruction; instructions that would call something create a record."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ckpttools.formats.torch.pickle_limits import PER_ITEM
 from ckpttools.formats.torch.pickle_stack import Machine
 from ckpttools.formats.torch.pickled import DamagedPickleError, Global, NamelessCallError, Persistent, Record
 
-# Instruction names of `pickletools`; current programs write no protocol 0 or 1, and no EXT.
+# Names of instructions as in `pickletools`. Current programs do not write protocols 0 and 1 or EXT.
 _PROTO, _FRAME, _MARK = 0x80, 0x95, 0x28
 _MOST_PROTOCOL = 5
-# States of random-number generators have 128 bits.
+# States of random number generators have 128 bits.
 _LONGEST_INTEGER = 64
 
 
 def _made(machine: Machine, what: object, args: object) -> Any:
-    """Return the result of a call: the content of standard mappings; records for everything else."""
+    """Return the result of a call: the content of standard mappings, or a record for everything else."""
     if isinstance(what, Record):
         raise NamelessCallError("a call of the result of a call")
     if not isinstance(what, Global) or not isinstance(args, tuple):

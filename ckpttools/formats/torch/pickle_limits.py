@@ -1,9 +1,8 @@
-"""Memory limits for the values of a pickle, in proportion to its length.
+"""Memory limits for the values of a pickle, proportional to its length.
 
-A byte of a pickle can create an empty set of 216 bytes, and keys with equal hashes make a dictionary as
-slow as
-a list. Values that torch writes take 20 to 40 times the pickle's length by this count, which is an upper
-bound.
+A single byte of a pickle can create an empty set of 216 bytes, and keys with equal hashes make a dictionary
+as slow as a list. The values that torch writes count as 20 to 40 times the pickle's length, which is an upper
+bound of their memory.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from ckpttools.core.dataclass import dataclass
 
 _FREE, _PER_BYTE = 64 << 20, 64
 _MOST_NAMES, _MOST_TUPLES = 10_000, 10_000
-# Python's hash of an integer is its remainder by this, so larger integers can be chosen to collide.
+# Python's hash of an integer is its remainder modulo this number, so larger integers can be chosen to
+# collide.
 _HASHED_APART = (1 << 61) - 1
-# Bytes of memory by instruction (CPython 3.11): the object, and its reference on the stack or in the memo.
-# Sets take
-# 216 bytes; they are rare and counted higher, because nothing else takes as much per byte.
+# Bytes of memory per instruction (CPython 3.11): the object and its reference on the stack or in the memo.
+# Sets take 216 bytes; they are rare and counted higher because nothing else takes as much per byte.
 _COSTS = {
     **dict.fromkeys(b"(", 44),
     **dict.fromkeys(b"JMG\x8a\x8b", 56),
@@ -36,12 +35,12 @@ PER_ITEM = 60
 
 
 class TooMuchError(Exception):
-    """The values exceed what any valid pickle of this length needs."""
+    """The values exceed what a valid pickle of this length needs."""
 
 
 @dataclass(slots=True)
 class Limits:
-    """The remaining budget of a pickle."""
+    """The remaining memory budget of a pickle."""
 
     memory: int
     copies: int
@@ -57,7 +56,7 @@ class Limits:
             raise TooMuchError("its values take far more memory than its length allows")
 
     def copy(self, count: int) -> None:
-        """Account for copied items: a small pickle may request the same copies again and again."""
+        """Account for copied items, because a small pickle may request the same copies again and again."""
         self.copies -= count
         if self.copies < 0:
             raise TooMuchError("more copies than its length allows")
@@ -67,7 +66,7 @@ class Limits:
             raise TooMuchError(f"more than {_MOST_NAMES:,} classes and functions")
 
     def check_key(self, key: Any) -> None:
-        """Limit the number or size of keys whose hashes can be chosen to collide."""
+        """Limit the number and size of keys whose hashes can be chosen to collide."""
         members = key if isinstance(key, tuple) else (key,)
         if any(isinstance(member, int) and abs(member) >= _HASHED_APART for member in members):
             raise TooMuchError("an integer of more than 60 bits used as a key")

@@ -1,4 +1,4 @@
-"""The pickle virtual machine: its stack, its memo and the position of the next instruction."""
+"""The pickle virtual machine: its stack, memo and instruction position."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Machine:
         self.limits = Limits.of(len(data))
 
     def take(self, length: int) -> bytes:
-        """Return the next bytes of the program."""
+        """Consume and return the next bytes of the program."""
         start, stop = self.at, self.at + length
         if stop > len(self.data):
             raise DamagedPickleError("it is truncated")
@@ -40,7 +40,7 @@ class Machine:
         return text
 
     def pop(self) -> Any:
-        """Return the top of the stack above the last mark."""
+        """Pop the top of the stack, above the last mark."""
         if self.marks and len(self.stack) <= self.marks[-1]:
             raise DamagedPickleError("the stack is empty above the mark")
         return self.stack.pop()
@@ -63,7 +63,7 @@ class Machine:
         return self.globals.setdefault((module, name), Global(module, name))
 
     def key(self, value: Any) -> Any:
-        """Return a mapping key or set member, limited to types that compare in constant time."""
+        """Check that a mapping key or set member has a type that compares in constant time, and return it."""
         members = value if isinstance(value, tuple) else (value,)
         if not all(member is None or isinstance(member, _KEYS) for member in members):
             raise DamagedPickleError(f"a {type(value).__name__} used as a key")

@@ -1,4 +1,4 @@
-"""The content of a pickle as inert values: classes and calls are records, and nothing is imported."""
+"""The contents of a pickle as inert values: classes and calls become records, and nothing is imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckpttools.core.dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """The name of a class or function: `torch.FloatStorage`."""
+    """The name of a class or function, such as `torch.FloatStorage`."""
 
     module: str
     name: str
@@ -21,13 +21,13 @@ class Global:
 
 @dataclass(eq=False, slots=True)
 class Record:
-    """The object that a class or function would have created if it had been called.
+    """An object that a class or function would have created.
 
     Attributes:
-        made_by: the class or function.
-        args: arguments of the call.
-        state: state that would have been set afterwards, or None.
-        items: items that would have been added.
+        made_by: The class or function.
+        args: Arguments of the call.
+        state: State that would have been set afterward, or None.
+        items: Items that would have been added.
     """
 
     made_by: Global
@@ -49,7 +49,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Persistent:
-    """A reference to something outside of the pickle, by its id."""
+    """A reference by id to an object outside the pickle."""
 
     key: Any
 
@@ -63,7 +63,7 @@ class NamelessCallError(DamagedPickleError):
 
 
 def in_few_words(value: Any) -> str:
-    """Describe a value briefly, whatever its size."""
+    """Describe a value briefly, regardless of its size."""
     if isinstance(value, Record):
         return str(value.made_by)
     if isinstance(value, Persistent):

@@ -1,4 +1,4 @@
-"""Files of each process of a mesh, `model_world_size_8_rank_3.pt`, which verl and SkyRL write."""
+"""Files of each process of a mesh, such as `model_world_size_8_rank_3.pt`, which verl and SkyRL write."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from ckpttools.stores.registry import parse
 _RANK = re.compile(r"model_world_size_(?P<count>\d+)_rank_(?P<rank>\d+)\.pt", re.DOTALL)
 # Directory of verl's configuration and tokenizer.
 _BESIDE = "huggingface"
-# Key of the learning rate schedule, which records the step.
+# Key of the learning-rate schedule, which records the step.
 _EXTRA = "extra_state_world_size_{count}_rank_{rank}.pt"
 
 
 @dataclass(frozen=True)
 class RanksFormat(ReadOnlyFormat):
-    """The `torch-ranks` format, as `ckpttools.formats.base.Format` describes it."""
+    """The `torch-ranks` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "torch-ranks"
     looks_for: str = "files of PyTorch processes that are missing or inconsistent"
@@ -76,13 +76,13 @@ class _RankShards:
 
     @property
     def mesh(self) -> list[int]:
-        """Lengths of the mesh, inferred from the coordinates."""
+        """The lengths of the mesh, inferred from the coordinates."""
         coordinates = [part.coordinate for part in self.parts.values()]
         return [1 + max(column) for column in zip(*coordinates, strict=True)]
 
     @property
     def twins(self) -> Iterator[tuple[int, int]]:
-        """Pairs of ranks with the same part."""
+        """Pairs of ranks that have the same part."""
         first: dict[Region, int] = {}
         mesh = self.mesh
         for rank, part in self.parts.items():
@@ -96,14 +96,15 @@ class _RankShards:
         if len(kinds) > 1:
             raise ValueError("processes do not agree on its shape, dtype or mesh")
         ((shape, dtype, _),) = kinds
-        # Of equal boxes the last counts, so the preferred process comes first in `parts`.
+        # If boxes are equal, the last one wins. The order is reversed so that the preferred process, which is
+        # first in `parts`, wins.
         mesh = self.mesh
         pieces = [Piece(part.box(mesh), part.array) for part in reversed(self.parts.values())]
         return pieced(shape, dtype, pieces)
 
 
 def _files(folder: Location) -> dict[int, tuple[str, int]]:
-    """Return the name of each rank's file, and the number of ranks in the name."""
+    """Map each rank to the name of its file and the number of ranks in that name."""
     matches = (_RANK.fullmatch(entry.name) for entry in folder.entries() if not entry.is_dir)
     return {int(match["rank"]): (match[0], int(match["count"])) for match in matches if match}
 
@@ -144,7 +145,7 @@ def _preferred_first(saved: Mapping[int, SavedFile], options: ReadOptions) -> di
 
 
 def _check_step(path: Location, names: Sequence[str], options: ReadOptions) -> None:
-    """Raise FormatError if files record different numbers of steps."""
+    """Raise FormatError if the files record different step counts."""
     there = [name for name in names if (path / name).is_file()]
     result = map_concurrently(path.store, lambda name: _step(path / name, options), there)
     steps = {name: step for name, step in zip(there, result, strict=True) if step is not None}
@@ -154,7 +155,7 @@ def _check_step(path: Location, names: Sequence[str], options: ReadOptions) -> N
 
 
 def _step(location: Location, options: ReadOptions) -> int | None:
-    """Return the number of steps that a process had taken; None if it is unknown."""
+    """Return the step count of a process; None if it is unknown."""
     try:
         value = saved_file(location, options).value
     except FormatError:
@@ -207,7 +208,7 @@ def _tree(path: Location, saved: Mapping[int, SavedFile], lacking: str | None, o
 
 
 def _unlike(path: Location, twins: Sequence[Twins], options: ReadOptions) -> tuple[dict[str, int], Notes]:
-    """Return the differences between replicas with a process for each, and remarks on the user's choice."""
+    """Return the differences between replicas with a rank for each, and remarks about the user's choice."""
     problems = map_concurrently(path.store, Twins.problem, twins)
     result = [(item, problem) for item, problem in zip(twins, problems, strict=True) if problem]
     taken: dict[int, dict[str, None]] = {}
@@ -251,7 +252,7 @@ def _gather(
 
 
 def _merged(plain: Mapping[int, State]) -> tuple[State, list[Twins]]:
-    """Return unsharded values from the first process, and the replicas on other processes."""
+    """Return unsharded values from the first process, and their replicas on other processes."""
     whole, owners, twins = State(), dict[TreePath, int](), list[Twins]()
     for rank, one in plain.items():
         for at, leaf in one.leaves.items():
@@ -264,7 +265,7 @@ def _merged(plain: Mapping[int, State]) -> tuple[State, list[Twins]]:
 
 
 def _lacking(count: int, missing: Sequence[int]) -> str | None:
-    """Describe which files are missing, according to the names of the others."""
+    """Describe the missing files, judged by the names of the others."""
     if not missing:
         return None
     ranks = sample_names(list(map(str, missing)))
@@ -278,9 +279,9 @@ def _incomplete(path: Location, lacking: str, tensors: int) -> FormatError:
 
 
 def _twice(spread: Mapping[TreePath, _RankShards]) -> str:
-    """Describe which files are duplicates, as far as they can be recognized."""
+    """Describe the files that are duplicates, if they can be recognized."""
     try:
-        # Replicas have the same part of some tensors; copied files, of all tensors.
+        # Replicas share their part of some tensors; copied files share all of them.
         twins = [{*item.twins} for item in spread.values()]
     except (ValueError, NotReadableError):
         return ""

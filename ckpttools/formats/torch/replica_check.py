@@ -1,8 +1,7 @@
-"""Check the values of processes: replicas must be equal, different parts must differ.
+"""Check the values of processes: replicas must be equal, and different parts must differ.
 
-Nothing in these files identifies their save or step. Processes with the same tensor have the same values,
-and no
-two processes have the same values in different parts; otherwise files are mixed up.
+These files do not record their save or step. If processes disagree on the same tensor, or two processes have
+the same values in different parts, then files were mixed up.
 """
 
 from __future__ import annotations
@@ -18,24 +17,25 @@ from ckpttools.core.region import Region, Shape
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
-# Elements at either end: opening a checkpoint of 400 tensors with 8 replicas reads about 50 MB for that.
+# Number of elements to compare at either end: for a checkpoint of 400 tensors with 8 replicas, opening reads
+# about 50 MB for this.
 _ENDS = 4096
-# Number of further ranges to compare in files that look alike.
+# Number of additional ranges to compare in files that look alike.
 _MOST_SPANS = 64
 
 _Look = tuple[Shape, int, bytes]
-"""A part's shape, bytes of an element, and elements at both ends."""
+"""A part's shape, its element size, and the elements at both ends."""
 _Looks = Mapping[str, _Look]
 
 
 @dataclass(frozen=True, slots=True)
 class Twins:
-    """Two processes' copies of the same values.
+    """Copies of the same values from two processes.
 
     Attributes:
-        what: name of the values, for messages.
-        ranks: the two processes.
-        arrays: their arrays.
+        what: Name of the values, for messages.
+        ranks: The two processes.
+        arrays: The copy of each process.
     """
 
     what: str
@@ -43,7 +43,7 @@ class Twins:
     arrays: tuple[LazyArray, LazyArray]
 
     def problem(self) -> str | None:
-        """Return how they differ at both ends; None if they are equal."""
+        """Return how the copies differ at either end; None if they are equal there."""
         one, other = self.arrays
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             return (
@@ -56,7 +56,7 @@ class Twins:
 
 
 def ends_of(array: LazyArray) -> bytes:
-    """Return the first and last elements of an array; all elements of a small array."""
+    """Read the first and last elements of an array; for a small array, all elements."""
     length = _stretch(array.shape)
     first = Region((0,) * array.ndim, length)
     last = Region(tuple(n - k for n, k in zip(array.shape, length, strict=True)), array.shape)
@@ -64,7 +64,7 @@ def ends_of(array: LazyArray) -> bytes:
 
 
 def _stretch(shape: Shape) -> Shape:
-    """Return the shape of a box with few elements, complete along the last axes."""
+    """Return the shape of a box with few elements, which is complete along the last axes."""
     lengths: list[int] = []
     room = _ENDS
     for length in reversed(shape):
@@ -75,12 +75,12 @@ def _stretch(shape: Shape) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFile:
-    """The part of the checkpoint that one process saved.
+    """The part of a checkpoint that one process saved.
 
     Attributes:
-        parts: its parts of some arrays, by name; each other process has another part.
-        file: the file with the parts.
-        spans: returns offset and length in bytes of everything in it; called for few files.
+        parts: The process's part of some arrays, by name; other processes have other parts.
+        file: The file that contains the parts.
+        spans: Returns offset and length in bytes of everything in the file; called for few files.
     """
 
     parts: Mapping[str, LazyArray]
@@ -91,15 +91,15 @@ class ProcessFile:
 def refuse_copies(files: Mapping[str, ProcessFile], location: Location, hint: str) -> None:
     """Raise an error if two processes have equal values in different parts.
 
-    Parts may legitimately be equal: of constant values, such as new moments, or of experts that started as
-        copies
-    of each other. So files count as copies only if everything compared is equal, and not only of this kind.
+    Parts may legitimately be equal: constant values such as new moments, or experts that started as copies of
+    each other. Files therefore count as copies only if all compared data are equal and not of this kind.
+
     Args:
-        files: files of the processes, by name.
-        location, hint: for messages.
+        files: Files of the processes, by name.
+        location, hint: Location and hint of the error.
 
     Raises:
-        FormatError: two files are copies.
+        FormatError: Two files are copies.
     """
 
     def looked_at(name: str) -> _Looks:
@@ -127,7 +127,7 @@ def refuse_copies(files: Mapping[str, ProcessFile], location: Location, hint: st
 
 
 def _alike(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[str]]:
-    """Return which files agree wherever one of them has data: only those can be replicas."""
+    """Group files that agree wherever any of them has data; only these can be copies."""
 
     @cache
     def middle(name: str, span: tuple[int, int]) -> bytes:
@@ -140,8 +140,8 @@ def _alike(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[
     groups: dict[str, list[str]] = {}
     for name in names:
         spans = all_spans[name]
-        # Compare one range of each length: weights of one shape may be equal, those of other shapes are
-        # other weights.
+        # Compare one range of each length: weights of the same shape may be equal, but a different shape
+        # means different weights.
         looked_at = sorted({span[1]: span for span in spans}.values(), key=lambda span: -span[1])[
             :_MOST_SPANS
         ]
@@ -160,13 +160,12 @@ def _alike(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[
 def _are_experts(alike: Sequence[Mapping[str, LazyArray]], looks: Collection[_Looks]) -> bool:
     """Return whether the equal data of several files are experts that are copies of each other.
 
-    Their rows repeat in each file, or all files (three or more) that have any of these arrays have equal
-    matrices
-    of them.
+    This is the case if rows repeat in each file, or if three or more files have these arrays and all of them
+    are equal.
 
     Args:
-        alike: the equal data of these files.
-        looks: the compared data of all files.
+        alike: The equal data of the files.
+        looks: The compared data of all files.
     """
     first = alike[0]
 
@@ -180,7 +179,7 @@ def _are_experts(alike: Sequence[Mapping[str, LazyArray]], looks: Collection[_Lo
 
 
 def _is_repeated(array: LazyArray) -> bool:
-    """Return whether the first and last of several rows are equal, as in experts that are copies."""
+    """Return whether the first and last rows of several are equal, as in experts that are copies."""
     if array.ndim < 2 or array.shape[0] < 2:
         return False
     row, rest = (1, *array.shape[1:]), (0,) * (array.ndim - 1)

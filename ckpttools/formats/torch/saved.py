@@ -1,4 +1,4 @@
-"""One file of `torch.save`: its value, and the ranges of its tensors."""
+"""A single `torch.save` file: its value, and the byte ranges of its tensors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
-# A Python object in a pickle takes about this many times its pickled bytes.
+# A Python object takes about this many times the bytes of its pickle.
 _OBJECTS = 12
-# Larger ranks are not real; file names are untrusted.
+# Larger ranks do not occur in practice; file names are untrusted.
 MOST_RANKS = 100_000
 COPY_ALL = "copy the files of all processes of one save into one directory"
 
@@ -29,10 +29,10 @@ class SavedFile:
     """The content of a `torch.save` file.
 
     Attributes:
-        location: the file.
-        value: the value, with records for tensors.
-        storages: byte range of each storage, by name.
-        nbytes: bytes of the pickle.
+        location: The file.
+        value: The value, with records for tensors.
+        storages: Byte range of each storage, by name.
+        nbytes: Size of the pickle, in bytes.
     """
 
     location: Location
@@ -41,16 +41,16 @@ class SavedFile:
     nbytes: int
 
     def tensor(self, record: Record) -> LazyArray:
-        """See `lazy_tensor`, for a record in this file."""
+        """Return the array of a tensor record in this file; see `lazy_tensor`."""
         return lazy_tensor(record, self.storages)
 
 
 def saved_file(location: Location, options: ReadOptions) -> SavedFile:
-    """Open a file of `torch.save`; reads its pickle and no tensor.
+    """Open a `torch.save` file; reads its pickle but no tensor data.
 
     Raises:
-        FormatError: it is damaged, or contains objects that weights do not have.
-        StorageError: it cannot be read.
+        FormatError: The file is damaged, or has objects that weights do not have.
+        StorageError: The file cannot be read.
     """
     file = location.open()
     try:

@@ -17,8 +17,7 @@ from ckpttools.formats.torch.pickled import Record, in_few_words
 from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
 
 # Values may contain one another: a pickle of a kilobyte can have more leaves than any checkpoint. Normally,
-# each leaf
-# takes a byte or more, and few are shared.
+# each leaf takes at least one byte, and few leaves are shared.
 _FEW = 1000
 # A leaf takes about 300 bytes.
 _MOST_LEAVES = 2_000_000
@@ -34,13 +33,13 @@ Tensor = Callable[[Record], LazyArray]
 
 @dataclass
 class State:
-    """The values of a pickle, as leaves.
+    """The values of a pickle as leaves of a tree.
 
     Attributes:
-        leaves: leaves by path.
-        scalars: paths of leaves that were Python numbers.
-        others: kinds of other objects (not arrays, numbers or texts), by path.
-        unreadable: why tensors cannot be read, by path.
+        leaves: Leaves by path.
+        scalars: Paths of leaves that were Python numbers.
+        others: Kinds of all other objects (not arrays, numbers or texts), by path.
+        unreadable: Why each unreadable tensor cannot be read, by path.
     """
 
     leaves: dict[Path, Leaf] = field(default_factory=dict)
@@ -49,7 +48,7 @@ class State:
     unreadable: dict[Path, str] = field(default_factory=dict)
 
     def refuse_unreadable(self, location: str) -> None:
-        """Raise FormatError if there are unreadable tensors; lists all of them."""
+        """Raise FormatError if tensors are unreadable; the message lists all of them."""
         if self.unreadable:
             lines = [f"{'.'.join(map(str, path))}: {why}" for path, why in self.unreadable.items()]
             raise FormatError(
@@ -63,18 +62,17 @@ class State:
 
 
 def state_of(value: Any, nbytes: int, tensor: Tensor, location: str) -> State:
-    """Return the leaves of a value.
+    """Convert a value to the leaves of a tree.
 
     Args:
-        value: the value of a pickle.
-        nbytes: bytes of the pickle.
-        tensor: returns the array for a tensor's record.
-        location: for messages.
+        value: The value of a pickle.
+        nbytes: Size of the pickle, in bytes.
+        tensor: Returns the array for a tensor's record.
+        location: The location for messages.
 
     Raises:
-        FormatError: it is nested too deep or cyclic, has keys that are neither strings nor numbers, or a
-            tensor
-            that cannot be read.
+        FormatError: The value is nested too deep or cyclic, has keys that are neither strings nor numbers, or
+            has a tensor that cannot be read.
     """
     state = State()
     for path, item in _walk(value, min(_FEW + nbytes, _MOST_LEAVES), location):
@@ -84,7 +82,7 @@ def state_of(value: Any, nbytes: int, tensor: Tensor, location: str) -> State:
 
 
 def _walk(value: Any, limit: int, location: str) -> Iterator[tuple[Path, Any]]:
-    """Yield empty values in order, limited in number and in the length of their paths."""
+    """Yield leaves and empty containers in order, limiting their number and the length of their paths."""
     rest: list[tuple[Path, Any]] = [((), value)]
     met, keys = 1, 0
     while rest:
@@ -104,7 +102,7 @@ def _walk(value: Any, limit: int, location: str) -> Iterator[tuple[Path, Any]]:
 
 
 def _inner(value: Any, location: str) -> Mapping[Any, Any]:
-    """Return the contents of a value by key; empty for other values."""
+    """Return the contents of a container by key; empty for other values."""
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Convert the tensor records of a pickle to lazy arrays: views of storages with any strides."""
+"""Convert tensor records of a pickle to lazy arrays, which view storages with any strides."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from ckpttools.core.region import Shape
 from ckpttools.formats.torch.pickled import Global, Persistent, Record, in_few_words
 
 # Names of `torch.<X>Storage` and of `torch.<dtype>` in torch 2.13 (torch/storage.py, torch/_utils.py).
-# Quantized
-# types (QInt8Storage and so on) hold quantized values and are not included.
+# Quantized types such as QInt8Storage are not included, because they store quantized values.
 _STORAGES = {
     "BoolStorage": "bool",
     "ByteStorage": "uint8",
@@ -46,12 +45,12 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class StorageRange:
-    """The bytes of a storage.
+    """The byte range of a storage.
 
     Attributes:
-        file: the file.
-        start: offset in the file.
-        nbytes: number of bytes.
+        file: The file.
+        start: Byte offset in the file.
+        nbytes: Number of bytes.
     """
 
     file: ByteSource
@@ -60,12 +59,11 @@ class StorageRange:
 
 
 class NotReadableError(Exception):
-    """A tensor that cannot be read as an array; says why."""
+    """A tensor cannot be read as an array. The message states the reason."""
 
 
 def dtype_named(value: Any) -> DType | None:
-    """Return the dtype of a name such as `torch.bfloat16` or `torch.BFloat16Storage`; None for other
-    names."""
+    """Return the dtype named, for example, `torch.bfloat16` or `torch.BFloat16Storage`; else None."""
     if not isinstance(value, Global):
         return None
     name = _STORAGES.get(value.name) or _DTYPES.get(value.name)
@@ -73,21 +71,21 @@ def dtype_named(value: Any) -> DType | None:
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether a record stands for a tensor, even an unreadable one such as FSDP's `ShardedTensor`."""
+    """Return whether a record is a tensor, even an unreadable one such as FSDP's `ShardedTensor`."""
     if not isinstance(value, Record):
         return False
     return value.name.startswith(("_rebuild_", "_tensor_rebuild")) or value.name.endswith("Tensor")
 
 
 def lazy_tensor(record: Record, storages: Mapping[str, StorageRange]) -> LazyArray:
-    """Return the array that a record of a tensor describes.
+    """Return the array that a tensor record describes.
 
     Args:
-        record: record of a call with which torch restores a tensor.
-        storages: byte range of each storage, by name.
+        record: The call with which torch would restore the tensor.
+        storages: Byte range of each storage, by name.
 
     Raises:
-        NotReadableError: the tensor is not dense, not numeric, or extends beyond its storage.
+        NotReadableError: The tensor is not dense, not numeric, or extends beyond its storage.
     """
     record = _unwrapped(record)
     kind, args = record.name, record.args
@@ -105,7 +103,7 @@ def lazy_tensor(record: Record, storages: Mapping[str, StorageRange]) -> LazyArr
 
 
 def _refuse_lazy(declared: Sequence[Any]) -> None:
-    """Reject views with pending conjugation or negation, which torch only flags."""
+    """Reject views with pending conjugation or negation, which torch marks only by a flag."""
     marks = declared[0] if declared and isinstance(declared[0], dict) else {}
     lazy = sorted(str(mark) for mark in ("conj", "neg") if marks.get(mark))
     if lazy:
@@ -116,7 +114,7 @@ def _refuse_lazy(declared: Sequence[Any]) -> None:
 
 
 def _unwrapped(record: Record) -> Record:
-    """Return the tensor in a parameter, or in a tensor subclass that adds nothing."""
+    """Return the tensor inside a parameter, or inside a tensor subclass that adds nothing."""
     for _ in range(8):
         inner: Any = None
         if record.name in ("_rebuild_parameter", "_rebuild_parameter_with_state"):
@@ -152,7 +150,7 @@ def _whole(value: Any) -> Shape:
 
 
 def torch_lengths(value: Any) -> Shape | None:
-    """Return a `torch.Size`, or a tuple of lengths; None for anything else."""
+    """Parse a `torch.Size` or a tuple of lengths; return None for anything else."""
     if isinstance(value, Record) and value.name == "Size":
         value = value.args[0] if value.args else ()
     if not isinstance(value, tuple | list) or not all(type(item) is int and item >= 0 for item in value):
@@ -161,16 +159,16 @@ def torch_lengths(value: Any) -> Shape | None:
 
 
 def strided(storage: StorageRange, dtype: DType, offset: int, shape: Shape, stride: Shape) -> LazyArray:
-    """Return a view of a storage.
+    """Return a strided view of a storage.
 
     Args:
-        storage: the storage.
-        dtype: dtype of the elements.
-        offset: elements before the first one.
-        shape, stride: of the view; strides in elements.
+        storage: The elements of the storage.
+        dtype: Dtype of the elements.
+        offset: Number of elements before the first one.
+        shape, stride: Shape and strides of the view; strides are in elements.
 
     Raises:
-        NotReadableError: it extends beyond the end, or its elements overlap.
+        NotReadableError: The view extends beyond the storage, or its elements overlap.
     """
     if not prod(shape):
         return Constant(shape, dtype, bytes(dtype.itemsize))
@@ -184,7 +182,7 @@ def strided(storage: StorageRange, dtype: DType, offset: int, shape: Shape, stri
     steps = [(shape[axis], stride[axis]) for axis in axes]
     box = _box(offset, steps, held)
     if box is None:
-        # For example every third element of a row of ten, diagonals, and rows that end with the storage.
+        # Examples are every third element of a row of ten, diagonals, and rows that end with the storage.
         rest = Stored((held - offset,), dtype, storage.file, storage.start + offset * dtype.itemsize)
         return _in_order(_picked(rest, steps), axes, shape)
     stored = Stored(box.full, dtype, storage.file, storage.start + box.begin * dtype.itemsize)
@@ -192,7 +190,7 @@ def strided(storage: StorageRange, dtype: DType, offset: int, shape: Shape, stri
 
 
 def _is_contiguous(shape: Shape, stride: Shape) -> bool:
-    """Return whether elements are in C order; strides of axes of length one are ignored."""
+    """Return whether elements are in C order, ignoring strides of axes of length one."""
     step = 1
     for length, expected in zip(reversed(shape), reversed(stride), strict=True):
         if length > 1 and expected != step:
@@ -203,12 +201,12 @@ def _is_contiguous(shape: Shape, stride: Shape) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """Elements at falling strides, as a box in a C-ordered array.
+    """Elements with decreasing strides, as a box in a C-ordered array.
 
     Attributes:
-        full: shape of the array.
-        begin: element of the storage where it starts.
-        start, shape: of the box.
+        full: Shape of the array.
+        begin: Element of the storage at which the array starts.
+        start, shape: Start and shape of the box.
     """
 
     full: Shape
@@ -218,9 +216,10 @@ class _Box:
 
 
 def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box | None:
-    """Return the box for the given axes, or None if these strides are not a box of any array.
+    """Return the box for the given axes, or None if no array has a box with these strides.
 
-    Axes are (length, stride) by falling stride. An axis of length 1 is added unless the last stride is 1.
+    Axes are (length, stride) pairs with decreasing strides. An axis of length 1 is added unless the last
+    stride is 1.
     """
     steps = [step for _, step in axes]
     if 0 in steps:
@@ -235,7 +234,7 @@ def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box | None
     full = (*shape[:1], *pitches)
     if offset + prod(full) <= held:
         return _Box(full, offset, (0,) * len(shape), shape)
-    # The array's last row would extend beyond the end: shift the box in the array.
+    # The last row of the array would extend beyond the end, so the box is shifted in the array.
     left, inside = offset + prod(full) - held, []
     for (length, step), pitch in zip(axes[1:], pitches, strict=True):
         inside.append(min(pitch - length, left // step))
@@ -247,10 +246,10 @@ def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box | None
 
 
 def _picked(base: LazyArray, axes: Sequence[tuple[int, int]]) -> LazyArray:
-    """Return elements of the last axis of `base` at falling strides: an axis for each, and one of length 1.
+    """Select elements of the last axis of `base` with decreasing strides; adds an axis of length 1.
 
     Raises:
-        NotReadableError: they overlap or interleave.
+        NotReadableError: The elements overlap or interleave.
     """
     *outer, room = base.shape
     if not axes:
@@ -258,7 +257,7 @@ def _picked(base: LazyArray, axes: Sequence[tuple[int, int]]) -> LazyArray:
     (length, step), *inner = axes
     if 1 + sum((n - 1) * s for n, s in inner) > step:
         raise NotReadableError(f"its elements overlap or interleave: (length, stride) {list(axes)}")
-    # The last one may be shorter than its stride.
+    # The last part may be shorter than its stride.
     whole = min(length, room // step)
     parts = [_picked(_split(_cut(base, 0, whole * step), whole), inner)] if whole else []
     if whole < length:
@@ -267,14 +266,14 @@ def _picked(base: LazyArray, axes: Sequence[tuple[int, int]]) -> LazyArray:
 
 
 def _cut(base: LazyArray, start: int, length: int) -> LazyArray:
-    """Return a part of the last axis."""
+    """Return a range of the last axis."""
     if isinstance(base, Stored) and base.ndim == 1:
         return replace(base, shape=(length,), offset=base.offset + start * base.dtype.itemsize)
     return window(base, (*(0,) * (base.ndim - 1), start), (*base.shape[:-1], length))
 
 
 def _split(base: LazyArray, count: int) -> LazyArray:
-    """Split the last axis in two; the first of them gets this length."""
+    """Split the last axis in two; the first part gets length `count`."""
     *outer, room = base.shape
     shape = (*outer, count, room // count)
     if isinstance(base, Stored):
@@ -292,7 +291,7 @@ def _in_order(source: LazyArray, axes: Sequence[int], shape: Shape) -> LazyArray
     if source.ndim > len(axes):
         if not axes:
             return source
-        # The last axis, of length one, follows whichever axis comes last.
+        # The last axis, of length one, always comes last.
         merge[max(axes)] += 1
         order.append(len(axes))
     return relayout(source, [(length,) for length in source.shape], order, merge)

@@ -33,14 +33,14 @@ from ckpttools.stores.location import Location
 
 _FOLDER, _WEIGHTS, _STEP, _SUFFIX = "zero", "fp32.pt", "step.pt", ".pt"
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<model>\d+)_model_states\.pt", re.DOTALL)
-# Keys next to a parameter, current and of earlier releases (`deepspeed.checkpoint.constants`).
+# Keys next to a parameter in current and earlier releases (`deepspeed.checkpoint.constants`).
 _OF_VOCABULARY = frozenset(("vocab_tensor", "vocab_divisibility_padding_tensor"))
 _HINT = "convert it again: python -m deepspeed.checkpoint.ds_to_universal"
 
 
 @dataclass(frozen=True)
 class UniversalFormat(ReadOnlyFormat):
-    """The `deepspeed-universal` format, as `ckpttools.formats.base.Format` describes it."""
+    """The `deepspeed-universal` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "deepspeed-universal"
     looks_for: str = "DeepSpeed universal checkpoints that are incomplete or inconsistent"
@@ -84,14 +84,13 @@ def _is_step(path: Location) -> bool:
 
 @dataclass(frozen=True)
 class _Parameter:
-    """The files of one parameter, by name."""
+    """The files of one parameter, by file name."""
 
     name: str
     files: Mapping[str, SavedFile]
 
     def array(self, file: str, shape: Shape | None) -> LazyArray:
-        """Return the tensor in a file; tensors of stage 3 are flat and get the shape from the model's
-        file."""
+        """Return the tensor in a file. Tensors of stage 3 are flat; their shape is in the model file."""
         saved = self.files[file]
         value = saved.value.get("param") if isinstance(saved.value, dict) else saved.value
         if not isinstance(value, Record) or not is_tensor(value):
@@ -105,12 +104,12 @@ class _Parameter:
 
     @property
     def moments(self) -> set[str]:
-        """The optimizer's files for it."""
+        """Names of the parameter's optimizer moments."""
         return self.files.keys() - {_WEIGHTS, _STEP}
 
     @property
     def is_of_vocabulary(self) -> bool:
-        """Whether padding rows of a vocabulary were cut off."""
+        """Whether padding rows of a vocabulary have been removed."""
         value = self.files[_WEIGHTS].value
         return isinstance(value, dict) and not _OF_VOCABULARY.isdisjoint(value)
 
@@ -130,7 +129,7 @@ def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
         _refuse_others(saved, exact, model.names)
     weights = {name: array for name, array in saved.items() if name in shapes} | model.buffers_and_frozen()
     weights |= model.shared(weights)
-    # Untrained weights are present again in float32, whatever their own dtype.
+    # Untrained weights are also stored in float32, regardless of their own dtype.
     others = {} if model.is_cut else model.others(weights)
     weights = {**saved, **weights, **others} if is_whole else {**saved, **weights}
     lacking = sorted({*shapes} - {*saved} | {*others} - {*weights})
@@ -151,9 +150,9 @@ def _refuse_others(
     """Raise ValueError if weights do not match the model.
 
     Args:
-        saved: weights by name.
-        shapes: shapes of complete weights.
-        names: all names of the model.
+        saved: The saved weights, by name.
+        shapes: Shapes of the complete weights.
+        names: All names of the model.
     """
     for name, array in saved.items():
         if name not in names:
@@ -166,8 +165,7 @@ def _refuse_others(
 
 
 def _refuse_lacking(folder: Location, trained: Sequence[_Parameter]) -> None:
-    """Raise an error if a parameter has only some of the moments that others have; optimizers may have
-    others."""
+    """Raise an error if a parameter lacks moments that others have; which moments exist varies."""
     kinds = {frozenset(item.moments) for item in trained}
     lacking = [
         f"{item.name}/{file}"
@@ -195,7 +193,7 @@ def _moments(
 
 
 def _parameters(folder: Location, options: ReadOptions) -> dict[str, _Parameter]:
-    """Return the files of each parameter; only its weights if nothing else is requested."""
+    """Return the files of each parameter; by default only its weights."""
     names = sorted(entry.name for entry in folder.entries() if entry.is_dir)
 
     def files(name: str) -> list[str]:

@@ -1,8 +1,8 @@
 """Read a pickle without executing it: classes and calls become records, and nothing is imported.
 
-A pickle is a program for a stack machine. This one implements the instructions of protocols 2 to 5 and cannot
-access modules: a name stays a name (`Global`), and a call becomes a `Record`. Names must be in a closed list;
-all others are reported together.
+A pickle is a program for a stack machine. This machine implements the instructions of protocols 2 to 5 and
+cannot access modules: a name stays a name (`Global`), and a call becomes a `Record`. Names must be in a
+closed list; all other names are reported together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ckpttools.formats.torch.pickle_stack import Machine
 from ckpttools.formats.torch.pickled import DamagedPickleError, Global, NamelessCallError
 
 _STOP = 0x2E
-# Instructions between two memory checks: they take about 50 MiB, and a check 40 microseconds.
+# Instructions between two memory checks. This many instructions take about 50 MiB, and a check takes 40
+# microseconds.
 _AT_ONCE = 1 << 19
 _FAULTS = (
     *(DamagedPickleError, TooMuchError, struct.error),
@@ -29,21 +30,19 @@ _FAULTS = (
 
 
 def unpickled(data: bytes, allowed: Callable[[Global], bool], location: str) -> Any:
-    """Return the values in a pickle: dictionaries, lists, tuples, numbers, texts; records for everything
-    else.
+    """Return the values in a pickle as dictionaries, lists, tuples, numbers, texts, and records for the rest.
 
-    Nothing is imported, called or resolved, whatever the pickle contains. Time and memory are proportional
-    to its
-    length. Values may contain one another, and themselves.
+    Nothing is imported, called or resolved, whatever the pickle contains. Time and memory are proportional to
+    its length. Values may contain one another and themselves.
 
     Args:
-        data: the pickle.
-        allowed: returns whether a class or function may occur in it.
-        location: for messages.
+        data: The pickle.
+        allowed: Returns whether a class or function may occur in the pickle.
+        location: The location for messages.
 
     Raises:
-        FormatError: it is damaged, or names something that is not allowed.
-        MemoryBudgetError: its values exceed the memory budget.
+        FormatError: The pickle is damaged or has a name that is not allowed.
+        MemoryBudgetError: The values exceed the memory budget.
     """
     machine = Machine(data)
     try:
@@ -87,7 +86,7 @@ def _run(machine: Machine, location: str) -> Any:
 
 
 def _ran(machine: Machine) -> bool:
-    """Execute the next instructions; return whether they were the last."""
+    """Execute the next instructions; return whether the program has ended."""
     data, instructions, take = machine.data, INSTRUCTIONS, machine.limits.take
     for _ in range(_AT_ONCE):
         code = data[machine.at]

@@ -1,6 +1,6 @@
 """DeepSpeed ZeRO checkpoints: float32 weights of stages 1, 2 and 3, from the files of all processes.
 
-Neither torch nor DeepSpeed is needed, and nothing is executed. Moments of the optimizer are read only on
+Neither torch nor DeepSpeed is needed, and nothing is executed. The optimizer's moments are read only on
 request.
 """
 
@@ -47,16 +47,16 @@ _OPTIM = re.compile(
 )
 _MODEL = "mp_rank_00_model_states.pt"
 _MOST_STAGE = 3
-# Keys of the vectors with stages 1 and 2, and with stage 3.
+# Keys of the vectors in stages 1 and 2, and in stage 3.
 _STAGE_2, _STAGE_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
 LEFT_OUT = Notes(remarks=("the optimizer's moments are left out: the weights are its float32 copies",))
-# Key of the optimizer in the tree, which no module of a model uses.
+# Key of the optimizer in the tree; no module of a model has this name.
 STATE = "optimizer_state"
 
 
 @dataclass(frozen=True)
 class ZeroFormat(ReadOnlyFormat):
-    """The `deepspeed-zero` format, as `ckpttools.formats.base.Format` describes it."""
+    """The `deepspeed-zero` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "deepspeed-zero"
     looks_for: str = "DeepSpeed ZeRO checkpoints that are inconsistent or lack files of processes"
@@ -66,7 +66,7 @@ class ZeroFormat(ReadOnlyFormat):
             return "not a directory"
         if _ranks(step_named(path, LATEST)):
             return None
-        # If the step was replaced by a universal checkpoint, that is opened.
+        # If the step was converted to a universal checkpoint, that checkpoint is opened.
         if not (path / UNIVERSAL).is_file() and missing_step(path, LATEST, _ranks):
             return None
         return "no zero_pp_rank_N_mp_rank_00_optim_states.pt in it"
@@ -96,7 +96,7 @@ def _damaged(path: Location, got: str) -> FormatError:
 
 
 def _ranks(step: Location) -> dict[tuple[int, int], str]:
-    """Return the names of the files with optimizer states, by (rank, model-parallel rank)."""
+    """Map (rank, model-parallel rank) to the name of the file with the optimizer state."""
     if not step.is_dir():
         return {}
     result = [
@@ -132,7 +132,7 @@ def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
     model = ModelStates(_models(step, stage, len(optim), options), is_cut=stage == _MOST_STAGE)
     _refuse_copies(step, model.frozen_parts())
     model.check_step()
-    # With stages 1 and 2, only the first process has one.
+    # In stages 1 and 2, only the first process has a model file.
     refuse_other_devices(zip(optim, model.files, strict=False))
     done = step_array({rank.file.location.name: rank.step for rank in ranks})
     arrays: dict[TreePath, Leaf] = {(name,): array for name, array in _weights(stage, ranks, model).items()}
@@ -154,9 +154,9 @@ class _Rank:
     """The optimizer state that one process saved.
 
     Attributes:
-        file: its file.
-        state: the optimizer's state.
-        vectors: float32 weights of each group.
+        file: The file of the process.
+        state: The optimizer state.
+        vectors: The float32 weights of each group.
     """
 
     file: SavedFile
@@ -177,7 +177,7 @@ class _Rank:
 
     @property
     def names(self) -> set[Any]:
-        """The parameters that it records as its own; empty if it records none."""
+        """Names of the parameters that the process records as its own; empty if none are recorded."""
         noted = self.state.get("param_slice_mappings")
         groups = noted if isinstance(noted, list | tuple) else ()
         return {name for group in groups if isinstance(group, dict) for name in group}
@@ -219,7 +219,7 @@ def _check_world(step: Location, ranks: Sequence[int], saved: Sequence[_Rank]) -
 
 
 def _refuse_copies(step: Location, vectors: Mapping[str, Sequence[Stored]]) -> None:
-    """Raise an error if two processes have equal weights; each must have other elements."""
+    """Raise an error if two processes have equal weights, since each must have different elements."""
     files: dict[str, ProcessFile] = {}
     for name, held in vectors.items():
         largest = max(held, key=lambda item: item.size, default=None)
@@ -233,8 +233,7 @@ def _spans(vectors: Sequence[Stored]) -> set[tuple[int, int]]:
 
 
 def _models(step: Location, stage: int, world: int, options: ReadOptions) -> list[SavedFile]:
-    """Return the files with names and shapes: of the first process; with stage 3 of all, for frozen
-    weights."""
+    """Return the files with names and shapes: the first process's, or all in stage 3 (frozen weights)."""
     ranks = range(world) if stage == _MOST_STAGE else ()
     names = [f"zero_pp_rank_{rank}_{_MODEL}" for rank in ranks] or [_MODEL]
     missing = [name for name in names if not (step / name).is_file()]
@@ -252,7 +251,7 @@ def _weights(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> dict[str
 
 
 def _moments(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> tuple[dict[TreePath, Leaf], Notes]:
-    """Return the optimizer's moments of each parameter, and remarks on those that only some have."""
+    """Return each parameter's optimizer moments, and remarks about moments that only some parameters have."""
     names, some = moments_of([rank.groups for rank in ranks], [rank.vectors for rank in ranks])
     left = f"left out, because only some parameters have it: {', '.join(some)}"
     result: dict[TreePath, Leaf] = {
@@ -266,7 +265,7 @@ def _moments(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> tuple[di
 def _cut(
     stage: int, ranks: Sequence[_Rank], model: ModelStates, vectors: Sequence[Sequence[Stored]]
 ) -> dict[str, LazyArray]:
-    """Return the array of each parameter, cut from the vectors of each process by group."""
+    """Cut the array of each parameter from the vectors of each process, group by group."""
     if stage == _MOST_STAGE:
         return of_ranks([Vector(tuple(vector)) for vector in vectors], model.shapes)
     if len({*map(len, vectors)}) > 1:
@@ -279,7 +278,7 @@ def _cut(
 
 
 def _refuse_exchanged(ranks: Sequence[_Rank], held: Sequence[set[str]]) -> None:
-    """Raise ValueError if a process records parameters that another rank must have."""
+    """Raise ValueError if a process records parameters that belong to another rank."""
     for rank, noted in enumerate(item.names for item in ranks):
         other = next((number for number, names in enumerate(held) if noted == names), rank)
         if noted and noted != held[rank] and other != rank:

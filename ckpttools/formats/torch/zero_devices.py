@@ -1,8 +1,7 @@
-"""Find files of DeepSpeed processes with exchanged names, by the device of each process.
+"""Detect DeepSpeed files whose names were swapped, by the device of each process.
 
-With stage 3 nothing in a file identifies its process, and all have vectors of equal length. But torch
-records the
-device of a storage, such as `cuda:3`, unless the optimizer was offloaded to the CPU.
+In stage 3, nothing in a file identifies its process, and all vectors have the same length. But torch records
+the device of a storage, such as `cuda:3`, unless the optimizer was offloaded to the CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _ACCELERATOR = re.compile(r"(?!cpu)[a-z]+:(?P<index>\d{1,4})")
 
 
 def device_of(file: SavedFile) -> str | None:
-    """Return the only accelerator that tensors in a file were on; None if there are none or several."""
+    """Return the only accelerator device of the tensors in a file; None if there are none or several."""
     result = {match[0] for location in _locations(file.value) if (match := _ACCELERATOR.fullmatch(location))}
     return result.pop() if len(result) == 1 else None
 
@@ -48,9 +47,9 @@ def refuse_other_devices(pairs: Iterable[tuple[SavedFile, SavedFile]]) -> None:
 
 
 def disorder(files: Sequence[SavedFile]) -> str | None:
-    """Describe how devices differ from the order of the processes; None if they agree or are unknown.
+    """Describe how devices differ from the order of the processes; None if they match or are unknown.
 
-    Launchers number processes machine by machine, or round-robin over machines.
+    Launchers number processes machine by machine or round-robin across machines.
     """
     devices = [device_of(file) for file in files]
     matches = [_ACCELERATOR.fullmatch(device) for device in devices if device]

@@ -1,4 +1,4 @@
-"""DeepSpeed's model state files: ordered shapes, buffers, frozen and shared weights."""
+"""DeepSpeed's model state files: ordered shapes, buffers, frozen weights and shared weights."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ckpttools.formats.torch.zero_shards import Shapes, Vector
 
 @dataclass(frozen=True)
 class ModelStates:
-    """The model states next to the optimizer's vectors.
+    """The model states that are stored next to the optimizer's vectors.
 
     Attributes:
-        files: files of all processes if frozen weights are split; otherwise of the first.
-        is_cut: whether frozen weights are split over the processes (stage 3).
+        files: The files of all processes if frozen weights are split, otherwise only of the first process.
+        is_cut: Whether frozen weights are split across the processes (stage 3).
     """
 
     files: Sequence[SavedFile]
@@ -36,11 +36,11 @@ class ModelStates:
 
     @property
     def shapes(self) -> list[Shapes]:
-        """Shapes of each group's parameters, in the order of its vector."""
+        """Shapes of the parameters of each group, in the order of the group's vector."""
         return [_shapes(group) for group in filled_list(self._said.get("param_shapes"), "param_shapes")]
 
     def buffers_and_frozen(self) -> dict[str, LazyArray]:
-        """Return buffers and untrained weights, in their own dtypes."""
+        """Return buffers and untrained weights in their own dtypes."""
         self._refuse_experts()
         return {**self._buffers(), **self._frozen()}
 
@@ -52,7 +52,7 @@ class ModelStates:
         return {name for item in named for name in item}
 
     def frozen_parts(self) -> dict[str, list[Stored]]:
-        """Return each file's parts of frozen weights, by file name, if these are split."""
+        """Return each file's parts of frozen weights by file name, if frozen weights are split."""
         return {
             file.location.name: [
                 flat_vector(item, file) for item in held.values() if isinstance(item, Record)
@@ -62,7 +62,7 @@ class ModelStates:
         }
 
     def shared(self, result: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-        """Return parameters that share the values of others, by their own names."""
+        """Return parameters that share the values of others, under their own names."""
         declared = self._said.get("shared_params")
         aliases = declared.items() if isinstance(declared, dict) else ()
         return {
@@ -72,7 +72,7 @@ class ModelStates:
         }
 
     def others(self, result: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-        """Return untrained tensors of the model, which older releases list nowhere."""
+        """Return the model's untrained tensors that older releases do not list."""
         module = self._said.get("module")
         kept = module.items() if isinstance(module, dict) else ()
         return {
@@ -82,7 +82,7 @@ class ModelStates:
         }
 
     def check_step(self) -> None:
-        """Raise ValueError if the processes saved after different numbers of steps."""
+        """Raise ValueError if the processes saved after different step counts."""
         steps = {file.location.name: dictionary(file).get("global_steps") for file in self.files}
         check_one_step({name: step if type(step) is int else None for name, step in steps.items()})
 
@@ -98,7 +98,7 @@ class ModelStates:
         }
 
     def _frozen(self) -> dict[str, LazyArray]:
-        """Return untrained weights in their own dtype: complete, or with stage 3 split into equal parts."""
+        """Return untrained weights in their own dtypes: complete or, in stage 3, split into equal parts."""
         result: dict[str, LazyArray] = {}
         for name, shape in _shapes(self._said.get("frozen_param_shapes") or {}).items():
             fragments = [dictionary(file, "frozen_param_fragments").get(name) for file in self.files]
@@ -127,7 +127,7 @@ class ModelStates:
 
 
 def check_one_step(steps: Mapping[str, int | None]) -> None:
-    """Raise ValueError if files have different numbers of steps, given by file name."""
+    """Raise ValueError if files have different step counts, given by file name."""
     (first, expected), *_ = steps.items()
     other = next((name for name, step in steps.items() if step != expected), None)
     if other is not None:
@@ -135,10 +135,10 @@ def check_one_step(steps: Mapping[str, int | None]) -> None:
 
 
 def dictionary(file: SavedFile, key: str | None = None) -> dict[Any, Any]:
-    """Return a dictionary in a file: the whole content, or the value of a key.
+    """Return a dictionary in a file: the full content, or the value of a key.
 
     Raises:
-        FormatError: it is not a dictionary.
+        FormatError: The value is not a dictionary.
     """
     value = file.value.get(key) if key is not None and isinstance(file.value, dict) else file.value
     if not isinstance(value, dict):
@@ -151,14 +151,14 @@ def dictionary(file: SavedFile, key: str | None = None) -> dict[Any, Any]:
 
 
 def filled_list(value: Any, name: str) -> Sequence[Any]:
-    """Return a non-empty list; raise ValueError otherwise."""
+    """Check that a value is a non-empty list and return it; raise ValueError otherwise."""
     if isinstance(value, list | tuple) and value:
         return value
     raise ValueError(f"there is no {name}")
 
 
 def flat_vector(value: Any, file: SavedFile) -> Stored:
-    """Return the vector of a record in a file; raise ValueError if it is not a vector."""
+    """Return the vector that a record in a file describes; raise ValueError if it is not a vector."""
     array = file.tensor(value) if isinstance(value, Record) and is_tensor(value) else None
     if isinstance(array, Stored) and array.ndim == 1:
         return array

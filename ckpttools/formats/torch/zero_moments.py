@@ -1,4 +1,4 @@
-"""The optimizer's moments in DeepSpeed checkpoints, in vectors that are split like those of the weights."""
+"""The optimizer's moments in DeepSpeed checkpoints, in vectors that are split like the weights."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Groups = Sequence[Mapping[Any, Any]]
 
 
 def groups_of(state: Mapping[Any, Any], count: int) -> Groups:
-    """Return the moments of each of a process's `count` groups; empty ones before the first step.
+    """Return the moments of each of a process's `count` groups, which are empty before the first step.
 
-    Stages 1 and 2 use one key, stage 3 another; "elastic" checkpoints have a list instead of the state of
+    Stages 1 and 2 use one key, and stage 3 another. "Elastic" checkpoints have a list instead of the state of
     `torch.optim`.
     """
     kept = state.get(_BASE, state.get(_INNER))
@@ -37,11 +37,11 @@ def groups_of(state: Mapping[Any, Any], count: int) -> Groups:
 
 
 def moments_of(ranks: Sequence[Groups], weights: Sequence[Sequence[Stored]]) -> tuple[list[str], list[str]]:
-    """Return the names of moments that all parameters have, and of those that only some have.
+    """Return the names of moments that all parameters have, and the names that only some have.
 
     Args:
-        ranks: the moments of each group, by process.
-        weights: the weight vector of each group, by process.
+        ranks: The moments of each group, by process.
+        weights: The weight vector of each group, by process.
     """
     pairs = [item for one in zip(ranks, weights, strict=True) for item in zip(*one, strict=True)]
     kept = dict.fromkeys(name for group, vector in pairs if vector.size for name in group if name != _STEP)
@@ -60,10 +60,10 @@ def _is_kept(value: Any) -> bool:
 
 
 def moment(name: str, group: Mapping[Any, Any], vector: Stored, file: SavedFile) -> Stored:
-    """Return the vector of a moment, cut to the length of the weights: the rest is padding.
+    """Return the vector of a moment, cut to the length of the weights because the rest is padding.
 
     Raises:
-        ValueError: it is shorter.
+        ValueError: The vector is shorter than the weights.
     """
     if not vector.size:
         return vector
@@ -76,9 +76,9 @@ def moment(name: str, group: Mapping[Any, Any], vector: Stored, file: SavedFile)
 
 
 def steps_taken(state: Mapping[Any, Any], groups: Groups, file: SavedFile) -> int | None:
-    """Return the number of steps that an optimizer has taken; None if it is unknown.
+    """Return the step count of an optimizer; None if it is unknown.
 
-    This is the count of the first group with one: optimizers count each group alike.
+    The count is taken from the first group that has one, because optimizers count all groups equally.
     """
     kept = state.get(_BASE, state.get(_INNER))
     settings = kept.get("param_groups") if isinstance(kept, dict) else None
@@ -88,7 +88,7 @@ def steps_taken(state: Mapping[Any, Any], groups: Groups, file: SavedFile) -> in
 
 
 def as_step(value: Any, file: SavedFile) -> int | None:
-    """Return a step count from a number or a tensor; None for other values."""
+    """Convert a number or a tensor to a step count; return None for other values."""
     if isinstance(value, Record) and is_tensor(value):
         array = file.tensor(value)
         value = array.read().item() if array.size == 1 else None
@@ -99,10 +99,10 @@ def step_array(steps: Mapping[str, int | None]) -> LazyArray | None:
     """Return the step count as an array; None if it is unknown.
 
     Args:
-        steps: result of `as_step` by name of the process's or parameter's file.
+        steps: The results of `as_step` by name of the process's or parameter's file.
 
     Raises:
-        ValueError: they differ.
+        ValueError: The step counts differ.
     """
     check_one_step(steps)
     step = next(iter(steps.values()))

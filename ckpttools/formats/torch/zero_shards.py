@@ -1,9 +1,8 @@
 """Locate parameters in DeepSpeed's flat vectors.
 
-ZeRO stores the float32 weights of a group of parameters in one vector, split over the processes. With
-stages 1 and
-2 the vector of a group is split once; with stage 3 each parameter separately, padded to equal parts.
-Layout: DeepSpeed 0.19, `deepspeed/utils/zero_to_fp32.py`.
+ZeRO stores the float32 weights of a group of parameters in one vector that is split across the processes. In
+stages 1 and 2, the vector of a group is split as a unit. In stage 3, each parameter is split separately and
+padded to equal parts. The layout is that of DeepSpeed 0.19, `deepspeed/utils/zero_to_fp32.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Shapes = Mapping[str, Shape]
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """Consecutive stored vectors as one; ranges are read from the files that contain them."""
+    """Consecutive stored vectors viewed as one; ranges are read from the files that contain them."""
 
     parts: tuple[Stored, ...]
 
@@ -33,7 +32,7 @@ class Vector:
         return sum(part.size for part in self.parts)
 
     def stretch(self, start: int, count: int) -> Iterator[Stored]:
-        """Yield `count` elements from `start`, in as many pieces as there are files."""
+        """Yield `count` elements from `start`, in one piece per file."""
         ends = accumulate(part.size for part in self.parts)
         for part, end in zip(self.parts, ends, strict=True):
             a, b = max(start, end - part.size), min(start + count, end)
@@ -45,16 +44,16 @@ class Vector:
 def of_groups(
     groups: Sequence[Vector], shapes: Sequence[Shapes], world: int, gaps: Sequence[Sequence[int]] | None
 ) -> dict[str, LazyArray]:
-    """Return parameters of stages 1 and 2, which are consecutive in the vector of their group.
+    """Return the parameters of stages 1 and 2, which are consecutive in the vector of their group.
 
     Args:
-        groups: the complete vector of each group.
-        shapes: shapes of the parameters of each group, in order.
-        world: number of processes.
-        gaps: for each group, the padding after each parameter, if recorded.
+        groups: The complete vector of each group.
+        shapes: Shapes of the parameters of each group, in order.
+        world: Number of processes.
+        gaps: The padding after each parameter of each group, if recorded.
 
     Raises:
-        ValueError: a vector and its parameters differ in their number of elements.
+        ValueError: A vector and its parameters have different numbers of elements.
     """
     if len(groups) != len(shapes) or (gaps is not None and [*map(len, gaps)] != [*map(len, shapes)]):
         raise ValueError(f"{len(groups)} vectors for {len(shapes)} groups of parameters")
@@ -65,7 +64,7 @@ def of_groups(
         for (name, shape), gap in zip(named.items(), behind, strict=True):
             result[name] = _taken(vector, at, shape, name)
             at += prod(shape) + gap
-        # Vectors are padded to twice the number of processes.
+        # Vectors are padded to a multiple of twice the number of processes.
         if ceil_div(at, 2 * world) != ceil_div(vector.size, 2 * world):
             raise ValueError(f"group {number} has {vector.size:,} elements, but its parameters {at:,}")
     return result
@@ -74,11 +73,11 @@ def of_groups(
 def names_of_ranks(
     groups: Sequence[Vector], shapes: Sequence[Shapes], gaps: Sequence[Sequence[int]] | None
 ) -> list[set[str]]:
-    """Return, for each process, the parameters that its parts of the vectors overlap.
+    """Return the names of the parameters that the parts of each process overlap.
 
     Args:
-        groups: see `of_groups`, with a part for each process.
-        shapes, gaps: see `of_groups`.
+        groups: As for `of_groups`, with a part for each process.
+        shapes, gaps: As for `of_groups`.
     """
     held: list[set[str]] = [set() for _ in groups[0].parts]
     for number, (vector, named) in enumerate(zip(groups, shapes, strict=True)):
@@ -94,14 +93,14 @@ def names_of_ranks(
 
 
 def of_ranks(ranks: Sequence[Vector], shapes: Sequence[Shapes]) -> dict[str, LazyArray]:
-    """Return parameters of stage 3: equal parts of each on all processes, the last one padded.
+    """Return the parameters of stage 3: equal parts of each on all processes, the last one padded.
 
     Args:
-        ranks: the complete vector of each process.
-        shapes: shapes of the parameters of each group, in order.
+        ranks: The complete vector of each process.
+        shapes: Shapes of the parameters of each group, in order.
 
     Raises:
-        ValueError: see `of_groups`.
+        ValueError: As for `of_groups`.
     """
     world, at = len(ranks), 0
     result: dict[str, LazyArray] = {}

@@ -1,4 +1,4 @@
-"""The metadata of one zarr array, of either version of zarr."""
+"""The metadata of a zarr array, in either version of zarr."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ckpttools.formats.placement import chunk_key
 from ckpttools.formats.zarr.chain import Chain
 
 ZARR2_DOCUMENT, ZARR3_DOCUMENT = ".zarray", "zarr.json"
-"""File names of the metadata of an array."""
+"""File names of array metadata."""
 _FEW_CHUNKS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkKeys:
-    """Naming scheme of an array's chunks.
+    """The naming scheme of an array's chunks.
 
     Attributes:
-        prefix: text before the grid index: "c" in zarr v3, empty in v2.
-        separator: separator between the indices.
+        prefix: Text before the grid index: "c" in zarr v3, empty in v2.
+        separator: Separator between the indices.
     """
 
     prefix: str
@@ -42,13 +42,13 @@ class ChunkKeys:
         return chunk_key(self.prefix, self.separator, index)
 
     def index(self, key: str, rank: int) -> Shape | None:
-        """Parse the grid index of a key; None if it is not a chunk's key."""
+        """Parse the grid index from a key; return None if the key is not a chunk's."""
         if rank == 0:
             return () if key == self.key(()) else None
         return _grid_index(self.prefix, self.separator, key, rank)
 
 
-# The 100,000 arrays of a checkpoint have few different chunk keys.
+# The 100,000 arrays of a checkpoint have few distinct chunk keys, so parsing is cached.
 @lru_cache(maxsize=1 << 12)
 def _grid_index(prefix: str, separator: str, key: str, rank: int) -> Shape | None:
     parts = key.split(separator)
@@ -64,18 +64,19 @@ def _grid_index(prefix: str, separator: str, key: str, rank: int) -> Shape | Non
 
 @dataclass(frozen=True)
 class ZarrArray:
-    """The metadata of one array.
+    """The metadata of a zarr array.
 
     Attributes:
-        shape: shape of the array.
-        dtype: dtype of its elements.
-        chunk: shape of a grid cell.
-        keys: naming scheme of the chunks.
-        coding: encoding of the pieces of chunks; a piece is a chunk unless chunks are shards.
-        shard: layout of shards; None if chunks are not shards, or of a kind that is only read whole.
-        fill: fill value of omitted chunks, as bytes.
-        steps: the codecs, first to last.
-        chain: the codecs independent of the axes, as in zarr v3; None if they depend on the axes.
+        shape: Shape of the array.
+        dtype: Dtype of the elements.
+        chunk: Shape of a chunk.
+        keys: Naming scheme of the chunks.
+        coding: Encoding of the pieces of chunks; a piece is a complete chunk unless chunks are shards.
+        shard: Layout of shards; None if chunks are not shards, or are shards that can only be read
+            completely.
+        fill: Fill value of omitted chunks, as bytes.
+        steps: The codecs in order.
+        chain: The codecs independent of the axes, as in zarr v3; None if they depend on the axes.
     """
 
     shape: Shape
@@ -90,7 +91,7 @@ class ZarrArray:
 
     @cached_property
     def grid(self) -> Shape:
-        """Number of chunks along each axis."""
+        """The number of chunks along each axis."""
         return grid_shape(self.shape, self.chunk)
 
     @cached_property
@@ -105,7 +106,7 @@ class ZarrArray:
 
     @cached_property
     def codecs(self) -> tuple[str, ...]:
-        """Description of how a piece is encoded; empty for plain C order."""
+        """Description of a piece's encoding; empty for plain C order."""
         return tuple(name for step in self.steps for name in step.names(list(self.chunk)))
 
     @property
@@ -115,33 +116,32 @@ class ZarrArray:
 
     @property
     def is_transposed(self) -> bool:
-        """Whether the axes are in another order in memory."""
+        """Whether the axes are stored in another order."""
         return any(isinstance(step, Transpose) for step in flat_steps(self.steps))
 
     @cached_property
     def pieces(self) -> Shape:
-        """Number of pieces of a chunk along each axis."""
+        """The number of pieces of a chunk along each axis."""
         return grid_shape(self.chunk, self.coding.shape)
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether every chunk is just its elements in C order."""
+        """Whether every chunk consists of just its elements in C order."""
         order = self.coding.order
         return self.coding.is_plain and self.shard is None and order == tuple(range(len(order)))
 
     @cached_property
     def decoded_nbytes(self) -> int:
-        """Bytes of all decoded pieces."""
+        """Total size of all decoded pieces, in bytes."""
         return prod(grid_shape(self.shape, self.coding.shape)) * self.coding.nbytes
 
     @cached_property
     def chunk_bytes(self) -> int | None:
-        """Bytes of each chunk, if determined by its shape; otherwise None."""
+        """Size of each chunk in bytes if its shape determines it, else None."""
         return self.coding.stored_nbytes if self.shard is None else None
 
     def shard_filled(self, fill: bytes | None) -> ShardIndex | None:
-        """Return the layout of shards with `fill` for omitted pieces; with None, omitted pieces are
-        errors."""
+        """Return the layout of shards with `fill` for omitted pieces; None makes them errors."""
         return self.shard and replace(self.shard, fill=fill)
 
     def has_room(self, index: Shape) -> bool:
@@ -151,17 +151,17 @@ class ZarrArray:
     def first_missing(self, present: int, is_there: Callable[[Shape], bool]) -> Shape:
         """Return the first missing chunk in C order, given that `present` chunks exist and one is missing.
 
-        Counts by hand, because a damaged shape may imply more chunks than an iterator supports.
+        Counts indices manually, because a damaged shape may imply more chunks than an iterator supports.
         """
         positions = (grid_index(self.grid, number) for number in range(present + 1))
         return next(index for index in positions if not is_there(index))
 
 
 def checked_keys(prefix: str, separator: object, location: str) -> ChunkKeys:
-    """Return the naming scheme with the separator of a document.
+    """Return the naming scheme for a separator, after checking the separator.
 
     Raises:
-        FormatError: zarr does not have this separator.
+        FormatError: zarr does not allow this separator.
     """
     if separator not in ("/", "."):
         expected = '"/" or "."'
@@ -172,10 +172,10 @@ def checked_keys(prefix: str, separator: object, location: str) -> ChunkKeys:
 
 
 def checked_grid(shape: object, chunk: object, location: str) -> tuple[Shape, Shape]:
-    """Return the shape and chunk shape if they are valid.
+    """Return the shape and the chunk shape, after checking them.
 
     Raises:
-        FormatError: they are invalid or have different ranks.
+        FormatError: A shape is invalid, or the ranks differ.
     """
     if not (isinstance(shape, list) and isinstance(chunk, list) and len(shape) == len(chunk)):
         raise FormatError("shape and chunk shape do not match", location=location, got=f"{shape} and {chunk}")
@@ -188,7 +188,7 @@ def fill_element(value: Any, dtype: DType, location: str) -> bytes:
     """Return the bytes of a fill value in zarr metadata; null means zero.
 
     Raises:
-        FormatError: the value does not fit the dtype.
+        FormatError: The value does not fit the dtype.
     """
     if value is None or str(value) in ("0", "0.0", "False", "[0.0, 0.0]", ""):
         return bytes(dtype.itemsize)

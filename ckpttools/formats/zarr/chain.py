@@ -1,8 +1,7 @@
-"""The codecs of a zarr array independent of its axes: unchanged when axes are added, dropped or reordered.
+"""Zarr codecs independent of axes, which stay the same when axes are added, dropped or reordered.
 
-The bytes of a chunk depend on the order of elements in memory, not on the axes that index them. So a chunk
-can
-be referenced as a chunk of another array if its codecs can be expressed for that array's axes.
+The bytes of a chunk depend on the order of elements in memory, not on the axes that index them. A chunk can
+therefore be referenced as a chunk of another array if its codecs can be expressed for that array's axes.
 """
 
 from __future__ import annotations
@@ -25,12 +24,11 @@ class Chain:
     """The codecs of a chunk, from elements in memory order to bytes.
 
     Attributes:
-        order: axes of the chunk from slowest to fastest in memory.
-        codecs: codecs for elements in that order; for shards, those of a piece.
-        shard: the `sharding_indexed` configuration without shapes and codecs; None if chunks are not shards.
-        pieces: for each axis in `order` longer than one, its length in a chunk and in a piece; empty if a
-            chunk is
-            one piece.
+        order: Axes of the chunk from slowest to fastest in memory.
+        codecs: Codecs for elements in that order; for shards, the codecs of a piece.
+        shard: The `sharding_indexed` configuration without shapes and codecs; None if chunks are not shards.
+        pieces: Length in a chunk and in a piece, for each axis in `order` longer than one; empty if a chunk
+            is one piece.
     """
 
     order: Shape
@@ -52,8 +50,8 @@ class Chain:
         """Return codecs for chunks of another shape with the same memory; None if there are none.
 
         Args:
-            chunk: shape of the chunk.
-            order: its axes from slowest to fastest.
+            chunk: Shape of the chunk.
+            order: Axes of the chunk from slowest to fastest.
         """
         moves = order != tuple(range(len(order)))
         lead = (transpose_spec(order),) if moves else ()

@@ -17,13 +17,13 @@ from ckpttools.formats.zarr.array import ZARR2_DOCUMENT, ZARR3_DOCUMENT, ZarrArr
 from ckpttools.stores.location import Location
 
 DOCUMENTS = (ZARR3_DOCUMENT, ZARR2_DOCUMENT)
-"""File names of array metadata; if there are several, the first counts."""
-# Directories that `has_array` lists before it gives up.
+"""File names of array metadata; if there are several, the first one counts."""
+# Number of directories that `has_array` lists before it gives up.
 _MAX_SEARCHED = 100
 
 
 def _parser(document: str) -> Callable[[Mapping[str, Any], str], ZarrArray]:
-    """Return the parser of metadata; a checkpoint mostly has one version of zarr."""
+    """Return the metadata parser for a document; most checkpoints use only one version of zarr."""
     if document == ZARR2_DOCUMENT:
         from ckpttools.formats.zarr import zarr2
 
@@ -34,7 +34,7 @@ def _parser(document: str) -> Callable[[Mapping[str, Any], str], ZarrArray]:
 
 
 def has_array(path: Location) -> bool:
-    """Return whether a directory contains an array at any depth; searches a limited number of directories."""
+    """Return whether a directory has an array at any depth, searching a limited number of directories."""
     rest, searched = [path], 0
     while rest and searched < _MAX_SEARCHED:
         folder, searched = rest.pop(), searched + 1
@@ -47,14 +47,14 @@ def has_array(path: Location) -> bool:
 
 @dataclass(frozen=True)
 class ChunkTable:
-    """The metadata and existing chunks of one array.
+    """The metadata and existing chunks of an array.
 
     Attributes:
-        name: prefix of its chunks' names, without the slash; "" for the only array.
-        document: file name of its metadata, which identifies the version of zarr.
-        array: the parsed metadata.
-        chunks: existing chunks, by grid index.
-        strays: names of chunks outside of the grid.
+        name: Prefix of the chunks' names without the slash; "" for the only array.
+        document: File name of the metadata, which identifies the version of zarr.
+        array: The parsed metadata.
+        chunks: The existing chunks, by grid index.
+        strays: Names of chunks outside the grid.
     """
 
     name: str
@@ -65,11 +65,11 @@ class ChunkTable:
 
     @property
     def missing(self) -> int:
-        """Number of missing chunks."""
+        """The number of missing chunks."""
         return prod(self.array.grid) - len(self.chunks)
 
     def first_missing(self) -> Shape:
-        """Return the first missing chunk in C order; one must be missing."""
+        """Return the first missing chunk in C order; at least one must be missing."""
         return self.array.first_missing(len(self.chunks), self.chunks.__contains__)
 
     def key(self, index: Shape) -> str:
@@ -78,18 +78,18 @@ class ChunkTable:
 
 
 def key_below(name: str, rest: str) -> str:
-    """Return the key of something that belongs to an array; the only array has no name."""
+    """Return the key of an array's document or chunk; the only array has an empty name."""
     return f"{name}/{rest}" if name else rest
 
 
 @dataclass(frozen=True)
 class ChunkTables:
     """All arrays of a database.
-    tables: arrays by name.
-        Attributes:
-            tables: by name.
-            faults: errors in the metadata of arrays without a table.
-            documents: names of the metadata documents by array or group.
+
+    Attributes:
+        tables: Arrays by name.
+        faults: Errors in the metadata of arrays without a table.
+        documents: Names of the metadata documents, by array or group.
     """
 
     tables: Mapping[str, ChunkTable]
@@ -139,7 +139,7 @@ def _by_array(entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, l
     return result
 
 
-# Cache: (name of the document, its text) -> array, None for a group. Arrays of one shape share an entry.
+# A cache of (document name, text) -> array, or None for a group. Arrays of the same shape share an entry.
 _Known = dict[tuple[str, bytes], ZarrArray | None]
 
 
@@ -173,15 +173,15 @@ def _parsed(document: str, text: bytes, location: str) -> ZarrArray | None:
 
 
 def parse_array(document: str, text: bytes, location: str) -> ZarrArray:
-    """Parse a metadata document.
+    """Parse a metadata document of an array.
 
     Args:
-        document: its file name, one of `DOCUMENTS`.
-        text: its content.
-        location: location for messages.
+        document: File name of the document, one of `DOCUMENTS`.
+        text: Content of the document.
+        location: The location for messages.
 
     Raises:
-        FormatError: it is not valid metadata of an array.
+        FormatError: The document is not valid array metadata.
     """
     return _array(document, _json(text, location), location)
 
@@ -189,7 +189,7 @@ def parse_array(document: str, text: bytes, location: str) -> ZarrArray:
 def _array(document: str, fields: Mapping[str, Any], location: str) -> ZarrArray:
     try:
         return _parser(document)(fields, location)
-    # Malformed documents, for example with codecs that are not a list of objects.
+    # Raised by malformed documents, for example with codecs that are not a list of objects.
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         version = "v2" if document == ZARR2_DOCUMENT else "v3"
         raise FormatError(

@@ -1,4 +1,4 @@
-"""Chunk grids that a user sets per array, instead of those from `chunking`."""
+"""Chunk shapes that a user sets per array, in place of the ones from `chunking`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class GivenChunks:
     """Chunk shapes set by the user; other arrays keep their default grid.
 
     Attributes:
-        rules: path patterns (`ckpttools.array.patterns`) and shapes, None for a whole axis; the first match
-            counts.
-        exact: shapes by path; they override the rules.
+        rules: Path patterns (`ckpttools.array.patterns`) and shapes, with None for a full axis; the first
+            match counts.
+        exact: Shapes by path, which override the rules.
     """
 
     rules: tuple[tuple[str, tuple[int | None, ...]], ...] = ()
     exact: Mapping[Path, Shape] = field(default_factory=dict)
 
     def shape(self, path: Path, shape: Shape) -> Shape | None:
-        """Return the chunk shape set for an array, or None.
+        """Return the chunk shape that the user set for an array, or None.
 
         Raises:
-            UsageError: the array has another number of axes.
+            UsageError: The array has another number of axes.
         """
         if path in self.exact:
             return self.exact[path]
@@ -69,11 +69,11 @@ def parse_chunks(declared: object) -> GivenChunks:
     """Parse the user's chunk shapes.
 
     Args:
-        declared: text, such as "*/wo/kernel=512x1x-,*/scale=-"; or shapes by pattern, None for a whole axis:
-            {"*/wo/kernel": (512, 1, None), "*/scale": (None,)}.
+        declared: Text, such as "*/wo/kernel=512x1x-,*/scale=-", or shapes by pattern, with None for a full
+            axis: {"*/wo/kernel": (512, 1, None), "*/scale": (None,)}.
 
     Raises:
-        UsageError: it does not have that form.
+        UsageError: The text or the shapes are invalid.
     """
     if isinstance(declared, GivenChunks):
         return declared

@@ -1,7 +1,7 @@
 """Encoded pieces of arrays as lazy arrays: decoded and cached, or streamed if they are large.
 
-The cache belongs to a worker's `Scratch` and has its lifetime: at most `KEPT_BYTES` of decoded pieces, or
-`_STREAMS` open streams. `scratch_bytes` includes both, so the plan counts them.
+The cache belongs to a worker's `Scratch` and has its lifetime. It holds at most `KEPT_BYTES` of decoded
+pieces, or `_STREAMS` open streams. `scratch_bytes` includes both, so the plan counts them.
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ if TYPE_CHECKING:
 
     from ckpttools.array.scratch import Scratch
 
-# Decoded pieces that a worker caches: as many as the largest task needs, so that a task whose blocks cross
-# many
-# pieces (columns of a matrix sharded by columns) decodes each piece once.
+# Maximum bytes of decoded pieces that a worker caches: enough for the largest task, so that a task whose
+# blocks cross many pieces (such as columns of a matrix sharded by columns) decodes each piece once.
 KEPT_BYTES = 64 << 20
-# Larger pieces are not cached; reads continue where the last one stopped.
+# Larger pieces are not cached; a read continues where the previous one stopped.
 _STREAMS = 2
 
 
 @dataclass(frozen=True)
 class EncodedChunk(ByteRange):
-    """The bytes of one encoded piece, or of the shard that contains it.
+    """The bytes of an encoded piece, or of the shard that contains it.
 
-    An `Encoded` of `ckpttools.array.nodes`.
+    Implements `Encoded` of `ckpttools.array.stored`.
 
     Attributes:
-        coding: the codecs.
-        name: array and chunk, for messages.
-        extent: shape of the part of the piece inside the array.
-        shard: the shard's index, and the index of the piece in it; None for an unsharded piece.
-        siblings_nbytes: decoded bytes of the whole array.
+        coding: The codecs.
+        name: The array and the chunk, for messages.
+        extent: Shape of the part of the piece that is inside the array.
+        shard: The shard's index, and the index of the piece in it; None for an unsharded piece.
+        siblings_nbytes: Decoded size of the full array, in bytes.
     """
 
     coding: Coding
@@ -87,7 +86,7 @@ class EncodedChunk(ByteRange):
         return block + _STREAMS * self.coding.memory
 
     def fetched(self, region: Region) -> int:
-        """Return how many bytes a read of the region fetches: all, or those up to the region's end."""
+        """Return how many bytes reading the region fetches: all of them, or those up to the region's end."""
         if self._is_kept or not region.size:
             return self.nbytes
         last = next(contiguous_runs(self._shape, Region(tuple(b - 1 for b in region.stop), region.stop)))
@@ -110,7 +109,7 @@ class EncodedChunk(ByteRange):
             self._read_on(region, out, scratch)
 
     def _read_whole(self, out: np.ndarray) -> None:
-        """Decode everything into `out`, and check that nothing is left over."""
+        """Decode the full piece into `out`, checking that no bytes are left over."""
         import numpy as np
 
         stream = self.open()
@@ -118,7 +117,7 @@ class EncodedChunk(ByteRange):
         stream.finish()
 
     def decoded(self) -> np.ndarray:
-        """Return all elements in a new array."""
+        """Decode all elements into a new array."""
         import numpy as np
 
         built = np.empty(self._shape, self.coding.dtype.carrier)
@@ -160,7 +159,7 @@ class EncodedChunk(ByteRange):
 
 
 def _rows(shape: Shape, region: Region) -> Region:
-    """Return the smallest box around the region that is one run of a C-ordered array of `shape`."""
+    """Return the smallest box around the region that is contiguous in a C-ordered array of `shape`."""
     for axis in range(region.rank):
         if region.shape[axis] > 1:
             tail = axis + 1
@@ -171,14 +170,14 @@ def _rows(shape: Shape, region: Region) -> Region:
 
 
 class _Worker:
-    """The pieces and streams that one worker caches, oldest first."""
+    """The pieces and streams that a worker caches, oldest first."""
 
     def __init__(self) -> None:
         self._pieces: OrderedDict[tuple[str, ...], np.ndarray] = OrderedDict()
         self._streams: OrderedDict[tuple[str, ...], ExactReader] = OrderedDict()
 
     def kept(self, piece: EncodedChunk) -> np.ndarray:
-        """Return the elements of a small piece, cached."""
+        """Return the elements of a small piece from the cache, decoding them if needed."""
         result = self._pieces.pop(piece.key, None)
         if result is None:
             self._make_room(piece.decoded_bytes)
@@ -193,7 +192,7 @@ class _Worker:
             held -= self._pieces.popitem(last=False)[1].nbytes
 
     def stream(self, piece: EncodedChunk, position: int, discard: memoryview) -> ExactReader:
-        """Return a stream of a large piece at a position; reuse the last stream if it has not passed it."""
+        """Return a stream of a large piece at a position, reusing the last stream if it is not past it."""
         result = self._streams.pop(piece.key, None)
         if result is None or result.position > position:
             self._pieces.clear()
@@ -210,7 +209,7 @@ _WORKERS: WeakKeyDictionary[Scratch, _Worker] = WeakKeyDictionary()
 
 
 def _worker(scratch: Scratch) -> _Worker:
-    """Return the cache of the worker with this scratch. Each thread requests only its own."""
+    """Return the cache of the worker that has this scratch; a thread requests only its own."""
     worker = _WORKERS.get(scratch)
     if worker is None:
         worker = _WORKERS[scratch] = _Worker()
@@ -218,7 +217,7 @@ def _worker(scratch: Scratch) -> _Worker:
 
 
 def chunk_array(piece: EncodedChunk, shape: Shape) -> LazyArray:
-    """Return a piece as an array of `shape`; plain pieces become stored bytes, and axes are reordered.
+    """Return a piece as an array of `shape`: plain pieces become stored bytes, and axes are reordered.
 
     An unsharded plain piece must have exactly as many bytes as its elements need.
     """
@@ -236,7 +235,7 @@ def chunk_array(piece: EncodedChunk, shape: Shape) -> LazyArray:
 
 
 def scratch_of(coding: Coding, shard: ShardIndex | None, array_nbytes: int) -> int:
-    """Return the scratch bytes for reading any piece of an array."""
+    """Return the scratch memory for reading any piece of an array, in bytes."""
     alone = (shard, 0) if shard else None
     piece = EncodedChunk(Bytes("", b""), 0, 0, coding, "", coding.shape, alone, array_nbytes)
     return chunk_array(piece, coding.shape).scratch_bytes

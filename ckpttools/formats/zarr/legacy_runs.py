@@ -1,7 +1,7 @@
-"""Runs of Orbax before `_METADATA`, whose steps have their tree and small arrays in a file `checkpoint`.
+"""Runs of Orbax before `_METADATA`, whose steps store their tree and small arrays in a file `checkpoint`.
 
-That Orbax considered a step finished if its directory had its final name, set by a rename, and on gs:// if it
-had a commit file: `is_checkpoint_finalized` in orbax/checkpoint/utils.py of February 2023.
+That version considers a step finished if its directory has its final name, which a rename sets, or on gs://
+if it has a commit file; see `is_checkpoint_finalized` in orbax/checkpoint/utils.py of February 2023.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class LegacyRun:
 
     Attributes:
         path: The directory.
-        steps: Directories with the final name of a step, by number, in order, without known steps of newer
-            versions.
+        steps: Directories with the final name of a step, sorted by number, without steps of newer versions.
         temporary: Directories whose names mark an unfinished save.
     """
 
@@ -38,14 +37,14 @@ class LegacyRun:
     temporary: tuple[Step, ...]
 
     def chosen(self, number: int | None) -> Location:
-        """Return a step by number, by default the latest finished step.
+        """Return a step by number; by default, the latest finished step.
 
-        Emit `LaterStepWarning` for later unfinished steps.
+        Emits `LaterStepWarning` for later unfinished steps.
 
         Raises:
-            FormatError: the step is unfinished, or it is unclear whether the latest step is finished.
-            StorageError: a directory cannot be read.
-            UsageError: the step does not exist.
+            FormatError: The step is unfinished, or it is unclear whether the latest step is finished.
+            StorageError: A directory cannot be read.
+            UsageError: The step does not exist.
         """
         if number is not None and number not in self.steps:
             expected = f"one of {first_and_last([*self.steps])}"
@@ -64,10 +63,10 @@ class LegacyRun:
 
     @property
     def finished(self) -> list[Location]:
-        """The finished steps.
+        """The finished steps of the run.
 
         Raises:
-            StorageError: a directory cannot be read.
+            StorageError: A directory cannot be read.
         """
         return [location for number, location in self.steps.items() if self.mismatch_reason(number) is None]
 
@@ -90,19 +89,19 @@ class LegacyRun:
             return None
         if location.store.streams:
             return f"no {COMMIT_FILE}"
-        # A copy of a bucket keeps its commit files; there, an unfinished step has a final name.
+        # A copy of a bucket keeps its commit files. There, an unfinished step has its final name.
         return f"no {COMMIT_FILE}, which other steps have" if self._has_commit_file else None
 
     @cached_property
     def _has_commit_file(self) -> bool:
-        # Steps with `_METADATA` in the same run are of a newer version, whose commit files prove nothing.
+        # Steps with `_METADATA` in the same run are from a newer version, whose commit files prove nothing.
         steps = self.steps.values()
         return any((location / COMMIT_FILE).is_file() and is_legacy_step(location) for location in steps)
 
     def is_skippable(self, number: int) -> bool:
         """Return whether an unfinished step may be skipped in favor of an earlier one.
 
-        This is possible in a bucket, where an interrupted save leaves a step without its commit file.
+        This applies to a bucket, where an interrupted save leaves a step without a commit file.
         """
         location = self.steps[number]
         return bool(location.store.streams) and is_legacy_step(location) and self._has_commit_file
@@ -129,7 +128,7 @@ class LegacyRun:
 
 
 def has_state(path: Location) -> bool:
-    """Return whether a directory has a file `checkpoint` written by Flax."""
+    """Return whether a directory has a file `checkpoint` that Flax wrote."""
     location = path / STATE
     return location.is_file() and has_state_header(location)
 
@@ -140,7 +139,7 @@ def legacy_items(step: Location) -> list[Location]:
 
 
 def is_legacy_step(path: Location) -> bool:
-    """Return whether a directory is a step of Orbax before `_METADATA`, or an item in it is."""
+    """Return whether a directory, or an item in it, is a step of Orbax before `_METADATA`."""
     if not path.is_dir():
         return False
     entries = path.entries()
@@ -152,20 +151,21 @@ def is_legacy_step(path: Location) -> bool:
 
 
 def legacy_run(path: Location) -> LegacyRun | None:
-    """Return the run at a path, or in its directory `checkpoints`; None if it has no step of that layout.
+    """Return the run at a path or in its directory `checkpoints`; None if it has no step of that layout.
 
     Raises:
-        StorageError: a directory cannot be read.
+        StorageError: A directory cannot be read.
     """
     return legacy_run_in(path) or legacy_run_in(path / "checkpoints")
 
 
 def legacy_run_in(directory: Location, known: Collection[Location] = ()) -> LegacyRun | None:
-    """Return the run whose steps are in a directory; None if there is no step of that layout.
+    """Return the run whose steps are in a directory; None if it has no step of that layout.
 
     Args:
-        directory: The directory.
-        known: Steps with `_METADATA` in it. They are not probed, and steps of the run have the same prefix.
+        directory: The directory to search.
+        known: Steps with `_METADATA` in the directory. They are not probed, and other steps must have the
+            same prefix.
 
     Raises:
         StorageError: A directory cannot be read.
@@ -178,7 +178,7 @@ def legacy_run_in(directory: Location, known: Collection[Location] = ()) -> Lega
     for step in numbered:
         if not (step.is_in_progress or step.path in others):
             named.setdefault(step.prefix, {})[step.number or 0] = step.path
-    # As in runs with metadata: plain numbers first, else the prefix of most steps.
+    # As in runs with metadata, plain numbers take precedence, then the most frequent prefix.
     prefixes = sorted(named, key=lambda prefix: (prefix != "", -len(named[prefix])))
     if others:
         own = {Step(path).prefix for path in others}
@@ -186,7 +186,7 @@ def legacy_run_in(directory: Location, known: Collection[Location] = ()) -> Lega
     for prefix in prefixes:
         temporary = [step for step in numbered if step.is_in_progress and step.prefix == prefix]
         run = LegacyRun(directory, dict(sorted(named[prefix].items())), tuple(temporary))
-        # The latest step is of this layout in most runs, so that the others need not be probed.
+        # In most runs the latest step has this layout, so the others need not be probed.
         *earlier, latest = run.steps.values()
         if is_legacy_step(latest) or any(map_concurrently(directory.store, is_legacy_step, earlier)):
             return run

@@ -1,6 +1,6 @@
-"""Symbolic links to directories of arrays: they are followed, and can give a directory several names.
+"""Symbolic links to directories of arrays, which are followed and can give a directory several names.
 
-Cycles, and chains of links that double the number of names at each step, are rejected.
+Cycles are rejected, and so are chains of links that double the number of names at each level.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Way = tuple[Location, ...]
 
 @dataclass(frozen=True)
 class FollowedLinks:
-    """The links followed in a directory and below.
+    """The links that were followed in a directory and below.
 
     Attributes:
-        names: number of names of each directory.
+        names: The number of names of each directory.
     """
 
     names: Counter[Location] = field(default_factory=Counter)
 
     def into(self, folder: Location, entry: DirEntry, way: Way) -> Way:
-        """Return the way into a subdirectory, given the way to its parent.
+        """Return the followed links of a subdirectory, given those of its parent.
 
         Raises:
-            FormatError: a link leads to one of its parents, or links give a directory too many names.
+            FormatError: A link leads to one of its parents, or links give a directory too many names.
         """
         if entry.is_own_dir:
             return way

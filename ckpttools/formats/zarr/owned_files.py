@@ -18,7 +18,7 @@ from ckpttools.stores.location import Location
 _ATTRIBUTES = ".zattrs"
 _DOCUMENTS = (ZARR2_DOCUMENT, _ATTRIBUTES, ZARR3_DOCUMENT)
 _CHUNK = re.compile(r"(c\.)?\d+(\.\d+)*")
-# Directories of chunks remain when their last chunk is deleted.
+# Empty chunk directories remain when their last chunk is deleted.
 _OF_CHUNKS = re.compile(r"(c|\d+)(/\d+)*")
 
 
@@ -29,7 +29,7 @@ def owns(name: str) -> bool:
 
 
 def unowned_files(directory: Location, tree: Tree) -> Iterator[str]:
-    """Yield files and directories at any depth that belong to no node or array."""
+    """Yield files and directories at any depth that do not belong to a node or an array."""
     arrays = {"/".join(map(str, path)) for path in tree.arrays}
     inner = {"/".join(map(str, path[:depth])) for path in tree.arrays for depth in range(len(path))}
     groups = {key_below(name, ZARR3_DOCUMENT) for name in inner or {""}}
@@ -42,19 +42,19 @@ class OwnFiles:
     """The known files in a directory.
 
     Attributes:
-        names: names of the files relative to the directory.
-        arrays: names of zarr arrays stored as directories; "" for the directory itself.
+        names: File names relative to the directory.
+        arrays: Names of zarr arrays stored as directories; "" for the directory itself.
     """
 
     names: Set[str]
     arrays: Set[str] = frozenset()
 
     def and_these(self, names: Iterable[str]) -> OwnFiles:
-        """Return a copy with further files."""
+        """Return a copy with additional files."""
         return OwnFiles(self.names | set(names), self.arrays)
 
     def has(self, name: str, entry: DirEntry) -> bool:
-        """Return whether an entry is one of these files, or one of their directories."""
+        """Return whether an entry is one of the known files or one of their directories."""
         if not entry.is_dir:
             return name in self.names
         return name in self._directories or self._is_of_chunks(name)
@@ -69,14 +69,14 @@ class OwnFiles:
 
 
 def own_files(entries: Entries, arrays: Iterable[str]) -> OwnFiles:
-    """Return the documents of arrays with these names, and the chunks within their grids.
+    """Return the documents of the named arrays, and the chunks within their grids.
 
     Args:
-        entries: entries of a directory in which every key is a file.
-        arrays: names of the arrays.
+        entries: Entries of a directory in which every key is a file.
+        arrays: Names of the arrays.
 
     Raises:
-        StorageError: a document cannot be read, so that the array's own files are unknown.
+        StorageError: A document cannot be read, so that the array's own files are unknown.
     """
     result = chunk_tables(entries)
     arrays = list(arrays)
@@ -96,7 +96,7 @@ def _keys(table: ChunkTable) -> Iterator[str]:
 
 
 def _above(name: str) -> Iterator[str]:
-    """Yield the parent directories of a name; the last one is ""."""
+    """Yield the parent directories of a name; the last is ""."""
     while name:
         name = name.rpartition("/")[0]
         yield name

@@ -1,4 +1,4 @@
-"""Read plain zarr v3 hierarchies, from ckpttools or any other library."""
+"""Read plain zarr v3 hierarchies, written by ckpttools or any other library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ckpttools.stores.location import Location
 
 @dataclass(frozen=True)
 class Zarr3:
-    """The format `zarr3`: a directory with the `zarr.json` of a group or an array."""
+    """The `zarr3` format: a directory with the `zarr.json` of a group or an array."""
 
     name: str = "zarr3"
     options: tuple[Option, ...] = (COMPRESSION, CHUNKS)
@@ -49,7 +49,7 @@ class Zarr3:
         names = list(_arrays_below(path, root, FollowedLinks()))
         check_memory(len(names), 0, path)
         metadata = Metadata(format=self.name, custom=attributes, location=str(path))
-        # The search for arrays treats a name as one key; the root has no key.
+        # In the search for arrays, a name is a single key; the root has no key.
         keys: list[Path] = [(_joined(name),) if name else () for name in names]
         result: dict[Path, Leaf] = dict(
             zip(names, map_concurrently(path.store, arrays.array, keys), strict=True)
@@ -84,9 +84,9 @@ FORMAT = Zarr3()
 
 
 def may_leave_out(root: Mapping[str, Any]) -> bool:
-    """Return whether a hierarchy with this `zarr.json` may omit chunks that only hold the fill value.
+    """Return whether a hierarchy with this `zarr.json` may omit chunks of only the fill value.
 
-    zarr libraries omit them; ckpttools writes all chunks.
+    zarr libraries omit such chunks; ckpttools writes all chunks.
     """
     attributes = root.get("attributes")
     return not (isinstance(attributes, dict) and attributes.get(flat.ENTRY) is not None)
@@ -99,11 +99,11 @@ def _joined(name: Path) -> str:
 def _arrays_below(
     directory: Location, node: Mapping[str, Any], links: FollowedLinks, name: Path = (), way: Way = ()
 ) -> Iterator[Path]:
-    """Yield the path of every array of a hierarchy, by name in each group.
+    """Yield the path of every array of a hierarchy, sorted by name in each group.
 
     Raises:
-        FormatError: groups are nested too deep, links form a cycle, or links give a group too many names.
-        StorageError: a directory cannot be listed.
+        FormatError: Groups are nested too deep, links form a cycle, or links give a group too many names.
+        StorageError: A directory cannot be listed.
     """
     if node["node_type"] == "array":
         yield name
@@ -130,8 +130,8 @@ def _node(directory: Location) -> Mapping[str, Any]:
     """Return the metadata of a group or an array.
 
     Raises:
-        FormatError: it is neither.
-        StorageError: it cannot be read.
+        FormatError: The directory is neither a group nor an array.
+        StorageError: The metadata cannot be read.
     """
     document = read_json(directory / DOCUMENT)
     got = f"zarr_format {document.get('zarr_format')}, node_type {document.get('node_type')!r}"

@@ -1,8 +1,8 @@
-"""zarr arrays below a directory, or in an OCDBT database, without a file that describes their tree.
+"""Zarr arrays below a directory or in an OCDBT database, without a file that describes their tree.
 
-Levanter, T5X, Pax and plain tensorstore write these. The tree is built from the keys: names of directories,
-split at dots. T5X and the first versions of Orbax store small arrays and the structure of the tree in a file
-`checkpoint`, which Flax writes.
+Levanter, T5X, Pax and plain tensorstore write such arrays. The tree is built from the keys, which are
+directory names, split at dots. T5X and the first versions of Orbax store small arrays and the structure of
+the tree in a file `checkpoint`, which Flax writes.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 _METADATA = "metadata.json"
-# Files in an Orbax item besides the tree's metadata, which must then be missing.
+# Files in an Orbax item other than the tree's metadata, which must then be missing.
 _OF_ORBAX = frozenset((CHECKPOINT_FILE, SHARDING_FILE, STRINGS_FILE, ARRAYS_DIRECTORY, "descriptor"))
 _STEP = re.compile(r"(?:(?:step|checkpoint|ckpt)[-_])?\d{1,18}", re.DOTALL)
 # Chunks and directories of chunks; names with more digits are not chunk indices.
 _OF_CHUNKS = re.compile(r"c|[0-9]{1,18}", re.DOTALL)
 _CHUNK = re.compile(r"c|(?:c\.)?[0-9]{1,18}(?:\.[0-9]{1,18})*", re.DOTALL)
-# Files in the root of a checkpoint of any format.
+# Files in the root of a checkpoint, in any format.
 _OF_A_ROOT = frozenset((STATE, _METADATA, TREE_FILE, CHECKPOINT_FILE, MANIFEST, ".metadata", CONFIG))
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".msgpack", ".distcp")
-# Directories to check for whether each is a separate checkpoint.
+# Maximum number of directories that are checked for being separate checkpoints.
 _MOST_COMPARED = 20
 # Files that exist only in the root of a checkpoint.
 _OF_ANOTHER = (TREE_FILE, CHECKPOINT_FILE, MANIFEST)
@@ -65,7 +65,7 @@ _OF_ANOTHER = (TREE_FILE, CHECKPOINT_FILE, MANIFEST)
 
 @dataclass(frozen=True)
 class BareFormat(ReadOnlyFormat):
-    """The `zarr-tree` format, as `ckpttools.formats.base.Format` describes it."""
+    """The `zarr-tree` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "zarr-tree"
     looks_for: str = "zarr arrays without tree metadata that are missing or damaged"
@@ -74,7 +74,7 @@ class BareFormat(ReadOnlyFormat):
         if not path.is_dir():
             return "not a directory"
         chain = _only_child_chain(path)
-        # Directories below this may be named like keys.
+        # Directories below this one may have names like keys.
         names = chain[0].names.union(*(item.files for item in chain))
         if names & {TREE_FILE, *_OF_ORBAX} or IN_PROGRESS in str(chain[-1].path):
             return "an Orbax checkpoint"
@@ -102,7 +102,7 @@ class BareFormat(ReadOnlyFormat):
         return [item for step in run.finished for item in legacy_items(step)]
 
     def lies_at(self, path: Location) -> Location:
-        """See `SupportsLocation.lies_at`; steps keep small arrays and their number in files."""
+        """See `SupportsLocation.lies_at`. Steps store small arrays and their number in files."""
         return _locate_tree(path)
 
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
@@ -117,12 +117,12 @@ FORMAT = BareFormat()
 
 @dataclass(frozen=True)
 class _Folder:
-    """A directory with its listing.
+    """A directory and its listing.
 
     Attributes:
-        path: the directory.
-        names: all names in it.
-        below: names of its subdirectories.
+        path: The directory.
+        names: All names in it.
+        below: Names of the subdirectories.
     """
 
     path: Location
@@ -137,12 +137,12 @@ class _Folder:
 
     @property
     def files(self) -> frozenset[str]:
-        """Names of the files in it."""
+        """Names of the files in the directory."""
         return self.names.difference(self.below)
 
 
 def _only_child_chain(path: Location) -> list[_Folder]:
-    """Yield a directory, its only subdirectory, and so on: a run, its only step, the step's only item."""
+    """Return a directory, its only subdirectory, and so on: a run, its only step, the step's only item."""
     chain = [_Folder.at(path)]
     ends = {*DOCUMENTS, MANIFEST, STATE, _METADATA}
     while len(chain[-1].below) == 1 and chain[-1].files.isdisjoint(ends) and len(chain) < DEEPEST:
@@ -151,12 +151,12 @@ def _only_child_chain(path: Location) -> list[_Folder]:
 
 
 def _find_legacy_run(folder: _Folder) -> LegacyRun | None:
-    """Return the run of steps in the layout of old Orbax in a directory; None for other directories.
+    """Return the run of old Orbax steps in a directory; None for other directories.
 
-    As with Orbax, other directories next to the steps do not matter.
+    As in Orbax, other directories next to the steps are ignored.
 
     Raises:
-        StorageError: a directory cannot be read.
+        StorageError: A directory cannot be read.
     """
     if folder.files & {*DOCUMENTS, STATE, MANIFEST}:
         return None
@@ -167,13 +167,13 @@ def _find_legacy_run(folder: _Folder) -> LegacyRun | None:
 
 
 def _has_arrays(folder: _Folder, own: Collection[Location]) -> bool:
-    """Return whether directories other than `own` contain arrays or the root of a checkpoint."""
+    """Return whether directories other than `own` have arrays or the root of a checkpoint."""
     others = [location for name in folder.below if (location := folder.path / name) not in own]
     return any(has_array(location) or _find_root(location) for location in others[:_MOST_COMPARED])
 
 
 def _only_item(step: _Folder) -> Location | None:
-    """Return the item of an old Orbax step, if no other directory in the step has arrays."""
+    """Return the item of an old Orbax step if no other directory in the step has arrays."""
     if step.files & {*DOCUMENTS, STATE, MANIFEST} or not 2 <= len(step.below) <= _MOST_COMPARED:
         return None
     below = [step.path / name for name in step.below]
@@ -182,11 +182,11 @@ def _only_item(step: _Folder) -> Location | None:
 
 
 def _locate_tree(path: Location, step: int | None = None) -> Location:
-    """Return the directory with the arrays of a run, a step or an item, and with the file that names them.
+    """Return the directory that has the arrays of a run, step or item, and the file that names them.
 
     Args:
-        path: the run, step or item.
-        step: the step of a run; by default the latest finished step.
+        path: The run, step or item.
+        step: The step of a run; by default, the latest finished step.
     """
     chain = _only_child_chain(path)
     last = chain[-1]
@@ -202,14 +202,14 @@ def _locate_tree(path: Location, step: int | None = None) -> Location:
 
 
 def _has_steps(folder: _Folder, *, may_be_keys: bool) -> bool:
-    """Return whether subdirectories are several steps; numeric names alone may be keys of a tree."""
+    """Return whether subdirectories are several steps; names that are just numbers may be keys of a tree."""
     steps = [name for name in folder.below if _STEP.fullmatch(name)]
     steps = [name for name in steps if not (may_be_keys and name.isdecimal())]
     return len(steps) > 1 and folder.names.isdisjoint(DOCUMENTS)
 
 
 def _find_other_checkpoint(folder: _Folder) -> Location | None:
-    """Return a checkpoint in one of the subdirectories, unless these are parts of one checkpoint."""
+    """Return a checkpoint in a subdirectory, unless the subdirectories are parts of one checkpoint."""
     is_root = folder.names & {*DOCUMENTS, STATE, _METADATA}
     if len(folder.below) < 2 or is_root:
         return None
@@ -218,7 +218,7 @@ def _find_other_checkpoint(folder: _Folder) -> Location | None:
 
 
 def _find_root(path: Location) -> Location | None:
-    """Return the directory with a file that only checkpoint roots have, searching down single children."""
+    """Return the directory with a file that only checkpoint roots have, following single children."""
     for item in _only_child_chain(path):
         if any(name in _OF_A_ROOT or name.endswith(_WEIGHTS) for name in item.files):
             return item.path
@@ -226,7 +226,7 @@ def _find_root(path: Location) -> Location | None:
 
 
 def _is_nested(path: Location) -> bool:
-    """Return whether names in a database contain slashes; Orbax's do not, and lack a tree's metadata."""
+    """Return whether names in a database contain slashes; in Orbax's, without tree metadata, they do not."""
     try:
         return any("/" in name for name in _array_names(entries_of(path)))
     except StorageError:
@@ -270,11 +270,11 @@ def _read_levanter_metadata(path: Location) -> Mapping[str, Any]:
     except StorageError:
         raise
     except CheckpointError:
-        return {}  # a file of another program
+        return {}  # another program's file
 
 
 def _array_names(entries: Entries) -> Iterator[str]:
-    """Yield the names of all arrays, keys joined by "/"; "" for an array in the directory itself."""
+    """Yield the names of all arrays with keys joined by "/"; "" is an array in the directory itself."""
     if isinstance(entries, Files):
         yield from _names_below(entries.directory, "", FollowedLinks())
         return
@@ -313,9 +313,9 @@ def _names_below(
 
 
 def _refuse_another(folder: Location, entries: Sequence[DirEntry]) -> None:
-    """Raise FormatError if a directory below the root is a checkpoint of its own.
+    """Raise FormatError if a directory below the root is a separate checkpoint.
 
-    Its arrays alone would look like a part of the outer tree, without the contents of its other files.
+    Its arrays would look like a part of the outer tree, and its other files would be ignored.
     """
     files = {entry.name for entry in entries if not entry.is_dir}
     result = next((name for name in _OF_ANOTHER if name in files), None)
@@ -344,7 +344,7 @@ def _refuse_unfinished(folder: Location, entries: Sequence[DirEntry]) -> None:
 
 
 def _refuse_chunks(folder: Location, files: Sequence[str]) -> None:
-    """Raise FormatError if a directory contains chunks but no array metadata."""
+    """Raise FormatError if a directory has chunks but no array metadata."""
     chunk = next(filter(_CHUNK.fullmatch, files), None)
     if chunk is not None:
         raise FormatError(
@@ -357,7 +357,7 @@ def _refuse_chunks(folder: Location, files: Sequence[str]) -> None:
 
 
 def _tells_array(document: Mapping[str, Any], location: object) -> bool:
-    """Return whether a `zarr.json` is of an array; raise FormatError if it is not of a group either."""
+    """Return whether a `zarr.json` is an array's; raise FormatError if it is not a group's either."""
     node = document.get("node_type")
     if node in ("array", "group"):
         return bool(node == "array")
@@ -374,10 +374,10 @@ def _is_array(entries: Entries, key: str) -> bool:
 
 
 def _document(entries: Entries, key: str) -> Mapping[str, Any]:
-    """Return the object under a key, or an empty one.
+    """Return the object under a key, or an empty mapping.
 
     Raises:
-        FormatError: it is not a JSON object.
+        FormatError: The value is not a JSON object.
     """
     entry = entries.get(key)
     if entry is None:
@@ -387,7 +387,7 @@ def _document(entries: Entries, key: str) -> Mapping[str, Any]:
 
 
 class _BareArrays:
-    """The arrays of a directory. Chunks may be missing from arrays whose metadata set a fill value."""
+    """The arrays of a directory; an array may lack chunks if its metadata set a fill value."""
 
     def __init__(self, path: Location, entries: Entries) -> None:
         self._entries = entries
@@ -405,7 +405,7 @@ class _BareArrays:
         return self._some.array(at)
 
     def _fills(self, name: str) -> bool:
-        """Return whether tensorstore omits chunks of the fill value: it does if one is set."""
+        """Return whether tensorstore omits chunks of the fill value, as it does if one is set."""
         below = f"{name}/" if name else ""
         documents = (_document(self._entries, below + document) for document in DOCUMENTS)
         return next((document for document in documents if document), {}).get("fill_value") is not None
@@ -425,7 +425,7 @@ def _has_shards(array: Chunked) -> bool:
 
 
 def _by_key(result: Mapping[str, LazyArray]) -> dict[Path, Leaf]:
-    """Build the tree from keys; ambiguous names with dots are not split."""
+    """Build the tree from keys; names whose dots are ambiguous are not split."""
     cut = {name: tuple(name.replace("/", ".").split(".")) if name else () for name in result}
     inner = {keys[:depth] for keys in cut.values() for depth in range(len(keys))}
     is_tree = len({*cut.values()}) == len(cut) and inner.isdisjoint(cut.values())

@@ -1,7 +1,7 @@
-"""Write plain zarr v3 hierarchies: groups for inner nodes, each chunk of an array in its own file.
+"""Write plain zarr v3 hierarchies: groups for inner nodes, and a file for each chunk.
 
-Content that zarr cannot express (which keys are integers, their order, empty leaves, strings, the step) is in
-the attributes of the root, under `ckpttools.tree`, and restored when reading.
+Information that zarr cannot express (which keys are integers, their order, empty leaves, strings, the step)
+is stored in the attributes of the root, under `ckpttools.tree`, and restored when reading.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ SEPARATOR = "/"
 
 @dataclass(frozen=True)
 class ZarrWriter:
-    """Writes a zarr v3 hierarchy with the tree's keys as names of nodes.
+    """Writes a zarr v3 hierarchy whose node names are the tree's keys.
 
     Attributes:
-        compression: compression of chunks; None stores them uncompressed, which loads fastest.
-        chunks: chunk shapes set by the user; None for the defaults.
+        compression: Compression of chunks; None stores them uncompressed, which loads fastest.
+        chunks: Chunk shapes set by the user; None for the defaults.
     """
 
     compression: WritableCodec | None = None
@@ -48,7 +48,7 @@ class ZarrWriter:
     name: str = "zarr3"
 
     def layout(self, tree: Tree, limit: int) -> Layout:
-        """See `Writer.layout`; every chunk is in its own file."""
+        """See `Writer.layout`. Every chunk is in its own file."""
         check_paths(tree, keystr, self.name)
         _check_names(tree)
         _check_nesting(tree)
@@ -67,13 +67,13 @@ class ZarrWriter:
         elif array.size:
             chunk = chunk_shape(array.shape, itemsize, array.stacked_axes, largest)
         else:
-            # zarr grid cells have at least one element, even if the array is empty.
+            # zarr grid cells have at least one element even if the array is empty.
             chunk = tuple(max(1, length) for length in array.shape)
         home = ChunkFiles("".join(f"{name}{SEPARATOR}" for name in _names(path)), KEYS.prefix, KEYS.separator)
         return Placement(array.shape, itemsize, chunk, home, self.compression)
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """See `Writer.finish`: documents of arrays, then of groups, and of the root last."""
+        """See `Writer.finish`. Writes documents of arrays, then of groups, and of the root last."""
         attributes = _attributes(tree)
         for path, array in tree.arrays.items():
             if path:
@@ -124,12 +124,12 @@ def _check_names(tree: Tree) -> None:
 
 
 def _is_node_name(name: str) -> bool:
-    """Return whether a name is allowed by the zarr v3 specification, on a file system."""
+    """Return whether the zarr v3 specification and file systems allow a name."""
     return is_file_name(name) and bool(name.strip(".")) and not name.startswith("__") and name != DOCUMENT
 
 
 def _check_nesting(tree: Tree) -> None:
-    """Reject names that collide: an array cannot be a group, and `0` in a sequence equals the key "0"."""
+    """Reject names that collide: an array cannot be a group, and index 0 equals the key "0"."""
     names: dict[tuple[str, ...], Path] = {}
     for path in tree.arrays:
         other = names.setdefault(_names(path), path)

@@ -1,4 +1,4 @@
-"""The metadata document of one zarr v2 array, `.zarray`, as tensorstore reads and writes it."""
+"""Read and write `.zarray`, the metadata document of a zarr v2 array, as tensorstore does."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ KEYS = ChunkKeys("", ".")
 
 
 def parse_array(document: Mapping[str, Any], location: str) -> ZarrArray:
-    """Parse a `.zarray`.
+    """Parse a `.zarray` document.
 
     Raises:
-        FormatError: it is not the document of an array with a known dtype.
-        KeyError, TypeError: the same, if a field is missing or of another type.
+        FormatError: The document is not that of an array with a known dtype.
+        KeyError, TypeError: A field is missing or has another type.
     """
     shape, chunk = checked_grid(document["shape"], document["chunks"], location)
     name, order = document["dtype"], document.get("order", "C")
@@ -65,13 +65,13 @@ def _chain(coding: Coding, codecs: tuple[Codec, ...]) -> Chain | None:
 
 
 def encode(shape: Shape, dtype: DType, chunk: Shape, compressor: Mapping[str, Any] | None) -> bytes:
-    """Return the bytes of a `.zarray` for little-endian chunks in C order named `0.1`, with sorted keys.
+    """Encode a `.zarray` with sorted keys, for little-endian chunks in C order named `0.1`.
 
     Args:
-        shape: shape of the array.
-        dtype: a dtype that zarr v2 supports.
-        chunk: shape of a grid cell.
-        compressor: a configuration such as `{"id": "zstd", "level": 3}`; None for uncompressed chunks.
+        shape: Shape of the array.
+        dtype: A dtype that zarr v2 supports.
+        chunk: Shape of a chunk.
+        compressor: A configuration such as `{"id": "zstd", "level": 3}`; None for uncompressed chunks.
     """
     document = {
         "chunks": list(chunk),

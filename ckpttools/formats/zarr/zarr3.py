@@ -1,4 +1,4 @@
-"""The metadata document of one zarr v3 array, `zarr.json`, as tensorstore reads and writes it."""
+"""Read and write `zarr.json`, the metadata document of a zarr v3 array, as tensorstore does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEYS = ChunkKeys("c", "/")
 
 
 def encode(shape: Shape, dtype: DType, chunk: Shape, codecs: Sequence[CodecSpec]) -> bytes:
-    """Return the bytes of a `zarr.json` with sorted keys; see `ZarrArray` for the arguments."""
+    """Encode a `zarr.json` with sorted keys; see `ZarrArray` for the arguments."""
     document = {
         "chunk_grid": {"configuration": {"chunk_shape": list(chunk)}, "name": "regular"},
         "chunk_key_encoding": {"name": "default"},
@@ -43,24 +43,23 @@ def encode(shape: Shape, dtype: DType, chunk: Shape, codecs: Sequence[CodecSpec]
 
 
 def written_codecs(compression: WritableCodec | None) -> tuple[CodecSpec, ...]:
-    """Return the codecs for writing chunks, as in the document."""
+    """Return the codecs for writing chunks, as they appear in the document."""
     return (LITTLE, compression.zarr3_spec) if compression else (LITTLE,)
 
 
 def _zero(dtype: DType) -> object:
-    """Return zarr's spelling of the fill value 0 for this dtype."""
+    """Return the fill value 0 in zarr's notation for this dtype."""
     zeros: dict[str, object] = {"bool": False, "float": 0.0, "complex": [0.0, 0.0]}
     return zeros.get(dtype.kind, 0)
 
 
 def parse_array(document: Mapping[str, Any], location: str) -> ZarrArray:
-    """Parse a `zarr.json`.
+    """Parse a `zarr.json` document.
 
     Raises:
-        FormatError: it is not the document of an array with a regular grid and a known dtype, or its shape,
-            keys or
-            fill value are invalid.
-        KeyError, TypeError: the same, if a field is missing or of another type.
+        FormatError: The document is not that of an array with a regular grid and a known dtype, or its shape,
+            keys or fill value are invalid.
+        KeyError, TypeError: A field is missing or has another type.
     """
     if document["zarr_format"] != 3 or document["chunk_grid"]["name"] != "regular":
         got = f"zarr_format {document['zarr_format']}, chunk_grid {document['chunk_grid']['name']!r}"

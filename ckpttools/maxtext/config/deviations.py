@@ -33,17 +33,17 @@ class KnownDeviation:
     """A way in which MaxText's computation differs.
 
     Attributes:
-        name: the name of the entry.
-        families: names of the families whose models may be affected; empty for all.
-        condition: a description of the affected models.
-        what: the property of the model that MaxText does not follow.
-        reason: what MaxText does instead.
-        applies: whether a model is affected; None if configuration and shapes do not show it.
-        field: the field of the `must` rule that states it, instead of `applies`.
-        effect: the difference between the results, measured with tiny models unless stated otherwise.
-        remedy: the action to take; empty if nothing helps. In both texts, {percent} stands for the excess of
+        name: The name of the entry.
+        families: Names of the families whose models may be affected; empty for all.
+        condition: A description of the affected models.
+        what: The property of the model that MaxText does not follow.
+        reason: What MaxText does instead.
+        applies: Whether a model is affected; None if configuration and shapes do not show it.
+        field: The field of the `must` rule that states it, instead of `applies`.
+        effect: The difference between the results, measured with tiny models unless stated otherwise.
+        remedy: The action to take; empty if nothing helps. In both texts, {percent} stands for the excess of
             the rounded square root of hidden_size over the exact one, and {materialize} for the option.
-        versions: the affected versions of MaxText.
+        versions: The affected versions of MaxText.
     """
 
     name: str
@@ -112,8 +112,8 @@ def layers_with_other_kinds(family: Family, facts: ModelFacts) -> tuple[frozense
     """Return the layers whose kind MaxText's code fixes differently, and why.
 
     Args:
-        family: the model's family.
-        facts: the configuration and flags of the model.
+        family: The model's family.
+        facts: The configuration and flags of the model.
     """
     for limit in family.settings.limits:
         name = limit.expected.left.name
@@ -304,9 +304,9 @@ def deviations(family: Family, facts: ModelFacts, maxtext: str = NEWEST) -> Iter
     """Yield the deviations of MaxText for one model.
 
     Args:
-        family: the model's family.
-        facts: the known facts about the model.
-        maxtext: the version of MaxText.
+        family: The model's family.
+        facts: The known facts about the model.
+        maxtext: The version of MaxText.
     """
     known = [
         item

@@ -42,7 +42,7 @@ def setting_rules(family: Family) -> SettingRules:
     """Return the setting rules of a family.
 
     Raises:
-        ConfigError: the family has no setting rules.
+        ConfigError: The family has no setting rules.
     """
     if not family.settings.settings:
         raise ConfigError(
@@ -56,7 +56,7 @@ def model_settings(family: Family, facts: ModelFacts, location: str) -> Values:
     """Return all settings that describe a model, by name.
 
     Raises:
-        ConfigError: the configuration lacks one of them, or has a value that MaxText cannot express.
+        ConfigError: The configuration lacks one of them, or has a value that MaxText cannot express.
     """
     chosen = setting_rules(family).chosen(facts)
     reading = Reading(family, facts)
@@ -177,8 +177,8 @@ def required_settings(values: Values, named: str | None) -> dict[str, ModelSetti
     """Return the settings that a MaxText run must be given.
 
     Args:
-        values: all settings that describe the model.
-        named: the name of MaxText's own equivalent model.
+        values: All settings that describe the model.
+        named: The name of MaxText's own equivalent model.
     """
     if named is not None:
         beside = {name: values[name] for name in _EXTRA_SETTINGS if name in values}

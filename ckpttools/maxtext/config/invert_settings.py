@@ -82,9 +82,9 @@ def build_config(family: Family, lengths: Mapping[str, int], fields: Mapping[str
     """Return the configuration of a model.
 
     Args:
-        family: the model's family.
-        lengths: axis lengths; lengths without a field are left out.
-        fields: values by the names in rules, such as `config.rms_norm_eps` and `rope.theta`.
+        family: The model's family.
+        lengths: Axis lengths; lengths without a field are left out.
+        fields: Values by the names in rules, such as `config.rms_norm_eps` and `rope.theta`.
     """
     config: dict[str, Any] = {"architectures": [architecture_of(fields[MODEL_TYPE])]}
     for axis, names in family.sizes.items():
@@ -134,9 +134,9 @@ class ObservedArrays:
     """Facts that the arrays of a checkpoint show.
 
     Attributes:
-        lengths: axis lengths.
-        flags: boolean facts.
-        has_arrays: whether a checkpoint exists at all.
+        lengths: Axis lengths.
+        flags: Boolean facts.
+        has_arrays: Whether a checkpoint exists at all.
     """
 
     lengths: Mapping[str, int] = field(default_factory=dict)
@@ -218,10 +218,10 @@ class Candidate:
     """A configuration built from one choice of values.
 
     Attributes:
-        config: the configuration.
-        settings: the settings that its rules give.
-        missing: the settings that are still needed.
-        contradictions: contradictions between settings, rules and arrays.
+        config: The configuration.
+        settings: The settings that its rules give.
+        missing: The settings that are still needed.
+        contradictions: Contradictions between settings, rules and arrays.
     """
 
     config: Mapping[str, Any]

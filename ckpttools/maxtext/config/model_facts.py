@@ -54,11 +54,11 @@ class ModelFacts:
     """The known facts about one model.
 
     Attributes:
-        config: the parsed `config.json`.
-        lengths: axis lengths.
-        flags: boolean facts.
-        silent: field -> the value that transformers uses if the configuration does not contain the field.
-        has_arrays: whether the lengths come from arrays.
+        config: The parsed `config.json`.
+        lengths: Axis lengths.
+        flags: Boolean facts.
+        silent: Field -> the value that transformers uses if the configuration does not contain the field.
+        has_arrays: Whether the lengths come from arrays.
     """
 
     config: Mapping[str, Any]

@@ -53,12 +53,12 @@ class ObservedModel:
     """A model that was found in a checkpoint or a configuration.
 
     Attributes:
-        family: the family whose rows it has.
-        facts: the known facts about it.
-        location: the location of its configuration, for messages.
-        stored: settings that describe how the checkpoint is stored; empty if it is not a MaxText checkpoint.
-        notes: notes for the user.
-        fp8: its weights that have scales; None if it is not a MaxText checkpoint.
+        family: The family whose rows it has.
+        facts: The known facts about it.
+        location: The location of its configuration, for messages.
+        stored: Settings that describe how the checkpoint is stored; empty if it is not a MaxText checkpoint.
+        notes: Notes for the user.
+        fp8: Its weights that have scales; None if it is not a MaxText checkpoint.
     """
 
     family: Family
@@ -73,8 +73,8 @@ def observe_config(config: Mapping[str, Any], location: str, family: str | None)
     """Return the model of a configuration without arrays.
 
     Raises:
-        ConfigError: the configuration does not identify the model, or no family has its type.
-        CheckpointError: the user's file does not describe a family.
+        ConfigError: The configuration does not identify the model, or no family has its type.
+        CheckpointError: The user's file does not describe a family.
     """
     result = family_for(config, ModelOptions(family=family), location)
     facts = _facts(config)
@@ -92,14 +92,14 @@ def observe_model(tree: Tree, like: str | None, family: str | None) -> ObservedM
     """Return the model of a checkpoint in Hugging Face's or MaxText's layout.
 
     Args:
-        tree: the checkpoint.
-        like: the directory of the original model, or a `config.json`; None for the carried configuration.
-        family: the name of the family, or a file that describes one; None to follow the configuration.
+        tree: The checkpoint.
+        like: The directory of the original model, or a `config.json`; None for the carried configuration.
+        family: The name of the family, or a file that describes one; None to follow the configuration.
 
     Raises:
-        FormatError: the checkpoint is an adapter.
-        ConfigError: the model cannot be identified.
-        CoverageError: the arrays contradict the configuration.
+        FormatError: The checkpoint is an adapter.
+        ConfigError: The model cannot be identified.
+        CoverageError: The arrays contradict the configuration.
     """
     refuse_adapters(tree)
     view = view_of(tree)
@@ -193,9 +193,9 @@ def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) 
     """Raise if a Hugging Face model contradicts its configuration. Read no array.
 
     Raises:
-        CoverageError: the arrays contradict the configuration. Weights in an unsupported quantization scheme
+        CoverageError: The arrays contradict the configuration. Weights in an unsupported quantization scheme
             are not checked.
-        FormatError: two arrays have the same name, or quantized weights lack scales or have scales that do
+        FormatError: Two arrays have the same name, or quantized weights lack scales or have scales that do
             not fit.
     """
     view = quantized_view(tree)
@@ -215,11 +215,11 @@ def require_maxtext(
     """Raise if a MaxText checkpoint contradicts its configuration.
 
     Args:
-        view: the view of the checkpoint.
-        location: the location of the checkpoint.
-        family: the model's family.
-        config: the model's configuration.
-        flags: the flags that the arrays, or the way they were created, determine.
+        view: The view of the checkpoint.
+        location: The location of the checkpoint.
+        family: The model's family.
+        config: The model's configuration.
+        flags: The flags that the arrays, or the way they were created, determine.
     """
     scales = set(scale_pairs(view.named).values())
     arrays = {name: array for name, array in view.named.items() if name not in scales}
@@ -258,11 +258,11 @@ class StoredFp8:
     """The weights of a checkpoint that have scales.
 
     Attributes:
-        location: the location of the checkpoint.
-        weights: the number of weights.
-        dtypes: the dtypes of their quantized values, sorted: none, one or two.
-        block: elements of a block; None if each weight has one scale.
-        misfits: reasons why MaxText cannot compute with some of them in FP8, one line for each kind.
+        location: The location of the checkpoint.
+        weights: The number of weights.
+        dtypes: The dtypes of their quantized values, sorted: none, one or two.
+        block: Elements of a block; None if each weight has one scale.
+        misfits: Reasons why MaxText cannot compute with some of them in FP8, one line for each kind.
     """
 
     location: str

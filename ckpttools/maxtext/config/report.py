@@ -28,9 +28,9 @@ class ModelSetting:
     """A MaxText setting with its source.
 
     Attributes:
-        name: the name in MaxText.
-        value: the value as in JSON.
-        source: where the value comes from.
+        name: The name in MaxText.
+        value: The value as in JSON.
+        source: Where the value comes from.
     """
 
     name: str
@@ -46,10 +46,10 @@ class Discrepancy:
     """A property that MaxText computes differently, regardless of its settings.
 
     Attributes:
-        what: the model's field and value.
-        reason: what MaxText does instead.
-        effect: the difference between the results; empty if it was not measured.
-        remedy: the action to take; empty if nothing helps.
+        what: The model's field and value.
+        reason: What MaxText does instead.
+        effect: The difference between the results; empty if it was not measured.
+        remedy: The action to take; empty if nothing helps.
     """
 
     what: str
@@ -66,11 +66,11 @@ class Contradiction:
     """A setting of a run that contradicts the checkpoint.
 
     Attributes:
-        name: the name of the setting.
-        declared: its value in the run.
-        said_in: the source of that value.
-        expected: the value of the checkpoint.
-        source: the source of the expected value.
+        name: The name of the setting.
+        declared: Its value in the run.
+        said_in: The source of that value.
+        expected: The value of the checkpoint.
+        source: The source of the expected value.
     """
 
     name: str
@@ -85,11 +85,11 @@ class Mistake:
     """A setting that MaxText refuses, regardless of the checkpoint.
 
     Attributes:
-        name: the name as given.
-        declared: the value as given.
-        said_in: the source of that value.
-        reason: the reason why MaxText refuses it.
-        hint: the action to take.
+        name: The name as given.
+        declared: The value as given.
+        said_in: The source of that value.
+        reason: The reason why MaxText refuses it.
+        hint: The action to take.
     """
 
     name: str
@@ -104,20 +104,20 @@ class MaxTextConfig:
     """The settings that MaxText needs to run a checkpoint.
 
     Attributes:
-        path: the path of the checkpoint.
-        family: the name of its family.
-        maxtext: the version of MaxText.
+        path: The path of the checkpoint.
+        family: The name of its family.
+        maxtext: The version of MaxText.
         model_name: MaxText's own model with the same computation, or the one whose code this model needs;
             None if there is neither.
-        is_named: whether the computation is the same, so that the name is sufficient.
-        settings: all settings that describe the model, in order.
-        told: the settings that must be passed to MaxText.
-        deviations: differences in MaxText's computation, regardless of its settings.
-        notes: other notes for the user.
-        unread: fields of the configuration, with their values, that have no MaxText setting and may affect
+        is_named: Whether the computation is the same, so that the name is sufficient.
+        settings: All settings that describe the model, in order.
+        told: The settings that must be passed to MaxText.
+        deviations: Differences in MaxText's computation, regardless of its settings.
+        notes: Other notes for the user.
+        unread: Fields of the configuration, with their values, that have no MaxText setting and may affect
             the computation.
-        contradictions: contradictions in the settings that were checked.
-        mistakes: checked settings that MaxText does not have, or whose values it does not accept.
+        contradictions: Contradictions in the settings that were checked.
+        mistakes: Checked settings that MaxText does not have, or whose values it does not accept.
     """
 
     path: str

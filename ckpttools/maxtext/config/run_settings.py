@@ -36,9 +36,9 @@ class GivenSettings:
     """The settings that a run is given.
 
     Attributes:
-        values: name -> setting.
-        is_whole: whether `values` includes MaxText's defaults.
-        declared: settings of the files and the command line, including overridden ones.
+        values: Name -> setting.
+        is_whole: Whether `values` includes MaxText's defaults.
+        declared: Settings of the files and the command line, including overridden ones.
     """
 
     values: Mapping[str, ModelSetting]
@@ -55,11 +55,11 @@ def read_settings(words: Sequence[str]) -> GivenSettings:
     """Return the settings in the words of a run, with defaults if a file or a model is named.
 
     Args:
-        words: the arguments as passed to MaxText: a configuration file, then `NAME=VALUE`.
+        words: The arguments as passed to MaxText: a configuration file, then `NAME=VALUE`.
 
     Raises:
-        UsageError: the words are empty, or one of them is not a setting.
-        StorageError, FormatError, ConfigError: a file does not exist, or is not a configuration.
+        UsageError: The words are empty, or one of them is not a setting.
+        StorageError, FormatError, ConfigError: A file does not exist, or is not a configuration.
     """
     command = parse_command(_as_pasted(words))
     if not command.file and not command.overrides:
@@ -132,8 +132,8 @@ def find_contradictions(given: GivenSettings, values: Values) -> Iterator[Contra
     Undeclared settings count with MaxText's defaults if a configuration file or a model is named.
 
     Args:
-        given: the settings of the run.
-        values: the settings of the checkpoint.
+        given: The settings of the run.
+        values: The settings of the checkpoint.
     """
     for name, setting in values.items():
         result = given.values.get(name)

@@ -31,8 +31,8 @@ class Kind:
     Attributes:
         type: "bool", "int", "float", "text", "list", "group" or "any"; "one of" has `words`.
         least: "", ">0" or ">=0".
-        words: the only accepted values.
-        may_be_null: whether null is accepted.
+        words: The only accepted values.
+        may_be_null: Whether null is accepted.
     """
 
     type: str
@@ -89,7 +89,7 @@ def setting_kinds(version: str) -> Mapping[str, Kind]:
     """Map the names of settings to their kinds; names in groups have the group as a prefix.
 
     Args:
-        version: the version of MaxText; an unlisted version is treated as the newest.
+        version: The version of MaxText; an unlisted version is treated as the newest.
     """
     return {
         name: kind
@@ -120,8 +120,8 @@ def find_mistakes(declared: Iterable[ModelSetting], version: str) -> Iterator[Mi
     """Yield the settings that MaxText refuses because of their names or values.
 
     Args:
-        declared: the settings, with nested groups.
-        version: the version of MaxText.
+        declared: The settings, with nested groups.
+        version: The version of MaxText.
     """
     kinds = setting_kinds(version)
     for item in declared:

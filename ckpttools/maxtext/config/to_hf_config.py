@@ -39,16 +39,16 @@ def config_from_settings(
     """Return the configuration of a text model.
 
     Args:
-        words: the settings as passed to MaxText: a configuration file, then `NAME=VALUE`.
-        arrays: the checkpoint's parameters by MaxText's dotted names; None without a checkpoint, when
+        words: The settings as passed to MaxText: a configuration file, then `NAME=VALUE`.
+        arrays: The checkpoint's parameters by MaxText's dotted names; None without a checkpoint, when
             settings must state all sizes.
-        scan_axis: the axis on which layers are stacked, if the arrays do not show it.
-        family: the name of the family, or a file that describes one; None to infer it from `decoder_block`.
-        text_alone: whether towers among the arrays are ignored.
+        scan_axis: The axis on which layers are stacked, if the arrays do not show it.
+        family: The name of the family, or a file that describes one; None to infer it from `decoder_block`.
+        text_alone: Whether towers among the arrays are ignored.
 
     Raises:
-        ConfigError: settings are missing, or contradict each other, the arrays or the family's code.
-        UsageError: a word is not a setting.
+        ConfigError: Settings are missing, or contradict each other, the arrays or the family's code.
+        UsageError: A word is not a setting.
     """
     declared = read_settings(words)
     result = family_called(family) if family is not None else _family_by_block(declared)
@@ -153,7 +153,7 @@ def _only_candidate(family: Family, declared: GivenSettings, result: Sequence[Ca
     """Return the only complete candidate.
 
     Raises:
-        ConfigError: no candidate is complete, or a missing setting would decide between several.
+        ConfigError: No candidate is complete, or a missing setting would decide between several.
     """
     whole = [item for item in result if _is_complete(item)]
     if not whole:

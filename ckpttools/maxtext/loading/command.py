@@ -26,9 +26,9 @@ class ParsedCommand:
     """A parsed command.
 
     Attributes:
-        program: the module or script that it runs; None if none is named.
-        file: the configuration file; None for MaxText's own base.yml.
-        overrides: the other arguments: setting -> value, with nested groups.
+        program: The module or script that it runs; None if none is named.
+        file: The configuration file; None for MaxText's own base.yml.
+        overrides: The other arguments: setting -> value, with nested groups.
     """
 
     program: str | None = None
@@ -43,8 +43,8 @@ def parse_command(words: Sequence[str]) -> ParsedCommand:
         words: `base.yml key=value …`, with or without a leading `python3 -m maxtext.….train`.
 
     Raises:
-        UsageError: a word is neither a file nor a setting.
-        FormatError: a value is not valid YAML.
+        UsageError: A word is neither a file nor a setting.
+        FormatError: A value is not valid YAML.
     """
     program, rest = _without_program(list(words))
     file = rest.pop(0) if rest and not SETTING.match(rest[0]) and rest[0].endswith(_SUFFIX) else None
@@ -100,7 +100,7 @@ def parse_value(word: str, text: str) -> Any:
     """Return the value of a setting.
 
     Raises:
-        FormatError: the text is not valid YAML.
+        FormatError: The text is not valid YAML.
     """
     # The import is late, because its fifteen modules take 18 ms, and few commands have settings.
     from ckpttools.maxtext.loading.yaml_values import load_yaml

@@ -29,8 +29,8 @@ class Layer:
     """Settings from one source.
 
     Attributes:
-        source: the name of the source.
-        values: the settings, with nested groups.
+        source: The name of the source.
+        values: The settings, with nested groups.
     """
 
     source: str
@@ -41,12 +41,12 @@ def merge_settings(command: ParsedCommand, environment: Mapping[str, str]) -> Se
     """Return the settings of a run.
 
     Args:
-        command: the command of the run.
-        environment: environment variables of its process; `M_RUN_NAME` sets run_name.
+        command: The command of the run.
+        environment: Environment variables of its process; `M_RUN_NAME` sets run_name.
 
     Raises:
-        StorageError: a file does not exist, or cannot be read.
-        FormatError, ConfigError: a file is not a configuration.
+        StorageError: A file does not exist, or cannot be read.
+        FormatError, ConfigError: A file is not a configuration.
     """
     notes: list[str] = []
     path = parse(command.file) if command.file else None
@@ -80,8 +80,8 @@ def read_layers(path: Location, notes: list[str]) -> list[Layer]:
     """Return a configuration file and its base files, the base first.
 
     Args:
-        path: the path of the file.
-        notes: receives notes on how names were interpreted.
+        path: The path of the file.
+        notes: Receives notes on how names were interpreted.
     """
     layers: list[Layer] = []
     location: Location | None = path
@@ -135,8 +135,8 @@ def model_layer(layers: list[Layer], path: Location | None) -> Layer:
     """Return the settings of the named model, which override files but not the command line.
 
     Args:
-        layers: the declared settings, lowest precedence first.
-        path: the path of the configuration file; models are searched for near it.
+        layers: The declared settings, lowest precedence first.
+        path: The path of the configuration file; models are searched for near it.
     """
     values: dict[str, Any] = {}
     for layer in layers:
@@ -211,9 +211,9 @@ def read_yaml(path: Location) -> dict[str, Any]:
     """Return the settings in a YAML file.
 
     Raises:
-        StorageError: the file does not exist, or cannot be read.
-        FormatError: it is not valid YAML.
-        ConfigError: it does not contain settings.
+        StorageError: The file does not exist, or cannot be read.
+        FormatError: It is not valid YAML.
+        ConfigError: It does not contain settings.
     """
     from ckpttools.maxtext.loading.yaml_values import load_yaml
 

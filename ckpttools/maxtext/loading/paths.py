@@ -38,11 +38,11 @@ class ResolvedPath:
     """The target of a path.
 
     Attributes:
-        item: the directory whose arrays are read; None if MaxText finds none.
-        key: the key of the parameters in the item.
-        problems: the reasons why loading fails.
-        shown: a description of the target if it cannot be inspected.
-        instead: the hint if the item cannot be opened; None for the hint of the reason.
+        item: The directory whose arrays are read; None if MaxText finds none.
+        key: The key of the parameters in the item.
+        problems: The reasons why loading fails.
+        shown: A description of the target if it cannot be inspected.
+        instead: The hint if the item cannot be opened; None for the hint of the reason.
     """
 
     item: Location | None
@@ -61,12 +61,12 @@ def resolve_path(setting: str, text: str, version: Version) -> ResolvedPath:
     """Return what MaxText reads for a path.
 
     Args:
-        setting: the name of the setting.
-        text: the path as given.
-        version: the version of MaxText.
+        setting: The name of the setting.
+        text: The path as given.
+        version: The version of MaxText.
 
     Raises:
-        CheckpointError: the path cannot be inspected.
+        CheckpointError: The path cannot be inspected.
     """
     location = parse(text)
     key = _key(text, version)
@@ -245,9 +245,9 @@ class OrbaxSteps:
     """A directory of steps as Orbax lists it.
 
     Attributes:
-        directory: the directory that contains the steps.
-        steps: the steps that Orbax considers finished, by number.
-        passed_over: name of an entry that looks like a step and is not listed -> reason.
+        directory: The directory that contains the steps.
+        steps: The steps that Orbax considers finished, by number.
+        passed_over: Name of an entry that looks like a step and is not listed -> reason.
     """
 
     directory: Location
@@ -274,7 +274,7 @@ def list_committed_steps(directory: Location) -> OrbaxSteps:
     """List the steps in a directory as Orbax's manager does.
 
     Raises:
-        StorageError: the directory cannot be listed.
+        StorageError: The directory cannot be listed.
     """
     steps: dict[int, Location] = {}
     passed: dict[str, str] = {}

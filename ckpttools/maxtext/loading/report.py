@@ -25,8 +25,8 @@ class RunSetting:
 
     Attributes:
         name: "run_name"; in a group, "lora.lora_restore_path".
-        value: the value as in YAML.
-        source: the source of the value: a file, "command line", "environment", "model", or "default".
+        value: The value as in YAML.
+        source: The source of the value: a file, "command line", "environment", "model", or "default".
     """
 
     name: str
@@ -39,8 +39,8 @@ class Problem:
     """A reason why MaxText would fail or load something else.
 
     Attributes:
-        what: the reason as a sentence.
-        do: the hint; None if it depends on the intended checkpoint.
+        what: The reason as a sentence.
+        do: The hint; None if it depends on the intended checkpoint.
     """
 
     what: str
@@ -52,9 +52,9 @@ class Tried:
     """A rule that MaxText applies, in its order.
 
     Attributes:
-        rule: the name of the rule.
-        path: the path that the rule inspects; None if it inspects none.
-        result: the result of the inspection, or the reason why it is skipped.
+        rule: The name of the rule.
+        path: The path that the rule inspects; None if it inspects none.
+        result: The result of the inspection, or the reason why it is skipped.
     """
 
     rule: Rule
@@ -67,20 +67,20 @@ class Resolution:
     """The prediction of what a run would load.
 
     Attributes:
-        maxtext: the version whose rules apply.
+        maxtext: The version whose rules apply.
         outcome: "loads" for the named checkpoint; "fails" for a failure or another checkpoint, explained by
             `problems`; "scratch" if nothing is named or found, so training starts with random parameters;
             "unknown" if it depends on disks that cannot be inspected from here.
-        verdict: the outcome in one sentence.
-        rule: the rule that decides.
-        path: the directory whose arrays are read; None if there is none.
-        step: the step of the checkpoint, if its directory shows it.
-        expected: the part of the checkpoint that is read.
-        tried: all rules in MaxText's order.
-        problems: the reasons for a failure; empty if the outcome is "loads".
-        notes: other notes for the user.
-        settings: the relevant settings that are not at their defaults.
-        adapter: how LoRA adapters are handled; None without `lora.lora_restore_path`.
+        verdict: The outcome in one sentence.
+        rule: The rule that decides.
+        path: The directory whose arrays are read; None if there is none.
+        step: The step of the checkpoint, if its directory shows it.
+        expected: The part of the checkpoint that is read.
+        tried: All rules in MaxText's order.
+        problems: The reasons for a failure; empty if the outcome is "loads".
+        notes: Other notes for the user.
+        settings: The relevant settings that are not at their defaults.
+        adapter: How LoRA adapters are handled; None without `lora.lora_restore_path`.
     """
 
     maxtext: str

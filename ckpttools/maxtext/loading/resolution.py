@@ -59,12 +59,12 @@ def resolve_run(settings: Settings, version: Version, environment: Mapping[str, 
     """Return what a run would load.
 
     Args:
-        settings: the settings of the run.
-        version: the version of MaxText.
-        environment: environment variables of its process.
+        settings: The settings of the run.
+        version: The version of MaxText.
+        environment: Environment variables of its process.
 
     Raises:
-        CheckpointError: a location cannot be inspected.
+        CheckpointError: A location cannot be inspected.
     """
     blank = Resolution(
         version.name, "fails", "", "none", None, None, "nothing", (), (), settings.notes, settings.non_default
@@ -214,11 +214,11 @@ def resolve_dynamic(text: str, settings: Settings) -> ResolvedPath:
     """Return what source_checkpoint_layout=safetensors_dynamic reads.
 
     Args:
-        text: a directory, or a Hub repository; "" for MaxText's default repository of the model.
-        settings: the settings of the run.
+        text: A directory, or a Hub repository; "" for MaxText's default repository of the model.
+        settings: The settings of the run.
 
     Raises:
-        StorageError: the location cannot be inspected.
+        StorageError: The location cannot be inspected.
     """
     if text.startswith(_BUCKET) or (text and not text.startswith(_HUB) and parse(text).is_dir()):
         return _weights_directory(parse(text))
@@ -243,7 +243,7 @@ def resolve_conversion_fn(text: str, settings: Settings, version: Version) -> Re
     """Return what source_checkpoint_layout=safetensors reads for a full state.
 
     Raises:
-        StorageError: the location cannot be inspected.
+        StorageError: The location cannot be inspected.
     """
     location = parse(text)
     target = ResolvedPath(location) if location.is_file() else _weights_directory(location)
@@ -276,11 +276,11 @@ class OwnRun:
     """The checkpoints of the run itself.
 
     Attributes:
-        tried: the inspected locations.
-        target: the item from which MaxText resumes; None if the run has no step yet.
-        problems: the reasons why resuming fails for any content of the item.
-        notes: other notes for the user.
-        is_hidden: whether there may be more checkpoints in locations that cannot be inspected from here.
+        tried: The inspected locations.
+        target: The item from which MaxText resumes; None if the run has no step yet.
+        problems: The reasons why resuming fails for any content of the item.
+        notes: Other notes for the user.
+        is_hidden: Whether there may be more checkpoints in locations that cannot be inspected from here.
     """
 
     tried: Tried
@@ -294,11 +294,11 @@ def find_own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
     """Find the run's own checkpoints as MaxText's manager would list them.
 
     Args:
-        settings: the settings of the run.
-        environment: environment variables of its process.
+        settings: The settings of the run.
+        environment: Environment variables of its process.
 
     Raises:
-        StorageError: a directory cannot be listed.
+        StorageError: A directory cannot be listed.
     """
     notes: list[str] = []
     if not (_is_local(settings) or settings.flag("enable_checkpointing")):

@@ -97,11 +97,11 @@ class Settings:
     """The declared settings, with MaxText's defaults for the others.
 
     Attributes:
-        declared: settings by name.
-        has_file: whether a configuration file is named, so that its defaults count as declared.
-        contradictions: contradictory declarations that MaxText refuses.
-        notes: notes on how names were interpreted.
-        unknown: the names of other settings.
+        declared: Settings by name.
+        has_file: Whether a configuration file is named, so that its defaults count as declared.
+        contradictions: Contradictory declarations that MaxText refuses.
+        notes: Notes on how names were interpreted.
+        unknown: The names of other settings.
     """
 
     declared: Mapping[str, RunSetting]
@@ -146,8 +146,8 @@ def settings_problems(settings: Settings, version: Version) -> Iterator[Problem]
     """Yield what MaxText refuses before it looks at any checkpoint.
 
     Args:
-        settings: the settings of the run.
-        version: the version of MaxText.
+        settings: The settings of the run.
+        version: The version of MaxText.
     """
     yield from settings.contradictions
     yield from _type_problems(settings)

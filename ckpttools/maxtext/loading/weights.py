@@ -45,8 +45,8 @@ class WeightsCheck:
     """The result of checking a checkpoint.
 
     Attributes:
-        problems: the reasons why MaxText fails, or loads something else.
-        notes: other notes for the user.
+        problems: The reasons why MaxText fails, or loads something else.
+        notes: Other notes for the user.
     """
 
     problems: tuple[Problem, ...]
@@ -59,11 +59,11 @@ def check_weights(
     """Return what MaxText would miss in a checkpoint.
 
     Args:
-        tree: the tree of the item that it reads.
-        expected: the part of it that is expected.
-        key: the key of the parameters.
-        settings: the settings of the run.
-        version: the version of MaxText.
+        tree: The tree of the item that it reads.
+        expected: The part of it that is expected.
+        key: The key of the parameters.
+        settings: The settings of the run.
+        version: The version of MaxText.
     """
     if expected == "adapter":
         return WeightsCheck(tuple(_adapter_problems(tree, settings)), ())
@@ -274,11 +274,11 @@ def unread_layouts(
     """Yield the parts of a checkpoint whose layout this version does not read.
 
     Args:
-        view: the view of the checkpoint.
-        expected: the part of it that is read.
-        version: the version of MaxText.
-        model: the name of the model or of its blocks, as in the settings.
-        where: the location of the checkpoint.
+        view: The view of the checkpoint.
+        expected: The part of it that is read.
+        version: The version of MaxText.
+        model: The name of the model or of its blocks, as in the settings.
+        where: The location of the checkpoint.
     """
     if expected == "parameters":
         yield from _variable_problems(view, version, where)

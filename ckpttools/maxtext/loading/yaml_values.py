@@ -27,7 +27,7 @@ def load_yaml(text: str) -> Any:
     """Return the value of a YAML text, as OmegaConf reads it.
 
     Raises:
-        ValueError: it is not valid YAML.
+        ValueError: It is not valid YAML.
     """
     try:
         return yaml.load(text, _Loader)

@@ -18,9 +18,9 @@ def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: in
     """Return MaxText's settings for a way to save.
 
     Args:
-        mode: the destination of saves.
-        local, persistent: steps between saves; None if unknown, written as `UNKNOWN`.
-        keep: the number of checkpoints to keep; None for all.
+        mode: The destination of saves.
+        local, persistent: Steps between saves; None if unknown, written as `UNKNOWN`.
+        keep: The number of checkpoints to keep; None for all.
     """
     every = UNKNOWN if persistent is None else str(persistent)
     built = {"enable_checkpointing": "true", "async_checkpointing": "true"}

@@ -23,9 +23,9 @@ class Tier:
 
     Attributes:
         name: "local" or "persistent".
-        save_seconds: seconds for which a save blocks training.
-        failure_seconds: average seconds between failures after which training resumes from this tier.
-        write_seconds: seconds from the beginning of a save until the checkpoint is complete; restoring takes
+        save_seconds: Seconds for which a save blocks training.
+        failure_seconds: Average seconds between failures after which training resumes from this tier.
+        write_seconds: Seconds from the beginning of a save until the checkpoint is complete; restoring takes
             as long.
     """
 
@@ -72,13 +72,13 @@ class SaveInterval:
     """The save interval of one tier.
 
     Attributes:
-        tier: the name of the tier.
-        save_seconds, failure_seconds: see `Tier`.
-        young_seconds, best_seconds: the best training time between two saves, to first order, and with
+        tier: The name of the tier.
+        save_seconds, failure_seconds: See `Tier`.
+        young_seconds, best_seconds: The best training time between two saves, to first order, and with
             failures at any time.
-        steps: the planned interval in steps; None if the time of a step is unknown.
-        seconds: the same in seconds; the best interval if steps are unknown.
-        lost: the fraction of time that is lost with it.
+        steps: The planned interval in steps; None if the time of a step is unknown.
+        seconds: The same in seconds; the best interval if steps are unknown.
+        lost: The fraction of time that is lost with it.
     """
 
     tier: str
@@ -97,10 +97,10 @@ class SaveInterval:
         """Return the save interval of a tier.
 
         Args:
-            tier: the costs of a save and of a failure.
-            step_seconds: the duration of a step.
-            multiple: the interval is a multiple of this number of steps.
-            steps: the interval that the user sets, instead of the best one.
+            tier: The costs of a save and of a failure.
+            step_seconds: The duration of a step.
+            multiple: The interval is a multiple of this number of steps.
+            steps: The interval that the user sets, instead of the best one.
         """
         seconds = tier.best_seconds
         if step_seconds is not None:

@@ -22,8 +22,8 @@ class Ramdisk:
 
     Attributes:
         documented: 2 x (state / hosts of a slice) x 1.15, as in MaxText's documentation.
-        exact: the same formula with the actual bytes of a host; None if the sharding is unknown.
-        setting: the value for `RAMDISK_SIZE`, in full MiB: the exact one if known.
+        exact: The same formula with the actual bytes of a host; None if the sharding is unknown.
+        setting: The value for `RAMDISK_SIZE`, in full MiB: the exact one if known.
     """
 
     documented: float
@@ -35,9 +35,9 @@ def ramdisk(state_bytes: int, hosts: int, host_bytes: int | None) -> Ramdisk:
     """Return the ramdisk size of each host.
 
     Args:
-        state_bytes: the size of a full training state.
-        hosts: the hosts of a slice.
-        host_bytes: the bytes that one host holds, including replicated ones; None if unknown.
+        state_bytes: The size of a full training state.
+        hosts: The hosts of a slice.
+        host_bytes: The bytes that one host holds, including replicated ones; None if unknown.
     """
     documented = _COPIES * _SPARE * state_bytes / hosts
     exact = None if host_bytes is None else _COPIES * _SPARE * host_bytes
@@ -50,27 +50,27 @@ class TrainingPlan:
     """A plan for saving checkpoints.
 
     Attributes:
-        path: the checkpoint or configuration that defines the model.
-        parameters: the number of learned values.
-        state_bytes: the size of a full training state: as stored, or 12 bytes for each parameter.
-        is_exact: whether the size comes from a stored state.
-        hosts, slices: the hosts of a slice, and the number of slices.
-        host_bytes: the bytes that a host writes if each host writes everything that its devices hold, as
+        path: The checkpoint or configuration that defines the model.
+        parameters: The number of learned values.
+        state_bytes: The size of a full training state: as stored, or 12 bytes for each parameter.
+        is_exact: Whether the size comes from a stored state.
+        hosts, slices: The hosts of a slice, and the number of slices.
+        host_bytes: The bytes that a host writes if each host writes everything that its devices hold, as
             emergency and multi-tier checkpoints do; replicated arrays count on every host. An even share if
             the sharding is unknown.
-        replicated_bytes: the bytes among these that other hosts of the slice write as well.
-        ramdisk: the ramdisk of each host.
+        replicated_bytes: The bytes among these that other hosts of the slice write as well.
+        ramdisk: The ramdisk of each host.
         mode: "persistent", "emergency" or "multi-tier".
-        local_write_seconds, persistent_write_seconds: the duration of one checkpoint at the given bandwidths,
+        local_write_seconds, persistent_write_seconds: The duration of one checkpoint at the given bandwidths,
             with all hosts writing at once.
-        intervals: the interval of each tier; empty if the time between failures is not given.
-        run_bytes: the size of all checkpoints of a run; None if its steps are unknown.
-        run_checkpoints: the number of these checkpoints.
-        settings: the settings for MaxText.
-        refusals: the reasons why MaxText would refuse these settings, including those of the user.
-        commands: the xpk commands.
-        tiers: the tiers from which the intervals were computed.
-        remarks: other notes for the user.
+        intervals: The interval of each tier; empty if the time between failures is not given.
+        run_bytes: The size of all checkpoints of a run; None if its steps are unknown.
+        run_checkpoints: The number of these checkpoints.
+        settings: The settings for MaxText.
+        refusals: The reasons why MaxText would refuse these settings, including those of the user.
+        commands: The xpk commands.
+        tiers: The tiers from which the intervals were computed.
+        remarks: Other notes for the user.
     """
 
     path: str

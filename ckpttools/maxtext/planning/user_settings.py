@@ -19,7 +19,7 @@ def parse_user_settings(settings: Sequence[str]) -> dict[str, str]:
     """Return the user's settings by name.
 
     Raises:
-        UsageError: a setting does not have the form `NAME=VALUE`.
+        UsageError: A setting does not have the form `NAME=VALUE`.
     """
     for word in settings:
         name, equals, _ = word.partition("=")
@@ -47,9 +47,9 @@ def find_refusals(
     """Yield the reasons why MaxText would refuse settings, singly and then together.
 
     Args:
-        file: a MaxText configuration file; settings of the plan override it.
-        planned: the settings of the plan, including those of the user.
-        settings: the settings of the user, `NAME=VALUE`.
+        file: A MaxText configuration file; settings of the plan override it.
+        planned: The settings of the plan, including those of the user.
+        settings: The settings of the user, `NAME=VALUE`.
     """
     wrong = list(find_mistakes(read_settings(list(settings)).declared, NEWEST)) if settings else []
     yield from (f"{item.name}={item.declared}: {item.reason}" for item in wrong)
@@ -72,7 +72,7 @@ def refused_combinations(settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield the reasons why MaxText would refuse a combination of valid settings.
 
     Args:
-        settings: name -> value, as text or parsed; absent settings have MaxText's defaults.
+        settings: Name -> value, as text or parsed; absent settings have MaxText's defaults.
     """
 
     def declared(name: str) -> Any:

@@ -26,11 +26,11 @@ class Module:
     """A quantized weight in the view of a scheme.
 
     Attributes:
-        name: of the array with its codes.
-        sides: names of its auxiliary tensors.
-        arrays: all arrays of the checkpoint.
-        declared: the `quantization_config`.
-        shapes: stored shapes that have been read, by array name.
+        name: Of the array with its codes.
+        sides: Names of its auxiliary tensors.
+        arrays: All arrays of the checkpoint.
+        declared: The `quantization_config`.
+        shapes: Stored shapes that have been read, by array name.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Module:
         """Return the only expected auxiliary tensor, under one of several keys.
 
         Raises:
-            UnreadableError: it is missing, or there are other ones.
+            UnreadableError: It is missing, or there are other ones.
         """
         (result,) = self.only(keys)
         return result
@@ -83,7 +83,7 @@ class Module:
         """Return the expected auxiliary tensors in order, each under one of several keys.
 
         Raises:
-            UnreadableError: one is missing, or there are other ones.
+            UnreadableError: One is missing, or there are other ones.
         """
         result = [next((key for key in keys if key in self.by_key), None) for keys in expected]
         if len(self.by_key) + len(self.activation_scales) < len(self.sides):
@@ -102,11 +102,11 @@ class Scales:
     """Scales of a weight.
 
     Attributes:
-        name: of the array.
-        dtype: of its numbers: exponents may be stored as uint8.
-        shape: of the array, with as many axes as the weight.
-        block: shape of the region of the weight that shares one.
-        divides: whether numbers are divided by them.
+        name: Of the array.
+        dtype: Of its numbers: exponents may be stored as uint8.
+        shape: Of the array, with as many axes as the weight.
+        block: Shape of the region of the weight that shares one.
+        divides: Whether numbers are divided by them.
     """
 
     name: str
@@ -121,20 +121,20 @@ class Weight:
     """A quantized weight as one logical array.
 
     Attributes:
-        name: of the logical array.
-        codes: name of the array of codes.
-        scheme: name and block: `fp8 128x128`.
-        shape: of the numbers in the order of the codes.
-        layout: shape of the array of codes, with one axis for each of `shape`.
-        packed: numbers per code, along the last axis.
-        numbers: the meaning of codes, as for `ckpttools.quantized.decoding.Decode`.
-        scales: all but the first have one element.
-        aside: names of other auxiliary tensors that the scheme consumes.
-        activation_scales: names of scales that are left out, because they do not scale the weight.
-        is_swapped: whether the logical array has the last two axes in reverse order.
-        stored_shape: name of the array that stores the shape, or None. Until it is read, `shape` includes all
+        name: Of the logical array.
+        codes: Name of the array of codes.
+        scheme: Name and block: `fp8 128x128`.
+        shape: Of the numbers in the order of the codes.
+        layout: Shape of the array of codes, with one axis for each of `shape`.
+        packed: Numbers per code, along the last axis.
+        numbers: The meaning of codes, as for `ckpttools.quantized.decoding.Decode`.
+        scales: All but the first have one element.
+        aside: Names of other auxiliary tensors that the scheme consumes.
+        activation_scales: Names of scales that are left out, because they do not scale the weight.
+        is_swapped: Whether the logical array has the last two axes in reverse order.
+        stored_shape: Name of the array that stores the shape, or None. Until it is read, `shape` includes all
             numbers that the codes can hold.
-        zero_points: name of the array with zero points, which are subtracted from the numbers of each scale,
+        zero_points: Name of the array with zero points, which are subtracted from the numbers of each scale,
             packed as eight column neighbors per word; None without one.
     """
 
@@ -182,7 +182,7 @@ class Scheme(Protocol):
         """Interpret a weight.
 
         Raises:
-            UnreadableError: the weight does not follow the scheme.
+            UnreadableError: The weight does not follow the scheme.
         """
 
 
@@ -190,14 +190,14 @@ def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DTy
     """Return the block scales of a weight.
 
     Args:
-        module: the module of the weight.
-        name: of the array of scales.
-        shape: of the weight's numbers.
-        block: of its last axes; other axes have a scale for each coordinate.
-        dtype: of the scales; None for that of the array.
+        module: The module of the weight.
+        name: Of the array of scales.
+        shape: Of the weight's numbers.
+        block: Of its last axes; other axes have a scale for each coordinate.
+        dtype: Of the scales; None for that of the array.
 
     Raises:
-        UnreadableError: the array does not have one element for each block.
+        UnreadableError: The array does not have one element for each block.
     """
     array = module.arrays[name]
     if len(shape) < len(block):
@@ -219,14 +219,14 @@ def whole(
     """Return the single scale of a weight.
 
     Args:
-        module: the module of the weight.
-        name: of the array with the scale.
-        shape: of the weight's numbers.
-        divides: whether numbers are divided by it.
-        dtype: of the scale; None for that of the array.
+        module: The module of the weight.
+        name: Of the array with the scale.
+        shape: Of the weight's numbers.
+        divides: Whether numbers are divided by it.
+        dtype: Of the scale; None for that of the array.
 
     Raises:
-        UnreadableError: the array has several elements, or integers.
+        UnreadableError: The array has several elements, or integers.
     """
     array = module.arrays[name]
     if any(length != 1 for length in array.shape):
@@ -260,14 +260,14 @@ def rows_and_groups(
     """Return the length of a row, and the size of its groups.
 
     Args:
-        module: the weight.
-        widths: possible lengths of a row, the likeliest first.
-        count: scales of a row.
-        bits: of a number.
-        per_code: numbers in a code; the last code of a row may be partly empty.
+        module: The weight.
+        widths: Possible lengths of a row, the likeliest first.
+        count: Scales of a row.
+        bits: Of a number.
+        per_code: Numbers in a code; the last code of a row may be partly empty.
 
     Raises:
-        UnreadableError: the configuration has no matching group size, or several.
+        UnreadableError: The configuration has no matching group size, or several.
     """
     groups = weight_groups(module)
     declared = [
@@ -314,7 +314,7 @@ def is_shifted(module: Module, bits: int) -> bool:
     """Return whether groups with this number of bits have zero points.
 
     Raises:
-        UnsupportedError: there are zero points, but no group of the configuration declares them.
+        UnsupportedError: There are zero points, but no group of the configuration declares them.
     """
     declared = [
         group.get("symmetric") is False for group in weight_groups(module) if group.get("num_bits") == bits

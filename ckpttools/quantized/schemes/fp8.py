@@ -59,7 +59,7 @@ def dtype_of_scales(module: Module, name: str) -> DType:
     """Return the dtype of scales: 8-bit integers are exponents if the configuration declares that.
 
     Raises:
-        UnreadableError: scales cannot have this dtype.
+        UnreadableError: Scales cannot have this dtype.
     """
     dtype = module.arrays[name].dtype
     if dtype.name == "uint8" and module.declared.get("scale_fmt") == "ue8m0":
@@ -94,7 +94,7 @@ def _column_scale(module: Module, name: str, dtype: DType) -> Scales:
     They are (expert, 1, out) for `gate_up_proj` and (expert, out, 1) for `down_proj`: the same in memory.
 
     Raises:
-        UnreadableError: the shape is neither of these.
+        UnreadableError: The shape is neither of these.
     """
     (experts, inside, out), array = module.shape, module.arrays[name]
     if array.shape not in ((experts, 1, out), (experts, out, 1)):
@@ -109,12 +109,12 @@ def _block(module: Module, *, is_coarse: bool) -> Block | None:
     """Return the block in the configuration, or None.
 
     Args:
-        module: the weight.
-        is_coarse: whether scales may also cover rows or the whole weight; compressed-tensors may declare that
+        module: The weight.
+        is_coarse: Whether scales may also cover rows or the whole weight; compressed-tensors may declare that
             for one group of modules, and blocks for another.
 
     Raises:
-        UnreadableError: the configured block is invalid.
+        UnreadableError: The configured block is invalid.
     """
     declared = module.declared.get(_FIELD)
     if module.method == "compressed-tensors":

@@ -71,7 +71,7 @@ def _widths(module: Module, name: str) -> Sequence[int]:
     """Return the possible lengths of a row: the stored one, or all that fit the words.
 
     Raises:
-        UnreadableError: the stored shape does not match the codes.
+        UnreadableError: The stored shape does not match the codes.
     """
     rows, words = module.shape
     limit, declared, array = words * _PER_WORD, module.shapes.get(name), module.arrays[name]
@@ -90,7 +90,7 @@ def _zero_points(module: Module, names: Sequence[str]) -> str | None:
     """Return the array of zero points.
 
     Raises:
-        UnreadableError: it does not have one zero point per scale, packed like the numbers.
+        UnreadableError: It does not have one zero point per scale, packed like the numbers.
     """
     if not names:
         return None

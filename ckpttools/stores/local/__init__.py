@@ -1,1 +1,1 @@
-"""Local files: reading by position, durable writes, links, and staging of checkpoints."""
+"""Local files: reads by position, durable writes, links, and staging of checkpoints."""

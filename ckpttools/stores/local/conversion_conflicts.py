@@ -1,4 +1,4 @@
-"""Errors for a destination that contains another unfinished conversion."""
+"""Errors for a destination that contains a different unfinished conversion."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ckpttools.core.message_terms import option
 from ckpttools.stores.publishing import JobInfo
 
 _RESOURCES = frozenset(("--jobs", "--memory", "--requests", "--progress", "--no-progress", "--resume"))
-"""Options that affect only how a command works: it resumes with other values, too."""
+"""Options that do not affect the result, so that a command can resume with different values."""
 
 
 def conflict_error(directory: Path, begun: JobInfo | None, purpose: JobInfo) -> UsageError:
-    """Return the error of a directory that contains another conversion.
+    """Return the error for a directory that contains a different conversion.
 
     Args:
-        directory: the staging directory of the other conversion.
-        begun: the other conversion; None if its journal is damaged.
-        purpose: the requested conversion.
+        directory: The staging directory of the other conversion.
+        begun: The other conversion; None if its journal is damaged.
+        purpose: The requested conversion.
     """
     discard = f"delete {directory}, or discard it with {option('overwrite', True)}"
     if begun is None:
@@ -58,7 +58,7 @@ def _is_same_conversion(begun: JobInfo, purpose: JobInfo) -> bool:
 
 
 def _describe_changes(begun: JobInfo, purpose: JobInfo) -> str:
-    """Describe the options that differ between two commands; "" if none do."""
+    """Describe the options that differ between two commands; "" if none differ."""
     before, now = (dict.fromkeys(_options(item.command)) for item in (begun, purpose))
     old = [item for item in before if item not in now]
     new = [item for item in now if item not in before]
@@ -67,7 +67,7 @@ def _describe_changes(begun: JobInfo, purpose: JobInfo) -> str:
 
 
 def _describe_smaller_memory(begun: JobInfo, purpose: JobInfo) -> str:
-    """Describe the memory limits of two commands if the tasks that one began may not fit into the other's."""
+    """Describe the memory limits of two commands if the started tasks may not fit in the other limit."""
     before, now = _parse_memory_limit(begun.command), _parse_memory_limit(purpose.command)
     if not begun.division or before is None or now is None or before <= now:
         return ""
@@ -87,7 +87,7 @@ def _parse_memory_limit(command: str) -> int | None:
 
 
 def _options(command: str) -> Iterator[str]:
-    """Iterate over the options of a command that change its result, with their values."""
+    """Iterate over the options of a command that affect its result, with their values."""
     words = command.split()
     for word, following in zip(words, [*words[1:], "-"], strict=True):
         if word.startswith("--") and word.partition("=")[0] not in _RESOURCES:
@@ -95,14 +95,14 @@ def _options(command: str) -> Iterator[str]:
 
 
 def describe_conversion(purpose: JobInfo) -> str:
-    """Describe a conversion."""
+    """Describe a conversion for a message."""
     of = f"the conversion of {purpose.source}, " if purpose.source else ""
     by = f"by `{purpose.command}` in {purpose.directory}, " if purpose.command else ""
     return f"{of}{by}plan {purpose.plan[:12]}"
 
 
 def _resume_hint(purpose: JobInfo) -> str:
-    """Return a hint how to resume a conversion."""
+    """Return a hint on how to resume a conversion."""
     if not purpose.command:
         return "run the command that started it"
     return f"run in {purpose.directory}: {purpose.command}"

@@ -1,4 +1,4 @@
-"""The data files of a destination, which any thread can write at any offset."""
+"""The data files of a destination, which any thread can write to at any offset."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ckpttools.stores.local.files import MOST_SINGLE_SYNCS, sync_directory, writ
 from ckpttools.stores.local.written import WrittenFiles
 from ckpttools.stores.publishing import Series
 
-# Direct writes need memory, offset and length in multiples of the block size; a page is a multiple of every
-# block size.
+# Direct writes require memory, offset and length to be multiples of the block size; a page is a multiple of
+# every block size.
 _BLOCK = 4096
-# O_NOFOLLOW: a link with the name of a data file leads to an unowned file.
+# O_NOFOLLOW: if a data file's name is a link, it leads to a file that ckpttools does not own.
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-# With other processes. Write-only: an NFS client would fetch a page before it writes part of it, and send all
-# of it back, over data of other machines.
+# For files shared with other processes. Write-only, because an NFS client would otherwise fetch a page before
+# writing a part of it, and send the full page back over data from other machines.
 _FLAGS_BESIDE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-# Smaller pieces go through the page cache. Unscanning 2.47 GB took 2.2 s with 4 KiB, 2.05 s with 1 MiB, 2.4 s
-# with 16 MiB.
+# Smaller pieces go through the page cache. Unscanning 2.47 GB takes 2.2 s with 4 KiB, 2.05 s with 1 MiB, and
+# 2.4 s with 16 MiB.
 _SMALLEST_DIRECT = 1 << 20
 
 
 class LocalDataFiles:
     """Files of known size that are written in pieces, in any order.
 
-    Large pieces go directly from the buffer to the disk if the file system supports it (`O_DIRECT`): the page
-    cache costs a second copy, and its pages cost more than the copy. Measured for 2.47 GB with two threads:
-    0.3 to 0.4 s of kernel time direct, 1.5 to 6.6 s through the cache.
+    Large pieces go directly from the buffer to the disk if the file system supports it (`O_DIRECT`). The page
+    cache would need a second copy, and allocating its pages costs more than copying. Measured for 2.47 GB
+    with two threads: 0.3 to 0.4 s of kernel time for direct writes, 1.5 to 6.6 s through the cache.
     """
 
     is_dry_pass: ClassVar[bool] = False
@@ -51,15 +51,15 @@ class LocalDataFiles:
         """Create each file at its full size, or open it if an earlier run created it.
 
         Args:
-            directory: directory of the files.
-            sizes: size of each file in bytes.
-            heads: first bytes of some files.
-            is_alone: whether no other process writes them. Only then is space reserved: if a file system
-                cannot reserve space, the C library writes zeros over the data of others.
-            written: registry of the files; None to create one.
+            directory: Directory of the files.
+            sizes: Size of each file in bytes.
+            heads: The first bytes of some files.
+            is_alone: Whether no other process writes the files. Space is reserved only in this case: if a
+                file system cannot reserve space, the C library writes zeros over the data of other processes.
+            written: Registry of written files; None creates one.
 
         Raises:
-            StorageError, NoSpaceError: a file cannot be created or opened.
+            StorageError, NoSpaceError: A file cannot be created or opened.
         """
         self._directory = directory
         self._heads = heads
@@ -85,11 +85,11 @@ class LocalDataFiles:
                 raise
 
     def _open_file(self, name: str, flags: int) -> int:
-        """Open a file, and create it only if this process has not opened it before.
+        """Open a file, creating it only if this process has not opened it before.
 
         Raises:
-            StorageError: the file or the directory is not the one that this process wrote before.
-            OSError: the system reports an error.
+            StorageError: The file or the directory has been replaced since this process wrote to it.
+            OSError: The system reports an error.
         """
         path = self._directory / name
         if self._written.has(name):
@@ -127,7 +127,7 @@ class LocalDataFiles:
                 raise
 
     def write_passes(self, group: int) -> Generator[LocalDataFiles]:
-        """See `DataFiles.write_passes`; there is one pass."""
+        """See `DataFiles.write_passes`. There is one pass."""
         yield self
 
     def write_heads(self) -> None:
@@ -156,13 +156,13 @@ class LocalDataFiles:
 
     @contextmanager
     def _use_sized(self, name: str, files: Mapping[str, ReopenableFile]) -> Iterator[int]:
-        """Return the descriptor of a file of known size; reopen the file if it was closed since."""
+        """Yield the descriptor of a file of known size, reopening the file if it was closed."""
         with ExitStack() as stack:
             try:
                 descriptor = stack.enter_context(files[name].use())
             except OSError as error:
                 raise write_error(self._directory / name, error) from error
-            # A write at the end would hide that the file was cut. This check costs 0.4 microseconds.
+            # Writing at the end would hide that the file was truncated. This check takes 0.4 microseconds.
             if os.fstat(descriptor).st_size != self._sizes[name]:
                 self._written.register(name, descriptor)
             yield descriptor
@@ -186,7 +186,7 @@ class LocalDataFiles:
 
     @contextmanager
     def _open_loose(self, name: str, size: int | None) -> Iterator[int]:
-        """Open a file only for one write, and remember that it must be synced."""
+        """Open a file for a single write, and remember that it must be synced."""
         with self._open_for_writing(name) as descriptor:
             if size is not None:
                 if os.fstat(descriptor).st_size != size:
@@ -197,7 +197,7 @@ class LocalDataFiles:
             self._unsynced.add(name)
 
     def _write_direct(self, name: str, offset: int, data: memoryview) -> int:
-        """Write `data` directly. Returns the number of bytes written, 0 if the disk refuses the alignment."""
+        """Write `data` directly; return the number of bytes written, 0 if the disk refuses the alignment."""
         with self._use_sized(name, self._direct) as descriptor:
             try:
                 return os.pwrite(descriptor, data, offset)
@@ -213,10 +213,10 @@ class LocalDataFiles:
             raise write_error(self._directory / name, error) from error
 
     def sync(self) -> None:
-        """Wait until everything written so far is durable, and check that its names still exist.
+        """Wait until all writes so far are durable, and check that the files still have their names.
 
         Raises:
-            StorageError: a file was removed or replaced, or the system reports an error.
+            StorageError: A file was removed or replaced, or the system reports an error.
         """
         with self._noting:
             written, self._unsynced = self._unsynced, set()
@@ -240,7 +240,7 @@ class LocalDataFiles:
                 self._sync_one(name, descriptor)
 
     def _sync_names(self, written: Iterable[str]) -> None:
-        """Sync the parent directories: without that, a new file does not survive a power cut."""
+        """Sync the parent directories, because otherwise a new file may be lost in a power failure."""
         changed = {directory for name in written for directory in PurePath(name).parents}
         for directory in changed:
             try:
@@ -256,7 +256,7 @@ class LocalDataFiles:
 
     @contextmanager
     def _open_for_writing(self, name: str) -> Iterator[int]:
-        """Open a file for writing, and create it and its directories if they do not exist."""
+        """Open a file for writing, creating it and its directories if needed."""
         try:
             descriptor = self._open_file(name, self._flags)
         except OSError as error:
@@ -282,7 +282,7 @@ def _new_registry(directory: Path) -> WrittenFiles:
 def _reserve(descriptor: int, size: int, is_alone: bool) -> None:
     """Set the size of a file and reserve its space if possible, so that a full disk is detected at once."""
     if os.fstat(descriptor).st_size > size:
-        # The file grew since an earlier run.
+        # The file has grown since an earlier run.
         os.ftruncate(descriptor, size)
     if os.fstat(descriptor).st_size < size:
         os.ftruncate(descriptor, size)

@@ -1,4 +1,4 @@
-"""The staging directory `<destination>.partial`, in which a checkpoint is written before it gets its name.
+"""The staging directory `<destination>.partial`, in which a checkpoint is written before it is published.
 
     DST.partial/journal.ckpttools   the plan and its progress; locked by the active process
     DST.partial/content/            the checkpoint; after an exchange, the replaced one
@@ -6,11 +6,11 @@
     DST.partial/replaced/           the replaced checkpoint, if the file system cannot exchange two names
     DST.partial/removed/            files that are being deleted
 
-Nothing is readable under the final name until everything is written; then one rename publishes it, or one
-exchange if a checkpoint is replaced. Until it is published, a checkpoint has a mark that names its plan. So
-all states after a crash can be distinguished, and unmarked files are never taken for ours. The replaced
-checkpoint is deleted after the publication, then the mark, then the journal. A directory with this name but
-without our journal is unowned and left unchanged.
+The final name does not exist until everything is written. One rename then publishes the checkpoint, or one
+exchange if it replaces another. Until it is published, a checkpoint has a mark that names its plan. All
+states after a crash can therefore be distinguished, and unmarked files are never taken for ours. After
+publication, the replaced checkpoint is deleted, then the mark, then the journal. A directory with this name
+but without our journal is not owned by ckpttools and is left unchanged.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def check_directory(destination: Path) -> None:
 
 
 def allocated(path: Path) -> int:
-    """Return the disk usage in bytes of all files below `path` that have no other hard link."""
+    """Return the disk usage of all files below `path` that have no other hard link, in bytes."""
     result = 0
-    # Another process may be publishing or removing it at the same time.
+    # Another process may be publishing or removing the directory at the same time.
     for directory, _, names in os.walk(path):
         for name in names:
             with suppress(OSError):
@@ -92,12 +92,12 @@ def allocated(path: Path) -> int:
 
 
 def inventory(directory: Path) -> Iterator[str]:
-    """Iterate over a line for each file below a directory: size in bytes, mtime in nanoseconds, and path.
+    """Iterate over one line for each file below a directory: size in bytes, mtime in nanoseconds, and path.
 
-    The mark of the plan is left out, because it is removed at the end.
+    The mark of the plan is not listed, because it is removed at the end.
 
     Raises:
-        OSError: the system reports an error.
+        OSError: The system reports an error.
     """
     waiting = [directory]
     while waiting:
@@ -110,16 +110,16 @@ def inventory(directory: Path) -> Iterator[str]:
 
 
 def check_inventory(directory: Path, lines: Iterable[str], hint: str) -> None:
-    """Compare the files of a checkpoint with its inventory; additional files are ignored.
+    """Compare the files of a checkpoint with its inventory, ignoring additional files.
 
     Args:
-        directory: the checkpoint.
-        lines: its inventory.
-        hint: the hint of the error.
+        directory: Directory of the checkpoint.
+        lines: Lines of the inventory.
+        hint: The hint of the error.
 
     Raises:
-        DestinationExistsError: a file was changed or removed.
-        OSError: the system reports an error.
+        DestinationExistsError: A file was changed or removed.
+        OSError: The system reports an error.
     """
     for line in lines:
         name = line.split(" ", 2)[2]
@@ -153,10 +153,10 @@ def _described(line: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StagingDirectory:
-    """The staging directory of a destination, and the moves between the two.
+    """The staging directory of a destination, and the renames between the two.
 
     Attributes:
-        destination: the final location.
+        destination: The final location.
     """
 
     destination: Path
@@ -182,16 +182,16 @@ class StagingDirectory:
         return self.directory / REMOVED
 
     def is_published(self, plan: str) -> bool:
-        """Return whether this plan's run was interrupted after publication, before its work was complete."""
+        """Return whether this plan's run was interrupted after publication but before its cleanup."""
         return read_mark(self.destination) == plan and is_staging(self.directory)
 
     def is_complete(self, journal: Journal, plan: str) -> bool:
-        """Return whether the journal records that everything is published, even if nothing else is left."""
+        """Return whether the journal records a complete publication, even if nothing else remains."""
         may_be = journal.plan == plan and journal.publishing
         return may_be and (self.is_published(plan) or self._is_unmarked(journal))
 
     def _is_unmarked(self, journal: Journal) -> bool:
-        """Return whether the destination has exactly the published files and only the mark is gone."""
+        """Return whether the destination has exactly the published files and only the mark was removed."""
         is_moving = any(map(os.path.lexists, (self.content, self._replaced)))
         if journal.inventory is None or is_moving or is_free(self.destination):
             return False
@@ -202,7 +202,7 @@ class StagingDirectory:
         return True
 
     def old(self, journal: Journal) -> Path | None:
-        """Return the path of the replaced checkpoint in the directory; None if there is none."""
+        """Return the path of the replaced checkpoint in the directory, or None."""
         if os.path.lexists(self._replaced):
             return self._replaced
         may_be_exchanged = journal.publishing or journal.plan is None
@@ -212,12 +212,12 @@ class StagingDirectory:
         return self.content if read_mark(self.content) is None else None
 
     def finish_removing(self, journal: Journal, plan: str) -> None:
-        """Finish an interrupted removal of files that are ours.
+        """Finish an interrupted removal of files that ckpttools owns.
 
-        Unmarked files belong to a checkpoint that was replaced by a published one.
+        Unmarked files belong to a checkpoint that a published one has replaced.
 
         Raises:
-            UsageError: the owner of the files is unknown.
+            UsageError: The owner of the files is unknown.
         """
         location = self._removed
         is_known = journal.publishing or self.is_published(plan)
@@ -233,7 +233,7 @@ class StagingDirectory:
             )
 
     def refuse_unmarked(self) -> None:
-        """Raise UsageError if the content directory is unowned."""
+        """Raise UsageError if ckpttools does not own the content directory."""
         is_marked = not self.content.is_symlink() and read_mark(self.content) is not None
         if not is_marked and not is_free(self.content):
             raise UsageError(
@@ -243,7 +243,7 @@ class StagingDirectory:
             )
 
     def settle(self, journal: Journal, plan: str) -> None:
-        """Remove the replaced checkpoint if its successor is published, otherwise rename it back."""
+        """Remove the replaced checkpoint if its successor is published; otherwise restore its name."""
         old = self.old(journal)
         if old is None:
             return
@@ -264,7 +264,8 @@ class StagingDirectory:
         if is_free(self.destination):
             self.content.rename(self.destination)
             return
-        # Remove the mark of an interrupted run, so that the replaced checkpoint is not taken for new content.
+        # Remove the mark that an interrupted run left, so that the replaced checkpoint is not taken for new
+        # content.
         remove_mark(self.destination)
         if not exchange(self.content, self.destination):
             self.destination.rename(self._replaced)
@@ -285,9 +286,7 @@ class StagingDirectory:
         sync_directory(self.destination.absolute().parent)
 
     def remove(self, location: Path) -> None:
-        """Remove a directory in the staging directory if it exists: first rename it durably, then delete its
-        files.
-        """
+        """Remove a directory in the staging directory, if it exists: rename it durably, then delete it."""
         if os.path.lexists(location):
             check_no_mount(location)
             location.rename(self._removed)
@@ -295,8 +294,9 @@ class StagingDirectory:
             self._empty_removed()
 
     def _empty_removed(self) -> None:
-        """Delete the marked directory. The mark goes last, before any change of the journal: these two
-        identify it.
+        """Delete the marked directory.
+
+        The mark is removed last, before any change of the journal, because both identify the directory.
         """
         remove_tree(self._removed, last=PLAN_MARK)
         sync_directory(self.directory)

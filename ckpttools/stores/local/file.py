@@ -1,4 +1,7 @@
-"""Local files, read by position. No mmap: mapped pages would count against the memory budget."""
+"""Local files with positional reads.
+
+Files are not memory-mapped, because mapped pages would count against the memory limit.
+"""
 
 from __future__ import annotations
 
@@ -25,31 +28,33 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-# Limit of open files, because a checkpoint may have more shards than a process may open. The least recently
-# used file is closed first. More open files than this bring no speedup.
+# Limit on open files, because a checkpoint may have more shards than a process may open. The least recently
+# used file is closed first. A higher limit is not faster.
 _MOST = 4096
-# Descriptors for other parts of the process: libraries, the journal, directories, synced files, pipes.
+# Descriptors reserved for other uses in the process: libraries, the journal, directories, synced files,
+# pipes.
 _RESERVE = 48
 _LEAST = 8
 
 
 class ReopenableFile:
-    """A file that stays open while it is used, and afterwards as long as there are few others.
+    """A file that stays open while in use, and afterward as long as few others are open.
 
     Args:
-        opener: opens the file, also after it was closed. May raise `OSError`.
+        opener: Opens the file, and reopens it after it was closed. May raise `OSError`.
     """
 
     def __init__(self, opener: Callable[[], int]) -> None:
         self._opener = opener
         self._opening = threading.Lock()
-        # One descriptor or none. The thread that removes it from the list closes it, so only one thread can.
+        # A list of one descriptor or none. The thread that removes the descriptor from the list closes it, so
+        # only one thread can.
         self._descriptor: list[int] = []
         self._users = 0
 
     @contextmanager
     def use(self) -> Iterator[int]:
-        """Yield the descriptor, which stays open inside the `with`; errors as of the opener."""
+        """Yield the descriptor, which stays open in the `with` block; same errors as the opener."""
         _POOL.enter(self)
         try:
             yield self._opened()
@@ -86,7 +91,7 @@ class ReopenableFile:
 
 
 class _Pool:
-    """The open files, least recently used first."""
+    """The pool of open files, least recently used first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,7 +129,7 @@ def _allowed(*, raised: bool) -> int:
     """Return the maximum number of open files.
 
     Args:
-        raised: whether the process's soft limit may be raised.
+        raised: Whether the process's soft limit may be raised.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     expected = _MOST + _RESERVE
@@ -137,7 +142,7 @@ def _allowed(*, raised: bool) -> int:
 
 
 def iso_time(nanoseconds: int) -> str:
-    """Format nanoseconds since 1970 as ISO 8601 in UTC, with all digits, to distinguish close times."""
+    """Format nanoseconds since 1970 as ISO 8601 in UTC, with all digits to distinguish close times."""
     seconds, rest = divmod(nanoseconds, 10**9)
     try:
         text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
@@ -147,21 +152,22 @@ def iso_time(nanoseconds: int) -> str:
     return f"{text}.{rest:09}Z" if rest else f"{text}Z"
 
 
-# Linux transfers at most 2**31 - 4096 bytes per call (read(2)); this is less, and whole pages.
+# Linux transfers at most 2**31 - 4096 bytes per call (read(2)). This limit is smaller and a multiple of a
+# page.
 _MOST_AT_ONCE = 1 << 30
 _CHECKED_AT_ONCE = 1 << 20
-# A named pipe opens without waiting for a writer, and fails when it is read by position.
+# With this flag, opening a named pipe does not wait for a writer; reading it by position then fails.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class LocalFile(File):
-    """A file that all threads read; opened at the first read, and reopened if it had to be closed.
+    """A file that all threads read. It is opened at the first read and reopened if it was closed.
 
     Attributes:
-        path: its path.
-        size: its length in bytes when it was opened; a shorter file later is an error.
-        version: its modification time then, in nanoseconds.
-        identity: its device and inode then; None if unknown.
+        path: Path of the file.
+        size: Size in bytes when the file was first inspected; if it is shorter later, reading fails.
+        version: Modification time at that moment, in nanoseconds.
+        identity: Device and inode at that moment; None if unknown.
     """
 
     __slots__ = ("__weakref__", "_file", "_head", "identity", "path", "size", "version")
@@ -177,11 +183,11 @@ class LocalFile(File):
 
     @classmethod
     def at(cls, path: str | Path) -> LocalFile:
-        """Return the file with its present status.
+        """Return the file with its current status.
 
         Raises:
-            FormatError: it does not exist.
-            StorageError: it cannot be accessed.
+            FormatError: The file does not exist.
+            StorageError: The file cannot be accessed.
         """
         try:
             status = Path(path).stat()
@@ -191,13 +197,13 @@ class LocalFile(File):
         return cls(str(path), status.st_size, str(status.st_mtime_ns), identity)
 
     def remember_head(self, nbytes: int) -> None:
-        """Remember the first bytes, because modification times can be set back; errors as `read_into`."""
+        """Remember the first bytes, because modification times can be set back; errors as for `read_into`."""
         self._head = nbytes, self._checksum(nbytes)
 
     def check_unchanged(self) -> None:
-        """Compare inode, length, modification time and remembered head; see `File.check_unchanged`.
+        """Compare inode, size, modification time and remembered head; see `File.check_unchanged`.
 
-        The ctime is not compared: it also changes when another process links the file.
+        The ctime is not compared, because it also changes when another process links the file.
         """
         now = LocalFile.at(self.path)
         if self.identity not in (None, now.identity):
@@ -226,16 +232,15 @@ class LocalFile(File):
         """Fill `out` with the bytes from `offset`.
 
         Raises:
-            FormatError: the file is too short, was removed, or was replaced or changed after it had been
-                read.
-            StorageError: the system reports an error.
+            FormatError: The file is too short, was removed, or was replaced or changed after an earlier read.
+            StorageError: The system reports an error.
         """
         rest = memoryview(out).cast("B")
         with self._file.use() as descriptor:
             self._fill(descriptor, offset, rest)
 
     def has_hole(self, start: int, stop: int) -> bool:
-        """Return whether bytes of a range are not stored; see `SupportsHoleDetection`."""
+        """Return whether bytes in a range were never written; see `SupportsHoleDetection`."""
         with self._file.use() as descriptor:
             try:
                 return os.lseek(descriptor, start, os.SEEK_HOLE) < stop
@@ -272,9 +277,7 @@ def _summary(file: LocalFile) -> str:
 
 
 def _expected_status(size: int, version: str, identity: object) -> tuple[int, ...] | None:
-    """Return the status that the file must have when it is opened: a link can change its target in
-    between.
-    """
+    """Return the status required when opening a file, because a link can change its target in between."""
     match identity:
         case (int(device), int(inode)) if version.isdecimal():
             return device, inode, size, int(version)
@@ -282,7 +285,7 @@ def _expected_status(size: int, version: str, identity: object) -> tuple[int, ..
 
 
 class _Opener:
-    """Opens a file for reading, and refuses another file with its name."""
+    """Opens a file for reading, and rejects a different file with the same name."""
 
     __slots__ = ("_first", "_path")
 
@@ -294,8 +297,8 @@ class _Opener:
         """Open the file.
 
         Raises:
-            FormatError: it was removed or replaced, or has another length or modification time.
-            StorageError: the system reports an error other than too many open files.
+            FormatError: The file was removed or replaced, or has another size or modification time.
+            StorageError: The system reports an error other than too many open files.
         """
         try:
             descriptor = os.open(self._path, _FLAGS)
@@ -330,8 +333,9 @@ def read_whole(path: Path, limit: int = LARGEST_WHOLE) -> bytes:
     """Read a small file completely.
 
     Raises:
-        FormatError: it is a pipe or a device, which would wait for a writer, or it is too large.
-        StorageError: it cannot be read.
+        FormatError: The path is a pipe or a device, where reading could wait for a writer, or the file is too
+            large.
+        StorageError: The file cannot be read.
     """
     try:
         status = path.stat()
@@ -345,9 +349,7 @@ def read_whole(path: Path, limit: int = LARGEST_WHOLE) -> bytes:
 
 
 def _reading_error(doing: str, path: str | Path, error: OSError) -> CheckpointError:
-    """Return the error of a file that belongs to a checkpoint: if it is missing, the checkpoint is
-    damaged.
-    """
+    """Return the error for a file of a checkpoint; if the file is missing, the checkpoint is damaged."""
     if not isinstance(error, FileNotFoundError):
         return storage_error(doing, path, error)
     return FormatError(
@@ -359,12 +361,13 @@ def _reading_error(doing: str, path: str | Path, error: OSError) -> CheckpointEr
 
 
 def storage_error(doing: str, path: str | Path, error: OSError) -> StorageError:
-    """Convert an OSError, keeping the system's message."""
+    """Convert an OSError to a StorageError, keeping the system's message."""
     hints = {
         "PermissionError": "check who owns it and its mode bits",
         "FileNotFoundError": "check the spelling of the path",
     }
-    # A file of a checkpoint that is missing is not a mistake in the command, unlike one that the user names.
+    # A missing file of a checkpoint is not a mistake in the command, unlike a missing file that the user
+    # names.
     return StorageError(
         f"{doing} {path}",
         got=f"{error.strerror} (errno {error.errno})",

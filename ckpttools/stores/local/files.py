@@ -1,4 +1,4 @@
-"""Changes to the local file system: durable and atomic writes, renames and removal."""
+"""Changes to the local file system: durable and atomic writes, renames, and removal."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from ckpttools.stores.concurrency import map_in_threads
 from ckpttools.stores.local.file import storage_error
 from ckpttools.stores.local.mounts import first_mount
 
-# The sync of a file waits for the disk. With more files than this, one sync of all file systems comes first:
-# it is faster but reports no errors, which the sync of each file then does.
+# Syncing a file waits for the disk. With more files than this, all file systems are synced once first, which
+# is faster but reports no errors; syncing each file then reports them.
 MOST_SINGLE_SYNCS = 64
 _SYNCS_AT_ONCE = 16
 _SYNCS_WAITING = 1024
-# Prefix of temporary names of files that are being written; a checksum of the final name and 16 digits
-# follow.
+# Prefix of temporary names for files that are being written, followed by a checksum of the final name and 16
+# digits.
 _UNFINISHED = ".ckpttools-unfinished-"
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _AT_FDCWD = -100
-# Error numbers of kernels and file systems without renameat2(2) exchange.
+# Errors of kernels and file systems that do not support exchange with renameat2(2).
 _NO_EXCHANGE = frozenset((errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP))
 
 
 def write_error(path: Path | str, error: OSError) -> CheckpointError:
-    """Convert an error of a write; a full disk becomes NoSpaceError."""
+    """Convert an error of a write; a full disk becomes a NoSpaceError."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpaceError(
             "the disk is full",
@@ -47,10 +47,10 @@ def write_error(path: Path | str, error: OSError) -> CheckpointError:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory and its parents, and make their names durable.
+    """Create a directory and its parents durably.
 
     Raises:
-        OSError: the system reports an error, or the path is not a directory.
+        OSError: The system reports an error, or the path is not a directory.
     """
     missing = []
     for location in (path, *path.absolute().parents):
@@ -63,10 +63,10 @@ def make_directory(path: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a small file and create its directories if needed; durable after a sync of its tree.
+    """Write a small file, creating its directories if needed; it becomes durable when its tree is synced.
 
     Raises:
-        OSError: the system reports an error.
+        OSError: The system reports an error.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
@@ -87,11 +87,11 @@ def write_all_at(descriptor: int, offset: int, data: memoryview) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a small file with durable content; its name is durable after a sync of its directory.
+    """Write a small file with durable content; its name becomes durable when its directory is synced.
 
     Raises:
-        OSError: the system reports an error. The file is then removed: the result of a failed sync is
-            readable, but no later sync makes it durable (fsync(2)).
+        OSError: The system reports an error. The file is then removed, because data remains readable after a
+            failed sync, but later syncs do not make it durable (fsync(2)).
     """
     _write(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666), path, content)
 
@@ -110,13 +110,13 @@ def _write(descriptor: int, path: Path, content: bytes) -> None:
 
 
 def claim(path: Path, content: bytes) -> bool:
-    """Create a small file durably unless the path exists; create its directories if needed.
+    """Create a small file and its directories durably, unless the path exists.
 
     Returns:
         Whether the file was created; False if the path exists.
 
     Raises:
-        OSError: the system reports an error; the file is then removed if possible.
+        OSError: The system reports an error. The file is then removed if possible.
     """
     make_directory(path.absolute().parent)
     try:
@@ -135,7 +135,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     next write of this file, if the file system has locks.
 
     Raises:
-        OSError: the system reports an error. An existing file is kept, unless only the last sync failed.
+        OSError: The system reports an error. An existing file is kept, unless only the last sync failed.
     """
     _remove_unfinished(path)
     growing, descriptor = _unfinished(path)
@@ -152,24 +152,24 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _unfinished(path: Path) -> tuple[Path, int]:
-    """Create and lock a temporary file next to `path`. Returns its path and descriptor."""
+    """Create and lock a temporary file next to `path`; return its path and descriptor."""
     while True:
         growing = path.with_name(_unfinished_prefix(path) + os.urandom(8).hex())
         descriptor = os.open(growing, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         _lock(descriptor)
-        # Before it was locked, another process could have removed it as abandoned.
+        # Another process could have removed the file as abandoned before it was locked.
         if growing.exists():
             return growing, descriptor
         os.close(descriptor)
 
 
 def _unfinished_prefix(path: Path) -> str:
-    """Return the prefix of temporary names for `path`, whose length does not depend on the name."""
+    """Return the prefix of temporary names for `path`; its length does not depend on the name."""
     return f"{_UNFINISHED}{zlib.crc32(os.fsencode(path.name)):08x}-"
 
 
 def _remove_unfinished(path: Path) -> None:
-    """Remove temporary files for `path` of killed processes; active processes hold a lock."""
+    """Remove temporary files for `path` that killed processes left; running processes hold a lock."""
     unfinished = re.compile(re.escape(_unfinished_prefix(path)) + "[0-9a-f]{16}")
     with suppress(OSError):  # Write permission for a directory does not imply read permission.
         for name in filter(unfinished.fullmatch, names_in(path.parent)):
@@ -207,12 +207,12 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """Make every file and directory at and below `path` durable; symbolic links are not followed."""
+    """Make every file and directory at or below `path` durable, without following symbolic links."""
     below = (
         Path(top, name) for top, dirs, files in os.walk(path, onerror=_raise) for name in (*dirs, *files)
     )
     locations = chain([path], below)
-    # Not all at once: each waiting path takes 2 KiB, and there may be hundreds of thousands.
+    # Sync in batches: each waiting path takes 2 KiB, and there may be hundreds of thousands.
     first = list(islice(locations, MOST_SINGLE_SYNCS + 1))
     if len(first) > MOST_SINGLE_SYNCS:
         os.sync()
@@ -227,7 +227,7 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _sync_together(locations: Iterator[Path]) -> None:
-    """Sync paths in threads: each sync waits for the disk's journal, which serves waiting ones together."""
+    """Sync paths in threads, because the disk's journal serves waiting syncs together."""
     while some := list(islice(locations, _SYNCS_WAITING)):
         map_in_threads(_SYNCS_AT_ONCE, _sync_location, some)
 
@@ -244,13 +244,14 @@ def _sync_location(location: Path) -> None:
 
 
 def exchange(a: Path, b: Path) -> bool:
-    """Exchange two names of one file system atomically.
+    """Atomically exchange two names on one file system.
 
     Returns:
-        Whether they were exchanged; False if the kernel or file system does not support it (renameat2(2)).
+        Whether the names were exchanged; False if the kernel or file system does not support it
+        (renameat2(2)).
 
     Raises:
-        OSError: any other error of the system.
+        OSError: The system reports any other error.
     """
     call = _renameat2()
     if call is None:
@@ -281,27 +282,28 @@ def _renameat2() -> Callable[[bytes, bytes], int] | None:
 
 
 def check_can_rename(path: Path, scratch: Path) -> None:
-    """Check that one rename can move a directory to another name, without moving it.
+    """Check that a directory can be renamed in one step, without moving it.
 
-    Overlay file systems, such as those of containers, refuse to rename a directory of a lower layer. The
-    probe renames `path` onto a scratch directory that has an entry. Every file system refuses that
-    (rename(2)), but overlay file systems report EXDEV: they check the layer before they look at the entries.
+    Overlay file systems, as in containers, refuse to rename a directory of a lower layer. The probe renames
+    `path` onto a scratch directory that has an entry. Every file system refuses this (rename(2)), but overlay
+    file systems report EXDEV, because they check the layer before the entries.
 
     Args:
-        path: the directory to rename.
-        scratch: a name on the same file system that only this process uses. It exists only during the probe,
-            like its directory if that does not exist.
+        path: The directory to rename.
+        scratch: A temporary name on the same file system that no other process uses. If its directory does
+            not exist, that is also created and removed.
 
     Raises:
-        StorageError: the file system cannot rename the directory.
-        OSError: the probe cannot be made or removed.
+        StorageError: The file system cannot rename the directory.
+        OSError: The probe cannot be made or removed.
     """
     occupied = scratch / "occupied"
     parent = [] if scratch.parent.exists() else [scratch.parent]
     try:
         occupied.mkdir(parents=True, exist_ok=True)
         path.rename(scratch)
-        # No file system is known to do this; if one does, the directory must not stay under the scratch name.
+        # No file system is known to allow this rename. If one does, the directory must not keep the scratch
+        # name.
         scratch.rename(path)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -311,7 +313,7 @@ def check_can_rename(path: Path, scratch: Path) -> None:
             if error.errno == errno.EXDEV:
                 raise rename_error(path, error) from error
             raise
-    # A directory that cannot be removed now would stay after the command: better to stop before it writes.
+    # A scratch directory that cannot be removed would remain after the command, so it stops before writing.
     for item in (occupied, scratch):
         with suppress(FileNotFoundError):
             item.rmdir()
@@ -321,7 +323,7 @@ def check_can_rename(path: Path, scratch: Path) -> None:
 
 
 def moved_error(directory: Path) -> StorageError:
-    """Explain that another process moved a directory during the write."""
+    """Return the error for a directory that another process moved during the write."""
     return StorageError(
         f"{directory} was removed, moved or replaced while it was written",
         expected="the directory that this command created, under the same path until the command ends",
@@ -330,7 +332,7 @@ def moved_error(directory: Path) -> StorageError:
 
 
 def rename_error(path: Path | str, error: OSError) -> StorageError:
-    """Explain why the system cannot rename a file or directory."""
+    """Return the error for a file or directory that the system cannot rename."""
     if error.errno != errno.EXDEV:
         return storage_error("cannot rename", path, error)
     return StorageError(
@@ -346,21 +348,21 @@ def names_in(directory: Path) -> list[str]:
     """Return the sorted names in a directory.
 
     Raises:
-        OSError: it cannot be listed.
+        OSError: The directory cannot be listed.
     """
     return sorted(location.name for location in directory.iterdir())
 
 
 def remove_tree(path: Path, last: str = "") -> None:
-    """Remove a directory tree if it exists; symbolic links are removed, not followed.
+    """Remove a directory tree if it exists; symbolic links are removed but not followed.
 
     Args:
-        path: the directory.
-        last: name of a file in it that is removed last.
+        path: The directory to remove.
+        last: Name of a file in the directory that is removed last.
 
     Raises:
-        StorageError: something is mounted at or below it; nothing is removed.
-        OSError: something cannot be removed; with its full path.
+        StorageError: A file system is mounted at or below the directory. Nothing is removed.
+        OSError: A file cannot be removed. The error has its full path.
     """
     if not os.path.lexists(path):
         return
@@ -372,7 +374,7 @@ def remove_tree(path: Path, last: str = "") -> None:
 
 
 def check_no_mount(path: Path) -> None:
-    """Raise StorageError if something is mounted at or below a directory that will be removed."""
+    """Raise StorageError if a file system is mounted at or below a directory that will be removed."""
     mount = first_mount(path)
     if mount is not None:
         raise StorageError(
@@ -385,7 +387,7 @@ def check_no_mount(path: Path) -> None:
 
 def _remove_entry(location: Path) -> None:
     if location.is_dir() and not location.is_symlink():
-        # The system's own error names only the last part of a nested path.
+        # The system's own error has only the last component of a nested path.
         shutil.rmtree(location, onerror=_raise_with_path)
     else:
         location.unlink()
@@ -399,7 +401,7 @@ def _raise_with_path(function: Callable[..., object], path: str, error: tuple[An
 
 @contextmanager
 def errors_of(location: Path) -> Iterator[None]:
-    """Convert OSErrors inside the `with` to errors that name the location."""
+    """Convert OSErrors in a `with` block to errors that name the location."""
     try:
         yield
     except OSError as error:

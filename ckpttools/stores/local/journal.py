@@ -1,9 +1,9 @@
-"""Journal of finished tasks in a file next to the data, so that the same command can resume after `kill -9`.
+"""A journal of finished tasks, in a file next to the data, so that a command can resume after `kill -9`.
 
 The first line identifies the plan and its command. A line for each finished task follows. When everything is
-written and the checkpoint is about to be published, lines with the status of its files follow, and one that
-ends this list. A task is recorded only after its bytes were synced, so the journal never promises more than
-the disk holds. Every line has a checksum; lines with a wrong one are ignored.
+written and the checkpoint is about to be published, lines with the status of its files follow, and a line
+that ends this list. A task is recorded only after its bytes are synced, so the journal never claims more than
+the disk holds. Every line has a checksum; lines with a wrong checksum are ignored.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ckpttools.stores.publishing import JobInfo, LockedError, Record
 # A line takes 60 bytes, and more for each encoded chunk.
 _LARGEST = 1 << 30
 _LINES_AT_ONCE = 1024
-# Maximum length of the first line, which contains a command as long as a system accepts.
+# Maximum length of the first line, which contains a command that may be as long as the system accepts.
 _LONGEST_PLAN = 4 << 20
 _PLAN, _TASK, _INVENTORY, _FILE, _PUBLISHING = "plan", "task", "inventory", "file", "publishing"
 _PREPARING = "preparing"
-# Worker processes inherit the lock, and end a moment after their parent.
+# Worker processes inherit the lock and end shortly after their parent.
 _ENDING_SECONDS, _ENDING_LOOKS = 0.2, 10
 _BEGINNING = re.compile(rb'[0-9a-f]{8} \["plan",\["')
 _LEAST_BEGINNING = b'00000000 ["plan",["'
@@ -47,30 +47,30 @@ Access: TypeAlias = Literal["alone", "together", "looking"]
 
 
 class Journal:
-    """The journal of a staging directory, open and locked as long as this object exists.
+    """The journal of a staging directory, which is open and locked while this object exists.
 
     Attributes:
-        purpose: the conversion; None if there is no readable entry.
-        records: records of the finished tasks.
-        publishing: whether everything is written, and the checkpoint may be published.
-        inventory: files of the checkpoint at that time; None if there is no complete list.
-        preparing: the plan for which the directory is being emptied, while the journal is locked; or "".
+        purpose: The conversion; None if there is no readable entry.
+        records: Records of the finished tasks.
+        publishing: Whether everything is written, so that the checkpoint may be published.
+        inventory: Files of the checkpoint when it was published; None if the list is incomplete.
+        preparing: The plan for which the directory is being emptied while the journal is locked, or "".
     """
 
     def __init__(self, directory: Path, access: Access = "alone", name: str = JOURNAL) -> None:
-        """Open and lock the journal; create it if needed.
+        """Open and lock the journal, creating it if needed.
 
         Args:
-            directory: the staging directory.
+            directory: The staging directory.
             access: "alone" for an exclusive lock, "together" for a shared one, or "looking" for none. Only
                 "alone" writes the file.
-            name: the name of the file. Only a file with the default name is created.
+            name: The name of the file. Only a file with the default name is created.
 
         Raises:
-            FileNotFoundError: the directory does not exist, or the file was removed before it was locked.
-            LockedError: another process has locked it.
-            UsageError: the file was not written by ckpttools, or has another hard link.
-            OSError: it cannot be opened.
+            FileNotFoundError: The directory does not exist, or the file was removed before it was locked.
+            LockedError: Another process has locked the journal.
+            UsageError: The file was not written by ckpttools, or has another hard link.
+            OSError: The journal cannot be opened.
         """
         self._path = directory / name
         self._access = access
@@ -98,12 +98,12 @@ class Journal:
         except BlockingIOError:
             what = "another process is writing this checkpoint"
             raise locked_error(what, self._path.parent, self._descriptor) from None
-        # The last action of the previous lock holder may have been to remove the file.
+        # The previous lock holder may have removed the file just before it released the lock.
         if not self._is_in_location():
             raise FileNotFoundError(self._path)
 
     def _flock(self, how: int) -> None:
-        """Lock the file. If a process was killed, wait for the end of its forks."""
+        """Lock the file; if a process was killed, wait until its forks have ended."""
         for _ in range(_ENDING_LOOKS):
             with suppress(BlockingIOError):
                 fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
@@ -124,7 +124,7 @@ class Journal:
             raise moved_error(self._path.parent)
 
     def _refuse_others(self) -> None:
-        """Raise UsageError if this is an unowned file, which the next conversion would overwrite."""
+        """Raise UsageError if ckpttools does not own this file, which the next conversion would overwrite."""
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             got = stat.filemode(status.st_mode)
@@ -136,7 +136,7 @@ class Journal:
 
     @property
     def plan(self) -> str | None:
-        """Return the fingerprint of the plan; None if it is unknown."""
+        """Return the fingerprint of the plan; None if unknown."""
         return None if self.purpose is None else self.purpose.plan
 
     def _load(self) -> None:
@@ -166,14 +166,14 @@ class Journal:
         if self.purpose is None:
             self.records, self.publishing, self.inventory = [], False, None
         elif whole < size and self._access == "alone":
-            # The process died while it wrote the last line, to which the next one must not be joined.
+            # The process died while writing the last line, so the next line must not be appended to it.
             os.ftruncate(self._descriptor, whole)
 
     def begin(self, purpose: JobInfo) -> None:
         """Start the journal of a new conversion.
 
         Raises:
-            StorageError, NoSpaceError: the file cannot be written.
+            StorageError, NoSpaceError: The file cannot be written.
         """
         try:
             os.ftruncate(self._descriptor, 0)
@@ -184,14 +184,12 @@ class Journal:
         self.preparing = ""
 
     def note_preparing(self, plan: str) -> None:
-        """Record that the directory is being emptied for a plan, or "" for the end of that; errors as
-        `begin`.
-        """
+        """Record that the directory is being emptied for a plan, or "" at the end; errors as for `begin`."""
         self._append([(_PREPARING, plan)])
         self.preparing = plan
 
     def note_publishing(self, inventory: Iterable[str]) -> None:
-        """Record the files of the checkpoint before it is published; errors as `begin`."""
+        """Record the files of the checkpoint before it is published; same errors as `begin`."""
 
         def entries() -> Iterator[tuple[str, object]]:
             count = 0
@@ -205,13 +203,13 @@ class Journal:
         self.publishing = True
 
     def record(self, records: Iterable[Record]) -> None:
-        """Record tasks whose bytes are durable; errors as `begin`."""
+        """Record tasks whose bytes are durable; same errors as `begin`."""
         self._append([(_TASK, record) for record in records])
 
     def _append(self, lines: Iterable[tuple[str, object]]) -> None:
         waiting = iter(lines)
         try:
-            # A checkpoint may have a hundred thousand files.
+            # A checkpoint may have 100,000 files.
             while some := list(islice(waiting, _LINES_AT_ONCE)):
                 write_all(self._descriptor, b"".join(line(kind, content) for kind, content in some))
             os.fsync(self._descriptor)
@@ -225,10 +223,10 @@ class Journal:
             self._descriptor = -1
 
     def move(self, path: Path) -> bool:
-        """Rename the locked file durably, replacing a file of the new name. Returns whether it still existed.
+        """Rename the locked file durably, replacing any file there; return whether it still existed.
 
         Raises:
-            OSError: the system reports an error.
+            OSError: The system reports an error.
         """
         there = self._is_in_location()
         if there:
@@ -239,10 +237,10 @@ class Journal:
         return there
 
     def remove(self) -> bool:
-        """Delete the locked file. Returns whether it still existed.
+        """Delete the locked file; return whether it still existed.
 
         Raises:
-            OSError: the system reports an error.
+            OSError: The system reports an error.
         """
         there = self._is_in_location()
         if there:
@@ -257,7 +255,7 @@ def line(kind: str, content: object) -> bytes:
 
 
 def lines(data: bytes) -> Iterator[tuple[str, object]]:
-    """Iterate over kind and content of each line with a correct checksum."""
+    """Iterate over the kind and content of each line with a correct checksum."""
     for line in data.split(b"\n"):
         checksum, _, text = line.partition(b" ")
         if text and checksum == b"%08x" % zlib.crc32(text):
@@ -269,7 +267,7 @@ def lines(data: bytes) -> Iterator[tuple[str, object]]:
 
 
 def is_journal(path: Path) -> bool:
-    """Return whether a file begins like a journal."""
+    """Return whether a file starts like a journal."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:
@@ -277,7 +275,7 @@ def is_journal(path: Path) -> bool:
 
 
 def read_job_info(path: Path) -> JobInfo | None:
-    """Return the conversion in a journal, locked or not; None if it is unreadable."""
+    """Read the conversion from a journal, locked or not; return None if it is unreadable."""
     try:
         with path.open("rb") as file:
             line = file.readline(_LONGEST_PLAN)
@@ -287,9 +285,7 @@ def read_job_info(path: Path) -> JobInfo | None:
 
 
 def _may_be_torn(data: bytes) -> bool:
-    """Return whether a crash can leave this data of an unsynced first line: truncated, or with zeros in any
-    block.
-    """
+    """Return whether a crash can leave this unsynced first line: truncated, or with blocks of zeros."""
     begins = data[:1] == b"\0" or _begins(data.partition(b"\0")[0])
     return begins and _TEXT.fullmatch(data.replace(b"\0", b"")) is not None
 
@@ -308,8 +304,8 @@ def _anothers(path: Path, got: str) -> UsageError:
 
 
 def _parse_job_info(content: object) -> JobInfo | None:
-    """Parse the description of a conversion; None if it is malformed."""
-    # Earlier versions recorded no division.
+    """Parse the description of a conversion; return None if it is malformed."""
+    # Earlier versions did not record the division into parts.
     is_ours = (
         isinstance(content, list)
         and len(content) in (4, 5)
@@ -319,7 +315,7 @@ def _parse_job_info(content: object) -> JobInfo | None:
 
 
 def locked_error(what: str, location: object, descriptor: int) -> LockedError:
-    """Return the error of a lock that another process holds.
+    """Return the error for a lock that another process holds.
 
     Args:
         what: The first line of the error.
@@ -346,7 +342,7 @@ def _holder(descriptor: int) -> int | None:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
         return None
-    # Example: "1: FLOCK  ADVISORY  WRITE 27180 fe:00:2146396 0 EOF". Overlays show another device.
+    # Example: "1: FLOCK ADVISORY WRITE 27180 fe:00:2146396 0 EOF". Overlay file systems show another device.
     locks = [fields for fields in map(str.split, lines) if len(fields) > 5 and fields[1] == "FLOCK"]
     same = [fields for fields in locks if fields[5].endswith(f":{status.st_ino}")]
     exact = [fields for fields in same if fields[5].startswith(f"{device}:")]

@@ -18,8 +18,8 @@ from ckpttools.stores.local.files import write_all_at
 from ckpttools.stores.local.staging_names import CONTENT
 from ckpttools.stores.publishing import SUFFIX
 
-# Error numbers of refused links: another file system, another owner's file (`fs.protected_hardlinks`), too
-# many links, or no support for links.
+# Errors for refused links: another file system, another owner's file (`fs.protected_hardlinks`), too many
+# links, or no support for links.
 _REFUSALS = frozenset(
     (
         errno.EXDEV,
@@ -32,19 +32,19 @@ _REFUSALS = frozenset(
     )
 )
 _COPY_BYTES = 8 << 20
-# A trial is a second name of a weights file for the duration of a system call.
+# Prefix of trial links: second names of weight files that exist for the duration of a system call.
 _TRIAL = re.compile(r"\.ckpttools-trial-[0-9a-f]{16}")
 
 
 class LocalTrials:
-    """Tests whether files can be linked into a directory by doing it, once per group of similar files."""
+    """Tests whether files can be linked into a directory by linking one file per group of similar files."""
 
     def __init__(self, directory: Path) -> None:
-        """Remember the directory.
+        """Store the directory.
 
         Args:
-            directory: directory of the future links. Trials are made in its staging directory, so that its
-                present files are not touched.
+            directory: Directory of the future links. Trials are made in its staging directory, so that
+                existing files are not affected.
         """
         self._near = next(location for location in directory.absolute().parents if location.is_dir())
         self._directories = directory, directory.with_name(directory.name + SUFFIX) / CONTENT
@@ -70,7 +70,7 @@ class LocalTrials:
 
     @cached_property
     def _linked(self) -> frozenset[tuple[int, int]]:
-        """Return the device and inode of files that an earlier run has linked."""
+        """Return the device and inode of the files that an earlier run linked."""
         result = set()
         for directory in self._directories:
             for parent, _, names in os.walk(directory):
@@ -93,9 +93,9 @@ class LocalTrials:
 
 
 def _remove_trials(directory: Path) -> None:
-    """Remove trials of killed processes, which would keep the weights from being deleted.
+    """Remove trial links that killed processes left, which would keep the weights from being deleted.
 
-    A concurrent trial is not affected: its link was already successful.
+    Concurrent trials are not affected, because their link has already succeeded.
     """
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
@@ -107,15 +107,16 @@ def link(source: LocalFile, target: Path) -> bool:
     """Link a file to `target`, unless it is already linked there.
 
     Returns:
-        Whether it is linked; False if the file system refuses.
+        Whether the file is linked; False if the file system refuses.
 
     Raises:
-        FormatError: the file has changed since it was opened.
-        StorageError: it does not exist anymore.
-        OSError: any other error of the system.
+        FormatError: The file has changed since it was opened.
+        StorageError: The file no longer exists.
+        OSError: The system reports any other error.
     """
     check_unchanged([source])
-    # Python's `os.link` would link the symbolic link itself, and the Hugging Face cache consists of these.
+    # Python's `os.link` would link the symbolic link itself, and files in the Hugging Face cache are symbolic
+    # links.
     real = Path(os.path.realpath(source.path))
     try:
         if os.path.lexists(target):
@@ -131,16 +132,16 @@ def link(source: LocalFile, target: Path) -> bool:
 
 
 def copy_parts(source: File, target: Path, parts: Iterable[tuple[int, int]]) -> None:
-    """Create a sparse file of the same length that has the same bytes in the given ranges.
+    """Create a sparse file of the same length with the same bytes in the given ranges.
 
     Args:
-        source: the file.
-        target: the new file, which must not exist: an existing one might be a link.
+        source: The file to copy from.
+        target: The new file, which must not exist, because an existing one might be a link.
         parts: (start, stop) of each range.
 
     Raises:
-        FormatError, StorageError: reading fails.
-        OSError: writing fails.
+        FormatError, StorageError: The source cannot be read.
+        OSError: The target cannot be written.
     """
     buffer = memoryview(bytearray(_COPY_BYTES))
     with target.open("xb", buffering=0) as file:

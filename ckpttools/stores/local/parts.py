@@ -1,7 +1,8 @@
 """Journals of several processes, each in a file of its own: `<destination>.partial/parts/TOKEN`.
 
-Only its process writes the file, and keeps it locked while it is alive. The lines have the format of the main
-journal (`ckpttools.stores.local.journal`): first the share, then finished tasks, and finally the outcome.
+Each file is written only by its process, which keeps it locked while it runs. Lines have the format of the
+main journal (`ckpttools.stores.local.journal`): first the share, then finished tasks, and finally the
+outcome.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ _LARGEST = 1 << 30
 
 
 class PartJournal:
-    """The journal of this process, open and locked as long as this object exists.
+    """The journal of this process, which is open and locked while this object exists.
 
     Attributes:
-        token: unique name of the file.
+        token: Unique name of the file.
     """
 
     def __init__(self, directory: Path, plan: str, share: Share) -> None:
-        """Create the file.
+        """Create the journal file.
 
         Args:
-            directory: the staging directory, of which the process holds a shared lock.
-            plan: fingerprint of the plan.
-            share: the share of the process.
+            directory: The staging directory, on which the process holds a shared lock.
+            plan: Fingerprint of the plan.
+            share: The share of the work that this process does.
 
         Raises:
-            StorageError, NoSpaceError: it cannot be created.
+            StorageError, NoSpaceError: The file cannot be created.
         """
         self.token = os.urandom(6).hex()
         self._path = directory / PARTS / self.token
@@ -49,7 +50,7 @@ class PartJournal:
             sync_directory(directory)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._descriptor = os.open(self._path, flags, 0o666)
-            # Processes that test the lock hold it for a moment.
+            # Processes that test the lock hold it briefly.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         except OSError as error:
             raise write_error(error.filename or self._path, error) from error
@@ -58,11 +59,11 @@ class PartJournal:
         sync_directory(self._path.parent)
 
     def record(self, records: Iterable[Record]) -> None:
-        """Record tasks whose bytes are durable; errors as of the constructor."""
+        """Record tasks whose bytes are durable; same errors as the constructor."""
         self._append([(_TASK, record) for record in records])
 
     def end(self, outcome: str) -> None:
-        """Record the outcome; errors as of the constructor."""
+        """Record the outcome; same errors as the constructor."""
         self._append([(_END, outcome)])
 
     def _append(self, entries: Iterable[tuple[str, object]]) -> None:
@@ -86,17 +87,17 @@ class PartJournal:
 
 
 def members(directory: Path, plan: str) -> list[Member]:
-    """Return the processes that do or did shares of a plan in a staging directory.
+    """Return the processes that are working, or have worked, on a plan in a staging directory.
 
     Raises:
-        OSError: the system reports an error.
+        OSError: The system reports an error.
     """
     result = [_member(directory / PARTS / name, plan) for name in _names(directory)]
     return sorted((item for item in result if item is not None), key=lambda item: item.began)
 
 
 def remove_parts(directory: Path) -> None:
-    """Remove the files of all shares durably; none may be active. Raises OSError."""
+    """Remove the journals of all processes durably; none may be running. Raises OSError."""
     try:
         names = names_in(directory / PARTS)
     except FileNotFoundError:
@@ -115,13 +116,13 @@ def _names(directory: Path) -> list[str]:
 
 
 def _member(path: Path, plan: str) -> Member | None:
-    """Parse a file; None if it does not belong to the plan."""
+    """Parse a journal file; return None if it does not belong to the plan."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     try:
-        # Test the lock before reading: later records then belong to an active process.
+        # Test the lock before reading, so that records added later are known to be from a running process.
         is_alive = _is_locked(descriptor)
         status = os.fstat(descriptor)
         data = _read(descriptor, min(status.st_size, _LARGEST))
@@ -161,7 +162,7 @@ def _parsed(
 
 
 def _release(process: str) -> str:
-    """Return the command that ends a process, given as by `describe_this_process`, to release its lock."""
+    """Return the command that ends a process (as named by `describe_this_process`) to release its lock."""
     match process.split():
         case ["process", pid, "on", host] if pid.isdecimal():
             return f"kill {pid}" if host == socket.gethostname() else f"ssh {quote(host)} kill {pid}"

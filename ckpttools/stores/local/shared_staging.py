@@ -1,4 +1,4 @@
-"""A directory in which several processes write one checkpoint: see `ckpttools.stores.shares`."""
+"""A staging directory in which several processes write one checkpoint; see `ckpttools.stores.shares`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import JobInfo, Record
 from ckpttools.stores.shares import DONE, Share, Standing, check_free, prepared, published
 
-# After preparing the directory, a process syncs its names before others can join.
+# Before other processes can join, the process that prepared the directory syncs its names.
 _PREPARED_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLocalStaging(LocalStaging):
-    """A local staging for one or several processes."""
+    """A local staging directory for one or several processes."""
 
     @contextmanager
     def joined(self, purpose: JobInfo, nbytes: int, share: Share) -> Iterator[LocalPartWork]:
@@ -48,7 +48,7 @@ class SharedLocalStaging(LocalStaging):
             journal.close()
 
     def _part_work(self, journal: Journal, plan: str, own: PartJournal, share: Share) -> LocalPartWork:
-        """Return the work, or raise LockedError if another process has just started the same tasks."""
+        """Return the work; raise LockedError if another process has just started the same tasks."""
         with errors_of(self.directory):
             all_members = members(self.directory, plan)
             self.refuse_links()
@@ -59,7 +59,7 @@ class SharedLocalStaging(LocalStaging):
         return LocalPartWork(self, own, [*journal.records, *records], files)
 
     def _join_journal(self, purpose: JobInfo, nbytes: int) -> Journal:
-        """Return the journal of this plan with a shared lock; the first process prepares it."""
+        """Return this plan's journal with a shared lock; the first process creates it."""
 
         def attempt() -> Journal | None:
             journal = self._open_shared_journal(purpose.plan)
@@ -78,7 +78,7 @@ class SharedLocalStaging(LocalStaging):
             return result is not None and result.preparing == plan
 
     def _open_shared_journal(self, plan: str) -> Journal | None:
-        """Return the journal if the directory is prepared for the parts of a plan, otherwise None."""
+        """Return the journal if the directory is ready for the parts of a plan, otherwise None."""
         with errors_of(self.directory):
             try:
                 journal = Journal(self.directory, "together")
@@ -105,13 +105,13 @@ class SharedLocalStaging(LocalStaging):
 
 @dataclass(frozen=True, slots=True)
 class LocalPartWork:
-    """A staging directory in which this process does a share; see `shares.PartWork`.
+    """A staging directory in which this process does a share of the work; see `shares.PartWork`.
 
     Attributes:
-        staging: the directory.
-        own: journal of this process.
-        records: records of all processes when it started.
-        files: the files that are written in the directory.
+        staging: The staging directory.
+        own: The journal of this process.
+        records: The records of all processes when this process started.
+        files: The files that are written in the directory.
     """
 
     staging: LocalStaging

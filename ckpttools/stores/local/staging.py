@@ -1,4 +1,4 @@
-"""Locking, checking and publishing a local destination: see `ckpttools.stores.local.directory`."""
+"""Lock, check and publish a local destination; see `ckpttools.stores.local.directory`."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class LocalWork:
     """A staging directory that this process has locked; see `publishing.Work`.
 
     Attributes:
-        staging: the directory.
-        journal: the open and locked journal.
-        plan: fingerprint of the plan.
-        files: the files that are written in the directory; None if everything is already published.
+        staging: The staging directory.
+        journal: The open and locked journal.
+        plan: Fingerprint of the plan.
+        files: The files that are written in the directory; None if everything is already published.
     """
 
     staging: LocalStaging
@@ -106,7 +106,7 @@ _PROBE = "probe"
 
 
 def _nothing_more() -> None:
-    """Accept the destination."""
+    """Accept any existing destination."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ class LocalStaging(StagingDirectory):
     """A destination and its staging directory; see `ckpttools.stores.publishing.Staging`.
 
     Attributes:
-        overwrite: whether an existing destination may be replaced.
-        check_replaced: called if the destination exists. Raises `DestinationExistsError` if it may never be
-            replaced by the new checkpoint.
+        overwrite: Whether an existing destination may be replaced.
+        check_replaced: Called if the destination exists. Raises `DestinationExistsError` if the new
+            checkpoint must not replace it.
     """
 
     overwrite: bool = False
@@ -126,13 +126,13 @@ class LocalStaging(StagingDirectory):
         """Check the destination before anything is written.
 
         Args:
-            plan: fingerprint of the plan.
-            nbytes: bytes that will be written.
+            plan: Fingerprint of the plan.
+            nbytes: Number of bytes that will be written.
 
         Raises:
-            UsageError: the path cannot be a destination.
-            DestinationExistsError: it exists and may not be replaced.
-            NoSpaceError: the disk has too little free space.
+            UsageError: The path cannot be a destination.
+            DestinationExistsError: The destination exists and may not be replaced.
+            NoSpaceError: The disk has too little free space.
         """
         check_name(self.taken[0])
         if not (self.is_published(plan) or self._is_concluding(plan)):
@@ -140,7 +140,7 @@ class LocalStaging(StagingDirectory):
             self._check_room(nbytes)
 
     def _is_concluding(self, plan: str) -> bool:
-        """Return whether a run of this plan was interrupted while it removed the traces of its work."""
+        """Return whether a run of this plan was interrupted during its cleanup."""
         with errors_of(self.directory):
             journal = None if is_free(self.destination) else self.looked_at()
             return journal is not None and self.is_complete(journal, plan)
@@ -159,7 +159,7 @@ class LocalStaging(StagingDirectory):
             )
 
     def _check_can_replace(self) -> None:
-        """Raise StorageError, before anything is written, if the old checkpoint cannot be renamed."""
+        """Raise StorageError if the existing checkpoint cannot be renamed, before anything is written."""
         if is_free(self.destination):
             return
         with errors_of(self.destination):
@@ -175,7 +175,7 @@ class LocalStaging(StagingDirectory):
         location = next(parent for parent in self.directory.absolute().parents if parent.exists())
         disk = shutil.disk_usage(location)
         free = disk.free + allocated(self.content)
-        # Some file systems report no size.
+        # Some file systems do not report their size.
         if nbytes > free and disk.total:
             raise NoSpaceError(
                 "the destination has too little space",
@@ -187,7 +187,7 @@ class LocalStaging(StagingDirectory):
 
     @contextmanager
     def opened(self, purpose: JobInfo, nbytes: int = 0) -> Iterator[LocalWork]:
-        """Lock the destination until the end of the `with`; see `Staging.opened`."""
+        """Lock the destination until the end of the `with` block; see `Staging.opened`."""
         journal = self._locked()
         try:
             self._recover(journal, purpose, nbytes)
@@ -205,7 +205,7 @@ class LocalStaging(StagingDirectory):
             return None if self.is_complete(journal, plan) else StagingFiles(self.content)
 
     def _locked(self) -> Journal:
-        """Lock and return the journal of the directory; create it if needed."""
+        """Lock and return the journal of the directory, creating it if needed."""
         for attempt in range(1, _ATTEMPTS + 1):
             self._refuse_file()
             try:
@@ -215,7 +215,7 @@ class LocalStaging(StagingDirectory):
             with errors_of(self.directory):
                 self._refuse_foreign()
                 self._restore_journal()
-                # Another process may just have finished and removed the directory: try again.
+                # Another process may have just finished and removed the directory, so try again.
                 with suppress(FileNotFoundError) if attempt < _ATTEMPTS else nullcontext():
                     return self._locked_alone()
         raise AssertionError("the last attempt returns or raises")
@@ -236,7 +236,7 @@ class LocalStaging(StagingDirectory):
             ) from error
 
     def looked_at(self) -> Journal | None:
-        """Return the journal without locking it; None if there is none."""
+        """Return the journal without locking it; None if it does not exist."""
         locations = [(self.directory, JOURNAL)]
         if is_journal(self.destination / PLAN_MARK):
             locations.append((self.destination, PLAN_MARK))
@@ -251,11 +251,11 @@ class LocalStaging(StagingDirectory):
         """Move the journal back if a run was interrupted between its last steps; see `finalize`.
 
         Raises:
-            LockedError: that run is not interrupted.
+            LockedError: The run is still active.
         """
         if not is_journal(self.destination / PLAN_MARK) or os.path.lexists(self.directory / JOURNAL):
             return
-        with suppress(FileNotFoundError):  # That process may just have removed it.
+        with suppress(FileNotFoundError):  # The other process may have just removed the file.
             journal = Journal(self.destination, "alone", PLAN_MARK)
             try:
                 journal.move(self.directory / JOURNAL)
@@ -263,7 +263,7 @@ class LocalStaging(StagingDirectory):
                 journal.close()
 
     def _refuse_file(self) -> None:
-        """Raise UsageError if the directory cannot be created because something else has its name."""
+        """Raise UsageError if the directory cannot be created because its name is taken."""
         if os.path.lexists(self.directory) and not self.directory.is_dir():
             is_link = self.directory.is_symlink()
             raise UsageError(
@@ -274,7 +274,7 @@ class LocalStaging(StagingDirectory):
             )
 
     def _refuse_foreign(self) -> None:
-        """Raise UsageError if the directory is not empty, and unowned or a link."""
+        """Raise UsageError if the directory is a link, or is not empty and not owned by ckpttools."""
         try:
             names = names_in(self.directory)
         except FileNotFoundError:
@@ -295,10 +295,10 @@ class LocalStaging(StagingDirectory):
             )
 
     def _recover(self, journal: Journal, purpose: JobInfo, nbytes: int) -> None:
-        """Bring the remains of an earlier run into a state that this run can resume."""
+        """Bring the remains of an earlier run into a state from which this run can resume."""
         with errors_of(self.destination):
             if self.is_published(journal.plan or purpose.plan):
-                # The process that published it may have been interrupted before this sync.
+                # The process that published the checkpoint may have been interrupted before this sync.
                 self.sync_names()
             self.finish_removing(journal, journal.plan or purpose.plan)
             is_changed = self.is_complete(journal, purpose.plan) and self._is_changed(journal)
@@ -314,10 +314,10 @@ class LocalStaging(StagingDirectory):
             raise conflict_error(self.directory, journal.purpose, purpose)
 
     def _is_changed(self, journal: Journal) -> bool:
-        """Return whether the published checkpoint was changed since and may be replaced.
+        """Return whether the published checkpoint has changed since and may be replaced.
 
         Raises:
-            DestinationExistsError: it was changed and may not be replaced.
+            DestinationExistsError: The checkpoint has changed and may not be replaced.
         """
         old = self.old(journal)
         rest = "" if old is None else f" ({old} is the replaced {self.destination})"
@@ -339,14 +339,14 @@ class LocalStaging(StagingDirectory):
         return False
 
     def _begin(self, journal: Journal, purpose: JobInfo) -> None:
-        """Assign the directory to this plan, with the work already done or empty."""
+        """Assign the directory to this plan, keeping finished work if it belongs to the plan."""
         plan = purpose.plan
         with errors_of(self.directory):
             if journal.plan != plan or read_mark(self.content) != plan:
                 if journal.purpose is not None:
-                    # The old content may be large, and other processes wait for this plan.
+                    # The old content may be large, and other processes are waiting for this plan.
                     journal.note_preparing(plan)
-                # Records must not outlive the data that they describe.
+                # Records must be removed before the data that they describe.
                 remove_parts(self.directory)
                 self.remove(self.content)
                 journal.begin(purpose)
@@ -360,7 +360,7 @@ class LocalStaging(StagingDirectory):
             self.sync_names()
 
     def refuse_links(self) -> None:
-        """Raise UsageError if the content is or has a symbolic link: a write would change its target."""
+        """Raise UsageError if the content is or has a symbolic link, since writing changes its target."""
         walked = (
             Path(directory, name)
             for directory, names, files in os.walk(self.content)
@@ -379,7 +379,7 @@ class LocalStaging(StagingDirectory):
         """Discard the finished work.
 
         Raises:
-            StorageError: it cannot be removed.
+            StorageError: The work cannot be removed.
         """
         with errors_of(self.directory):
             remove_parts(self.directory)
@@ -388,18 +388,18 @@ class LocalStaging(StagingDirectory):
             journal.begin(journal.purpose)
 
     def publish(self, journal: Journal, files: StagingFiles | None, check: Callable[[], None]) -> None:
-        """Give the content its final name in one step; a replaced checkpoint is removed last.
+        """Give the content its final name in one step, then remove a replaced checkpoint.
 
         Args:
-            journal: the journal of this process.
-            files: the files that this process has written; None if it has written none.
-            check: called after the publication and before the old checkpoint is removed. If it raises, the
-                old one gets its name back.
+            journal: The journal of this process.
+            files: The files that this process has written; None if it has not written any.
+            check: Called after publication, before the old checkpoint is removed. If it raises, the old
+                checkpoint gets its name back.
 
         Raises:
-            DestinationExistsError: another process has created the destination since.
-            StorageError, NoSpaceError: a written file was lost, or the system reports an error.
-            CheckpointError: as `check`.
+            DestinationExistsError: Another process has created the destination in the meantime.
+            StorageError, NoSpaceError: A written file was lost, or the system reports an error.
+            CheckpointError: As for `check`.
         """
         with errors_of(self.destination):
             sync_tree(self.content)
@@ -425,7 +425,7 @@ class LocalStaging(StagingDirectory):
                 ) from error
 
     def _check_replacement(self, files: StagingFiles | None, check: Callable[[], None]) -> None:
-        """Check the new checkpoint under its name. If the check fails, the old one gets its name back."""
+        """Check the new checkpoint under its final name; on failure, restore the old checkpoint."""
         try:
             if files is not None:
                 files.written.check(directory=self.destination)
@@ -437,13 +437,13 @@ class LocalStaging(StagingDirectory):
             raise
 
     def finalize(self, journal: Journal) -> None:
-        """Remove all traces of the work.
+        """Remove all remains of the work.
 
-        The journal takes the place of the mark, so that it can be removed after the directory. Until then,
-        the same command can finish.
+        The journal replaces the mark, so that it can be removed after the directory. Until then, the same
+        command can finish the removal.
 
         Raises:
-            StorageError: they cannot be removed.
+            StorageError: The remains cannot be removed.
         """
         with errors_of(self.directory):
             remove_parts(self.directory)
@@ -451,13 +451,13 @@ class LocalStaging(StagingDirectory):
                 journal.remove()
             elif not journal.move(self.destination / PLAN_MARK):
                 remove_mark(self.destination)
-            with suppress(OSError):  # Another process may have put something there.
+            with suppress(OSError):  # Another process may have created a file in the directory.
                 self.directory.rmdir()
                 sync_directory(self.directory.absolute().parent)
             remove_mark(self.destination)
 
     def _leave(self, journal: Journal) -> None:
-        """Remove the directory if it contains no work to resume."""
+        """Remove the directory if it has no work to resume."""
         with suppress(OSError, StorageError):
             is_needed = journal.plan is not None and self.is_published(journal.plan)
             if not is_needed and names_in(self.directory) == [JOURNAL] and journal.remove():

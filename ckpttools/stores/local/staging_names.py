@@ -15,7 +15,7 @@ CONTENT, REPLACED, REMOVED = "content", "replaced", "removed"
 
 
 def is_staging(path: Path) -> bool:
-    """Return whether a directory is the staging directory of an active or interrupted conversion."""
+    """Return whether a directory is the staging directory of a running or interrupted conversion."""
     return path.name.endswith(SUFFIX) and (path / JOURNAL).is_file()
 
 
@@ -23,10 +23,10 @@ _LONGEST_MARK = 1 << 10
 
 
 def read_mark(location: Path) -> str | None:
-    """Return the plan in the mark of a directory; None if there is no directory or mark.
+    """Return the plan that a directory's mark names; None without a directory or mark.
 
     Raises:
-        StorageError: the mark cannot be inspected.
+        StorageError: The mark cannot be accessed.
     """
     mark = location / PLAN_MARK
     try:
@@ -40,7 +40,7 @@ def read_mark(location: Path) -> str | None:
 
 
 def remove_mark(location: Path) -> None:
-    """Remove the mark of a checkpoint durably, if there is one."""
+    """Durably remove the mark of a checkpoint, if it exists."""
     mark = location / PLAN_MARK
     if os.path.lexists(mark):
         mark.unlink()

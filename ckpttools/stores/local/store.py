@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from ckpttools.stores.local.shared_staging import SharedLocalStaging
     from ckpttools.stores.location import Location
 
-# Network file systems, on which clusters keep checkpoints: each host reads the same files.
+# Network file systems, on which clusters store checkpoints: each host reads the same files.
 _SHARED = frozenset(("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph"))
-# Errors that `pathlib` treats as "does not exist", including link cycles. A name that is too long cannot
-# exist.
+# Errors that `pathlib` treats as "does not exist", including link cycles. A file cannot have a name that is
+# too long.
 _NOTHING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP, errno.ENAMETOOLONG))
 
 
 def _stat_result(key: str) -> os.stat_result | None:
-    """Return the status of a file or directory, or None if it does not exist."""
+    """Return the status of a file or directory; None if it does not exist."""
     try:
         return os.stat(key or ".")
-    except ValueError:  # a name with a NUL byte cannot exist
+    except ValueError:  # a file cannot have a name with a NUL byte
         return None
     except OSError as error:
         if error.errno in _NOTHING:
@@ -41,7 +41,7 @@ def _stat_result(key: str) -> os.stat_result | None:
 
 
 class LocalStore(Store):
-    """The files of this machine and of its mounts."""
+    """The files of this machine and its mounts."""
 
     scheme: ClassVar[str] = "file"
 
@@ -61,7 +61,7 @@ class LocalStore(Store):
         file = f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
         kind = file_system_type(key, status.st_dev)
         mount = "" if kind in _SHARED else f"{boot_id()} {status.st_dev}"
-        # Tools that build images set the ctime, to whole seconds. Lustre stores whole seconds.
+        # Tools that build images set the ctime to full seconds, and Lustre stores full seconds.
         is_clock = kind == "lustre" or status.st_ctime_ns % 10**9 != 0
         return CopyIdentity(file, mount, is_clock and kind in _SHARED | LOCAL_CTIME_TYPES)
 
@@ -86,14 +86,14 @@ class LocalStore(Store):
         return key or "."
 
     def absolute(self, key: str) -> str:
-        # Not `abspath`: `..` after a link leads to the parent of its target.
+        # Not `abspath`, because `..` after a link leads to the parent of its target.
         return str(Path(key).absolute())
 
     def real(self, key: str) -> str:
         return os.path.realpath(key)
 
     def aliases(self, key: str) -> Iterator[object]:
-        """See `SupportsAliases`: the inode, and the path within the file system."""
+        """Yield the inode and the path within the file system; see `SupportsAliases`."""
         from ckpttools.stores.local.mounts import path_in_file_system
 
         if (status := _stat_result(key)) is not None:
@@ -156,7 +156,7 @@ class LocalStore(Store):
         with _writing(key):
             descriptor = os.open(key or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with suppress(OSError):  # Some file systems have no locks.
+            with suppress(OSError):  # Some file systems do not support locks.
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -175,7 +175,7 @@ class LocalStore(Store):
                 sync_directory(Path(key).absolute().parent)
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
-        """See `SupportsWalk`; links to files are followed, links to directories are not."""
+        """See `SupportsWalk`. Links to files are followed, links to directories are not."""
         waiting = [""]
         while waiting:
             start = waiting.pop()

@@ -1,8 +1,8 @@
-"""Track the files that a process writes below a staging directory, and check that their names still exist.
+"""Track the files that a process writes to a staging directory, and check that their names still exist.
 
-Another process may remove, move or replace a file, the directory, or a link in its path during the write.
-Then the data goes to a file without a name. All writers register their files here. Each name is checked
-before records enter the journal and before the checkpoint is published, at 2 microseconds per file.
+During the write, another process may remove, move or replace a file, the directory, or a link in its path.
+The data would then go to a file without a name. All writers register their files here. Each name is checked
+before records enter the journal and before the checkpoint is published, which takes 2 microseconds per file.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ckpttools.stores.publishing import PLAN_MARK, file_identity
 
 
 class WrittenFiles:
-    """The inodes and sizes of the files written below a directory."""
+    """The inodes and sizes of files written below a directory."""
 
     def __init__(self, directory: Path) -> None:
-        """Record the directory's identity. Raises OSError if it cannot be inspected."""
+        """Record the identity of the directory; raises OSError if it cannot be accessed."""
         self._directory = directory
         status = os.stat(directory)
         self._root = status.st_dev, status.st_ino
         self._lock = threading.Lock()
-        # Inode, size, and whether it may not be larger, by name. There may be 100,000.
+        # Inode, size, and whether the size is exact, by name. There may be 100,000 files.
         self._files: dict[str, tuple[int, int, bool]] = {}
         self._kept: set[str] = set()
         self._series: set[str] = set()
 
     def check_directory(self, directory: Path | None = None) -> None:
-        """Raise StorageError if the path, by default the recorded one, leads to another directory."""
+        """Raise StorageError if a path (by default the recorded one) now leads to another directory."""
         directory = directory or self._directory
         try:
             status = os.stat(directory)
@@ -51,17 +51,17 @@ class WrittenFiles:
         return name in self._files
 
     def register(self, name: str, file: int | str, size: int = 0, *, is_exact: bool = False) -> None:
-        """Register a file, or check that it is the one already registered.
+        """Register a file, or check that it is the file already registered under the name.
 
         Args:
-            name: the file's name below the directory.
-            file: descriptor or path.
-            size: its minimum size from now on, in bytes.
-            is_exact: whether `size` is its size from now on, whatever it was before.
+            name: Name of the file below the directory.
+            file: Descriptor or path of the file.
+            size: Minimum size of the file from now on, in bytes.
+            is_exact: Whether `size` is the exact size from now on, regardless of earlier values.
 
         Raises:
-            StorageError: it is another file, or it has another size.
-            OSError: it cannot be inspected.
+            StorageError: The file is a different one or has another size.
+            OSError: The file cannot be accessed.
         """
         with self._lock:
             status = os.stat(file)
@@ -74,20 +74,20 @@ class WrittenFiles:
         raise self._mismatch_error(name, status, expected)
 
     def set_size(self, name: str, size: int) -> None:
-        """Set the size of a registered file after this process resized it."""
+        """Set the size of a registered file after this process has resized it."""
         with self._lock:
             self._files[name] = self._files[name][0], size, True
 
     def keep(self, names: Iterable[str], series: Iterable[str]) -> None:
-        """Expect files of earlier runs; arguments as of `SupportsKeepFiles.keep_files`."""
+        """Register files of earlier runs; arguments as for `SupportsKeepFiles.keep_files`."""
         self._kept.update(names)
         self._series.update(series)
 
     def check_no_others(self) -> None:
-        """Raise UsageError if the directory has a file that is not registered and not of an earlier run.
+        """Raise UsageError if the directory has a file that is neither registered nor from an earlier run.
 
         Raises:
-            OSError: the directory cannot be listed.
+            OSError: The directory cannot be listed.
         """
         series = tuple(f"{name}-" for name in self._series)
         start = len(os.path.join(self._directory, ""))
@@ -103,7 +103,7 @@ class WrittenFiles:
                     )
 
     def forget(self, name: str) -> None:
-        """Unregister a file, before another file with its name is registered."""
+        """Unregister a file before another file is registered under its name."""
         with self._lock:
             self._files.pop(name, None)
 
@@ -113,21 +113,21 @@ class WrittenFiles:
         return file_identity(self._root, (self._root[0], inode))
 
     def check(self, names: Iterable[str] | None = None, directory: Path | None = None) -> None:
-        """Check that names still lead to the files that were written.
+        """Check that names still refer to the files that were written.
 
         Args:
-            names: the names to check; None for all.
-            directory: the directory's present path; None for the recorded one.
+            names: The names to check; None for all.
+            directory: The directory's current path; None for the recorded path.
 
         Raises:
-            StorageError: a file was removed, replaced or cut, or the path leads to another directory.
+            StorageError: A file was removed, replaced or truncated, or the path leads to another directory.
         """
         directory = directory or self._directory
         with self._lock:
             chosen = [*(self._files if names is None else names)]
         self.check_directory(directory)
         for name in chosen:
-            # Read it before the stat: other threads append and raise the expected size.
+            # Read the expected size before the stat, because other threads append and raise it.
             expected = self._files[name]
             try:
                 status = os.stat(os.path.join(directory, name))
@@ -163,21 +163,21 @@ def _is_expected(status: os.stat_result, expected: tuple[int, int, bool]) -> boo
 
 
 class StagingFiles:
-    """The files of a staging directory's content, and a store that registers its writes.
+    """The files in a staging directory's content, and a store that registers its writes.
 
     Attributes:
-        written: the registered files.
-        store: writes small files and links.
+        written: The registered files.
+        store: Writes small files and links.
     """
 
     def __init__(self, content: Path) -> None:
-        """Record the directory. Raises OSError if it cannot be inspected."""
+        """Record the directory; raises OSError if it cannot be accessed."""
         self.written = WrittenFiles(content)
         self.store = StagingStore(self.written, str(content))
 
 
 class StagingStore(LocalStore):
-    """The local file system during the write of a checkpoint: every written file is registered."""
+    """The local file system while a checkpoint is written; registers every written file."""
 
     def __init__(self, written: WrittenFiles, directory: str) -> None:
         self._written = written
@@ -195,14 +195,14 @@ class StagingStore(LocalStore):
         self._register(key, len(content))
 
     def put(self, key: str, content: bytes) -> None:
-        """Replace a file; see `SupportsPut.put`. The name gets another file."""
+        """Replace a file by a new one; see `SupportsPut.put`."""
         self._written.check_directory()
         super().put(key, content)
         self._written.forget(key.removeprefix(self._prefix))
         self._register(key, len(content))
 
     def write_at(self, key: str, offset: int, content: bytes) -> None:
-        """Write into a file; see `SupportsWrite.write_at`."""
+        """Write to a file at an offset; see `SupportsWrite.write_at`."""
         super().write_at(key, offset, content)
         self._register(key, offset + len(content), is_exact=False)
 

@@ -1,4 +1,4 @@
-"""`az://container/key`: Azure Blob Storage, with the account and credentials from the environment."""
+"""`az://container/key`: Azure Blob Storage, with account and credentials from the environment."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ckpttools.stores.objects.errors import MessageTerms, login_hint
 from ckpttools.stores.objects.store import ObjectStore
 
 _ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
-# Names of the variable in Azure's command line and libraries.
+# Environment variables for the account name in Azure's command line and libraries.
 _ACCOUNTS = (_ACCOUNT, "AZURE_STORAGE_ACCOUNT")
 _ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
-# Credentials that obstore takes from the environment: keys, signatures, tokens, service principals, workload
-# identities.
+# Environment variables from which obstore takes credentials: keys, signatures, tokens, service principals and
+# workload identities.
 _EXPLICIT = (
     "AZURE_STORAGE_ACCOUNT_KEY",
     "AZURE_STORAGE_ACCESS_KEY",
@@ -32,7 +32,7 @@ _EXPLICIT = (
 
 
 class AzureStore(ObjectStore):
-    """The store `az`."""
+    """The store for the scheme `az`."""
 
     scheme: ClassVar[str] = "az"
     header_variables: ClassVar[Sequence[str]] = (

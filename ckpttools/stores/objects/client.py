@@ -1,4 +1,4 @@
-"""Requests to buckets with obstore: identity, timeouts and retries."""
+"""Send requests to buckets with obstore: identity, timeouts and retries."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ Object: TypeAlias = tuple[str, Status]
 """The relative key of an object, and its status."""
 
 CONNECT_SECONDS = 10.0
-# Before the first byte of a response, and between two reads.
+# Timeout before the first byte of a response, and between two reads.
 STALL_SECONDS = 30.0
-# For a complete response: 8 MiB at 30 KB/s.
+# Timeout for a complete response: 8 MiB at 30 KB/s.
 ANSWER_SECONDS = 300.0
 # Typing errors and missing connections should be reported soon. Once a bucket has responded, hours of work
-# may depend on it: retries follow after 0.1 to 15 s (429, 408, 5xx, broken connections).
+# may depend on it, so requests are retried after 0.1 to 15 s (429, 408, 5xx, broken connections).
 FIRST_RETRIES, FIRST_SECONDS = 4, 10.0
 RETRIES, RETRY_SECONDS = 10, 180.0
-# For deletions, which cannot have conditions: none may be in flight when another process takes over an
-# expired lock.
+# Timeout for deletions, which cannot have conditions: none may be in flight when another process takes over
+# an expired lock.
 BRIEF_SECONDS = 15.0
-# obstore resumes a truncated object, but never repeats a listing. `Bucket` repeats listings with the tries
-# and pauses of obstore.
+# obstore resumes truncated objects but never repeats listings. `Bucket` repeats them with the same number of
+# tries and the same pauses as obstore.
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 15.0
 _NAMES_TO_A_PAGE = 1000
-# Prefix of the versions of objects without an ETag.
+# Prefix of versions for objects without an ETag.
 _BY_TIME = "changed "
 _ENDPOINT = re.compile(r"https?://[^\s\[\]]*(\[[0-9A-Fa-f:.]+\][^\s\[\]]*)?")
 # Keys that obstore does not accept.
@@ -62,7 +62,7 @@ _UNUSABLE = re.compile(r"[\x00-\x1f\x7f]|(^|/)\.\.?(/|$)")
 _LOGIN = re.compile(r"(?<=//)[^/@]*(?=@)")
 _Answer = TypeVar("_Answer")
 Version: TypeAlias = Mapping[str, str]
-"""Identifies the content of an object: its ETag and, if the store has them, its generation."""
+"""Identifies the content of an object by its ETag and, if the store has them, its generation."""
 
 QUOTED, UNQUOTED, IGNORED = "quoted", "unquoted", "ignored"
 
@@ -72,15 +72,15 @@ class Conditions:
     """The write conditions that a bucket honors (`ckpttools.stores.objects.conditions`).
 
     Attributes:
-        creates: whether an object can be created only where none exists.
-        replaces: the spelling of the tag in a conditional replacement; `IGNORED` if no spelling works.
+        creates: Whether objects can be created on the condition that none exists.
+        replaces: The spelling of the tag in a conditional replacement; `IGNORED` if no spelling works.
     """
 
     creates: bool = True
     replaces: str = QUOTED
 
     def expected(self, version: Version) -> dict[str, str]:
-        """Return the version for a conditional replacement, as the bucket compares it."""
+        """Return the version in the spelling that the bucket compares in a conditional replacement."""
         if self.replaces != UNQUOTED:
             return dict(version)
         return {**version, "e_tag": version.get("e_tag", "").strip('"')}
@@ -92,18 +92,18 @@ def is_usable(key: str) -> bool:
 
 
 class ObjectChangedError(Exception):
-    """An object has another version than the one asked for."""
+    """An object has a different version from the requested one."""
 
 
 class Access(NamedTuple):
     """How to reach a bucket.
 
     Attributes:
-        kind: name of the class in `obstore.store`.
-        config: its arguments.
-        identity: the identity of the client, for messages.
-        endpoint: URL, if it is not the cloud's own.
-        log_in: hint for authentication, if it differs from the cloud's own tools; otherwise "".
+        kind: Name of the class in `obstore.store`.
+        config: Arguments of the class.
+        identity: The identity of the client, for messages.
+        endpoint: URL of a server other than the cloud's own.
+        log_in: Hint for authentication if it differs from that of the cloud's own tools, otherwise "".
     """
 
     kind: str
@@ -117,17 +117,17 @@ class Bucket:
     """A bucket. Keys are relative to it; "" is its root.
 
     Args:
-        name: name of the bucket.
-        location: its URL, for messages.
-        access: how to reach it.
-        words: terms of its cloud for messages.
-        meter: counts requests, pages of listings, and bytes of objects. It does not see internal requests of
+        name: Name of the bucket.
+        location: URL of the bucket, for messages.
+        access: How to reach the bucket.
+        words: The cloud's terms, for messages.
+        meter: Counts requests, pages of listings, and bytes of objects. It does not see internal requests of
             obstore: retries, tokens, the bytes of listings, and pages that a server makes shorter than a
             thousand names.
 
     Attributes:
-        conditions: the write conditions that the bucket honors; all of them until it is probed.
-        is_probed: whether the bucket was probed.
+        conditions: The write conditions that the bucket honors; until it is probed, all of them.
+        is_probed: Whether the bucket was probed.
     """
 
     def __init__(self, name: str, location: str, access: Access, words: MessageTerms, meter: Meter) -> None:
@@ -135,7 +135,7 @@ class Bucket:
         self._access = access
         self._meter = meter
         self._endpoint = _LOGIN.sub("…", access.endpoint)
-        # obstore panics at other endpoints.
+        # obstore panics with other endpoints.
         if access.endpoint and not _ENDPOINT.fullmatch(access.endpoint):
             raise StorageError(
                 "the endpoint in the environment is not a URL",
@@ -170,10 +170,10 @@ class Bucket:
         return _status(result)
 
     def objects_below(self, key: str, limit: int | None = None) -> Sequence[Object] | None:
-        """Return all objects below a key; errors as `head`.
+        """Return all objects below a key; same errors as `head`.
 
         Returns:
-            None if there are more than `limit` objects, or one has an unreadable name.
+            The objects; None if there are more than `limit`, or one has an unreadable name.
         """
         import obstore
         from obstore.exceptions import BaseError
@@ -204,7 +204,7 @@ class Bucket:
         return result and _without_markers(result)
 
     def names_below(self, key: str) -> Mapping[str, Status]:
-        """Return the objects and directories directly below a key, by name; errors as `head`."""
+        """Return the objects and directories directly below a key, by name; same errors as `head`."""
         import obstore
 
         try:
@@ -217,16 +217,16 @@ class Bucket:
         names = [item.rpartition("/")[2] for item in result["common_prefixes"]]
         objects = dict(_below(key, result["objects"]))
         for name in names:
-            # Consoles create empty objects for directories.
+            # Web consoles create empty objects for directories.
             if name in objects and objects[name].size:
                 raise name_collision(self.uri(f"{key}/{name}" if key else name))
         return {**objects, **dict.fromkeys(names, Status(FileKind.DIRECTORY))}
 
     def _check_api(self, key: str, *, is_empty: bool) -> None:
-        """Raise StorageError if an empty listing comes from a server that answers every request with a page.
+        """Raise StorageError if a server that answers every request with a web page sent an empty listing.
 
-        Captive portals and consoles do, and obstore reads an HTML page as an empty listing. Takes one request
-        until the bucket is known: for an object that cannot exist.
+        Captive portals and web consoles do this, and obstore reads an HTML page as an empty listing. Until
+        the bucket is known, the check takes one request for an object that cannot exist.
         """
         import obstore
         from obstore.exceptions import BaseError
@@ -253,10 +253,10 @@ class Bucket:
         """Read bytes of an object into a new buffer.
 
         Raises:
-            ObjectChangedError: the object has another version.
-            FileNotFoundError: it does not exist.
-            FormatError: it is too short.
-            StorageError: as `head`.
+            ObjectChangedError: The object has another version.
+            FileNotFoundError: The object does not exist.
+            FormatError: The object is too short.
+            StorageError: As for `head`.
         """
         import obstore
 
@@ -278,12 +278,12 @@ class Bucket:
     def _list(
         self, key: str, listed: Callable[[Any], _Answer], progress: Callable[[], int] = lambda: 0
     ) -> _Answer:
-        """List a directory, and repeat truncated listings; errors as `head`.
+        """List a directory, repeating truncated listings; same errors as `head`.
 
         Args:
-            key: the directory's key.
-            listed: lists with obstore's client.
-            progress: the number of objects listed so far. Progress resets the number of tries.
+            key: Key of the directory.
+            listed: Lists the directory with obstore's client.
+            progress: Returns the number of objects listed so far. Progress resets the number of tries.
         """
         retries, seconds = (RETRIES, RETRY_SECONDS) if self._has_answered else (FIRST_RETRIES, FIRST_SECONDS)
 
@@ -315,13 +315,13 @@ class Bucket:
         requests: int = 1,
         is_brief: bool = False,
     ) -> _Answer:
-        """Send a request; errors as `read`.
+        """Send a request; same errors as `read`.
 
         Args:
-            doing, key: the action and the object, for messages.
-            question: sends the request with obstore's client.
-            requests: number of requests that this takes.
-            is_brief: whether to give up after `BRIEF_SECONDS`.
+            doing, key: The action and the object, for messages.
+            question: Sends the request with obstore's client.
+            requests: Number of requests to count.
+            is_brief: Whether to give up after `BRIEF_SECONDS`.
 
         Returns:
             The result of `question`.
@@ -348,7 +348,7 @@ class Bucket:
         return BucketRequest(doing, self.uri(key), self._name, access.identity, self._endpoint, words)
 
     def _with_code(self, client: Any, key: str, error: Exception) -> Exception:
-        """Read a byte of an object to get the server's error code, which other responses lack."""
+        """Return the error with the server's error code, by reading a byte: other responses have no code."""
         import obstore
         from obstore.exceptions import BaseError
 
@@ -410,7 +410,7 @@ def require_obstore(scheme: str) -> None:
 
 def _status(result: Any) -> Status:
     """Convert obstore's metadata of an object."""
-    # Azure's listings leave out the quotes.
+    # Azure's listings omit the quotes.
     etag = (result["e_tag"] or "").strip('"')
     changed = result["last_modified"]
     modified = round(changed.timestamp() * 1e9)
@@ -420,20 +420,20 @@ def _status(result: Any) -> Status:
 
 
 def _pinned(version: str) -> dict[str, object]:
-    """Return the options that pin a request to a version."""
+    """Return the options that restrict a request to a version."""
     if version.startswith(_BY_TIME):
         return {}
     return {"if_match": version if version.startswith("W/") else f'"{version}"'}
 
 
 def _below(key: str, result: Sequence[Any]) -> list[Object]:
-    """Return objects by relative key, without the empty object of the directory itself."""
+    """Return objects by relative key, without the empty object for the directory itself."""
     start = f"{key}/" if key else ""
     return [(item["path"][len(start) :], _status(item)) for item in result if item["path"] != key]
 
 
 def name_collision(location: str) -> FormatError:
-    """Return the error for an object whose key is also the directory of other objects."""
+    """Return the error for an object whose key is also a directory of other objects."""
     return FormatError(
         f"{location} is both an object and the directory of other objects",
         got=f"objects {location} and {location}/…",
@@ -446,10 +446,10 @@ class _Pages:
     """The objects of a listing, page by page.
 
     Args:
-        key: the directory's key.
+        key: Key of the directory.
 
     Attributes:
-        result: the objects so far.
+        result: The objects so far.
     """
 
     def __init__(self, key: str) -> None:
@@ -457,26 +457,26 @@ class _Pages:
         self.result: list[Object] = []
 
     def resume(self) -> str | None:
-        """Return the path after which the listing continues. None restarts it without objects."""
+        """Return the path after which the listing continues; None restarts it, discarding its objects."""
         if not self._is_sorted:
             self.result, self._last, self._is_sorted = [], "", True
         return self._last or None
 
     def add(self, page: Sequence[Any]) -> None:
-        """Add a page, but skip objects before the start, because some servers ignore it."""
+        """Add a page, skipping objects before the start path, which some servers ignore."""
         paths = [item["path"] for item in page]
         if not self.result or not self._is_sorted:
             new = page
         else:
             new = [item for item in page if item["path"] > self._last]
         self.result += _below(self._key, new)
-        # S3 directory buckets list in any order, and the path of an empty object `name/` lacks its `/`.
+        # S3 directory buckets list in any order, and the path of an empty object `name/` lacks the `/`.
         self._is_sorted &= paths == sorted(paths)
         self._last = max([self._last, *paths])
 
 
 def _without_markers(objects: list[Object]) -> list[Object]:
-    """Remove the empty objects `name/` that consoles create for directories; their keys lack the `/` here."""
+    """Remove the empty objects `name/` that web consoles create for directories; their keys lack the `/`."""
     if all(result.size for _, result in objects):
         return objects
     names = (name for name, _ in objects)
@@ -484,13 +484,13 @@ def _without_markers(objects: list[Object]) -> list[Object]:
     return [(name, result) for name, result in objects if result.size or name not in directories]
 
 
-# The address is the same in every cloud; the protocols differ.
+# The address is the same in every cloud, but the protocols differ.
 _ADDRESS = "169.254.169.254"
 _SECONDS = 1.0
 
 
 def metadata_headers(path: str, headers: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Return the response headers of the machine's metadata server; None without success within a second."""
+    """Return response headers of the machine's metadata server; None without a response within a second."""
     connection = http.client.HTTPConnection(_ADDRESS, timeout=_SECONDS)
     try:
         connection.request("GET", path, headers=dict(headers))

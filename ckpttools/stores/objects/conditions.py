@@ -1,7 +1,7 @@
 """Probe which write conditions a bucket honors, with a scratch object, once per process.
 
-Servers and their proxies differ. Some ignore `If-None-Match`, so two processes can create one object. Ceph 16
-responds with 412 to an `If-Match` with the object's own tag unless the tag has no quotes.
+Servers and proxies differ. Some ignore `If-None-Match`, so that two processes can create the same object.
+Ceph 16 responds with 412 to an `If-Match` with the object's own tag unless the tag is unquoted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ckpttools.stores.objects.writing import delete, put_conditionally, read
 
 
 def probe_conditions(bucket: Bucket, key: str) -> Conditions:
-    """Return the conditions that a bucket honors. The first call in a process probes them.
+    """Return the conditions that a bucket honors; the first call in a process probes them.
 
     Args:
-        bucket: the bucket.
-        key: key prefix of the scratch object, which is deleted afterwards.
+        bucket: The bucket.
+        key: Key prefix of the scratch object, which is deleted afterward.
 
     Raises:
-        StorageError: the bucket cannot be written.
+        StorageError: The bucket is not writable.
     """
     if not bucket.is_probed:
         bucket.conditions = _probe(bucket, f"{key}{uuid.uuid4().hex}")
@@ -61,7 +61,7 @@ def _test_conditions(bucket: Bucket, scratch: str) -> Conditions:
 
 
 def _try_delete(bucket: Bucket, key: str) -> bool:
-    """Delete an object. Returns whether that succeeded."""
+    """Try to delete an object; return whether that succeeded."""
     try:
         delete(bucket, [key])
     except StorageError:
@@ -70,7 +70,7 @@ def _try_delete(bucket: Bucket, key: str) -> bool:
 
 
 def _creates(bucket: Bucket, key: str) -> tuple[bool, Version]:
-    """Test whether a second creation is refused. Returns that, and the object's version afterwards."""
+    """Return whether a second creation is refused, and the object's version afterward."""
     first = _attempt(bucket, key, b"created", "create")
     if first is None and (result := read(bucket, key)):
         # The response was lost, so the request was repeated.
@@ -82,7 +82,7 @@ def _creates(bucket: Bucket, key: str) -> tuple[bool, Version]:
 
 
 def _replaces(bucket: Bucket, key: str, version: Version, spelling: str) -> tuple[bool, Version]:
-    """Test whether a replacement needs the right tag. Returns that, and the object's version afterwards."""
+    """Return whether a replacement requires the right tag, and the object's version afterward."""
     expected, content = Conditions(True, spelling).expected(version), f"replaced, {spelling}".encode()
     right = _attempt(bucket, key, content, expected)
     if right is None:
@@ -95,7 +95,7 @@ def _replaces(bucket: Bucket, key: str, version: Version, spelling: str) -> tupl
 
 
 def _attempt(bucket: Bucket, key: str, content: bytes, mode: Any) -> Version | None:
-    """Write the scratch object. Returns None if the bucket refuses or does not know the condition."""
+    """Write the scratch object; return None if the bucket refuses or does not know the condition."""
     try:
         return put_conditionally(bucket, key, content, mode)
     except (ObjectChangedError, FileNotFoundError):

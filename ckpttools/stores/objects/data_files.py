@@ -12,22 +12,22 @@ from ckpttools.stores.objects.writing import Upload
 from ckpttools.stores.publishing import Record
 
 _VERSIONS = -3
-"""Replaces the task index in a record of the versions of objects."""
+"""Marks a record of object versions in place of the task index."""
 
 Versions: TypeAlias = Mapping[str, Collection[tuple[int, str]]]
-"""For each object, the sizes and versions that uploads of the plan have given it; usually one."""
+"""For each object, the sizes and versions from uploads of the plan; usually one."""
 
 
 class ObjectDataFiles:
     """Data files in a bucket; see `ckpttools.stores.publishing.DataFiles`.
 
     Args:
-        bucket: the bucket.
-        key: key prefix of the files.
-        sizes: size of each file in bytes.
-        heads: first bytes of some files.
-        plan: fingerprint of the plan, which marks the objects.
-        check: raises an error if the destination is no longer locked by this process.
+        bucket: The bucket.
+        key: Key prefix of the files.
+        sizes: Size of each file in bytes.
+        heads: First bytes of some files.
+        plan: Fingerprint of the plan, which marks the objects.
+        check: Raises an error if the destination is no longer locked by this process.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class ObjectDataFiles:
         self._unrecorded: dict[str, tuple[int, str]] = {}
 
     def write_passes(self, group: int) -> Generator[ObjectSink]:
-        """Yield one sink, whose objects are complete when the generator ends."""
+        """Yield one sink; its objects are complete when the generator ends."""
         with ExitStack() as uploads:
             yield ObjectSink(self, uploads, group)
-            # Check here rather than per file: one file may be complete before another file of the group
+            # Check once per group rather than per file, because one file may be complete before another one
             # fails.
             self.check()
 
@@ -57,8 +57,8 @@ class ObjectDataFiles:
         """Start the upload of a file and write its head.
 
         Args:
-            name: name of the file.
-            size: its minimum size in bytes if it was not declared in advance.
+            name: Name of the file.
+            size: Minimum size of the file in bytes, if it was not declared in advance.
         """
         self._begun.add(name)
         upload = Upload(self._bucket, f"{self._key}/{name}", self._sizes.get(name, size), self._plan)
@@ -70,12 +70,12 @@ class ObjectDataFiles:
         self.versions[name] = self._unrecorded[name] = size, version
 
     def take_version_records(self) -> list[Record]:
-        """Return a record of the objects that were completed since the last call; none if there are none."""
+        """Return records of the objects that were completed since the last call."""
         versions, self._unrecorded = self._unrecorded, {}
         return [[_VERSIONS, {name: list(item) for name, item in versions.items()}]] if versions else []
 
     def write_heads(self) -> None:
-        """See `DataFiles.write_heads`; writes the files that no task writes."""
+        """See `DataFiles.write_heads`. Writes the files that no task writes."""
         for name in self._sizes.keys() - self._begun:
             if self._bucket.head(f"{self._key}/{name}") is None:
                 with self.begun(name, 0):
@@ -87,17 +87,17 @@ class ObjectDataFiles:
         return {**dict.fromkeys(self._begun, 0), **self._sizes}
 
     def extend(self, name: str, end: int) -> None:
-        """Do nothing: each group appends to files of its own."""
+        """Do nothing, because each group appends to its own files."""
 
     def sync(self) -> None:
-        """Do nothing: complete objects are durable."""
+        """Do nothing, because completed objects are durable."""
 
     def close(self) -> None:
-        """Do nothing: no resources are held."""
+        """Do nothing, because no resources are held."""
 
 
 class ObjectSink:
-    """The files of one group of tasks; see `ckpttools.stores.publishing.Sink`."""
+    """The files of a group of tasks; see `ckpttools.stores.publishing.Sink`."""
 
     is_dry_pass: ClassVar[bool] = False
 
@@ -112,7 +112,7 @@ class ObjectSink:
         upload.fill(offset)
         upload.write(data)
         if loose is not None and upload.position >= loose:
-            # A task may write hundreds of chunks; keeping them all would need their complete size.
+            # A task may write hundreds of chunks, and keeping them all would take their total size.
             self._files.check()
             upload.complete()
 
@@ -121,9 +121,7 @@ class ObjectSink:
         return upload
 
     def identity(self, name: str) -> str:
-        """Return "" because the versions of objects are recorded separately; see
-        `SupportsFileIdentity.identity`.
-        """
+        """Return "" because object versions are recorded separately; see `SupportsFileIdentity.identity`."""
         return ""
 
     def write_whole(self, name: str, data: bytes) -> None:
@@ -151,15 +149,15 @@ def recorded_versions(records: Iterable[Record]) -> Versions:
 def find_changed_objects(
     bucket: Bucket, key: str, there: Mapping[str, Status], versions: Versions
 ) -> list[str]:
-    """Find objects that are missing, or have another size or version than after their upload.
+    """Return objects that are missing, or whose size or version differs from their upload.
 
     Args:
-        bucket, key: the location of the objects.
-        there: a listing of it.
-        versions: the versions to expect.
+        bucket, key: Location of the objects.
+        there: A listing of the location.
+        versions: The versions to expect.
 
     Raises:
-        StorageError: the store does not respond.
+        StorageError: The store does not respond.
     """
 
     def is_expected(name: str, status: Status | None) -> bool:

@@ -1,4 +1,4 @@
-"""Errors of clouds: location, response, identity, missing permission and hint."""
+"""Errors of clouds, with location, response, identity, missing permission and hint."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|specified bucket does no
 # Azure's response to anonymous requests, with status 409.
 _NOT_PUBLIC = "Public access is not permitted"
 _UNREACHED = re.compile("error sending request|HttpError|connect error|dns error|TimedOut")
-# The innermost reason for a broken connection.
+# The innermost cause of a broken connection.
 _CAUSE = re.compile(r'message: "([^"]+)"|error: "([^"]+)"')
 
 
 @dataclass(frozen=True)
 class MessageTerms:
-    """Terms of a cloud for messages.
+    """A cloud's terms for messages.
 
     Attributes:
-        cloud: its name.
-        bucket: its word for a bucket.
-        list_permission, read_permission, write_permission: names of the required permissions.
-        list_buckets: command that lists buckets.
-        remove: command that deletes everything below a key, with `{bucket}` and `{key}`.
-        remove_object: command that deletes one object, with the same placeholders.
-        log_in: how to authenticate.
-        endpoint: environment variables for other servers.
-        api: the API that a server must offer.
+        cloud: Name of the cloud.
+        bucket: The cloud's word for a bucket.
+        list_permission, read_permission, write_permission: Names of the required permissions.
+        list_buckets: Command that lists buckets.
+        remove: Command that deletes everything below a key, with `{bucket}` and `{key}`.
+        remove_object: Command that deletes one object, with the same placeholders.
+        log_in: How to authenticate.
+        endpoint: Environment variables for other servers.
+        api: The API that a server must support.
     """
 
     cloud: str
@@ -86,12 +86,12 @@ class BucketRequest:
     """A request to a bucket.
 
     Attributes:
-        doing: the action, such as "cannot list".
+        doing: The action, such as "cannot list".
         location: URL of the object.
-        bucket: name of the bucket.
-        identity: identity of the client.
-        endpoint: URL, if it is not the cloud's own.
-        words: terms of the cloud.
+        bucket: Name of the bucket.
+        identity: Identity of the client.
+        endpoint: URL of a server other than the cloud's own.
+        words: Terms of the cloud.
     """
 
     doing: str
@@ -103,14 +103,14 @@ class BucketRequest:
 
 
 def login_hint(words: MessageTerms, endpoint: str) -> str:
-    """Return the hint for authentication with a custom endpoint; "" without one."""
+    """Return the hint for authentication with a custom endpoint; "" without a custom endpoint."""
     if not endpoint:
         return ""
     return f"{words.log_in} for that server; or unset {words.endpoint} to use {words.cloud} itself"
 
 
 def is_absent_object(error: Exception) -> bool:
-    """Return whether the bucket exists and the object does not, or the key is invalid."""
+    """Return whether the bucket exists but the object does not, or the key is invalid."""
     if isinstance(error, ValueError):
         return True
     status = _STATUS.search(str(error))
@@ -127,13 +127,13 @@ def is_changed_object(error: Exception) -> bool:
 
 
 def is_unsupported(error: StorageError) -> bool:
-    """Return whether a server does not support a request, for example its condition."""
+    """Return whether a server does not support a request, for example because of its condition."""
     status = _STATUS.search(str(error.__cause__))
     return status is not None and status[1][:3] in ("405", "501")
 
 
 def is_refused_without_code(error: Exception) -> bool:
-    """Return whether a metadata request is refused: its response has no body and so no error code."""
+    """Return whether a metadata request was refused; its response has no body and thus no error code."""
     text = str(error)
     status = _STATUS.search(text)
     is_refused = status is not None and status[1].startswith("403")
@@ -141,7 +141,7 @@ def is_refused_without_code(error: Exception) -> bool:
 
 
 def is_listing_unsupported(error: Exception) -> bool:
-    """Return whether a server lacks listings; the response for a missing bucket has an error code."""
+    """Return whether a server does not support listings; a missing bucket has an error code."""
     text = str(error)
     status = _STATUS.search(text)
     is_absent = status is not None and status[1][:3] in ("404", "405")
@@ -154,7 +154,7 @@ def is_truncated(error: Exception) -> bool:
 
 
 def add_retries(error: Exception, retries: int) -> Exception:
-    """Add the number of retries to the error of a repeated request, as obstore reports it."""
+    """Add the number of retries to the error of a repeated request, in obstore's wording."""
     return type(error)(f"{error}\nafter {retries} retries")
 
 
@@ -164,12 +164,12 @@ def has_invalid_key(error: Exception) -> bool:
 
 
 def is_not_the_api(error: Exception) -> bool:
-    """Return whether the response is not one of the cloud's API."""
+    """Return whether the response does not follow the cloud's API."""
     return _NOT_THE_API.search(str(error)) is not None or is_listing_unsupported(error)
 
 
 def explain_error(error: Exception, asked: BucketRequest) -> StorageError:
-    """Convert an error of obstore."""
+    """Convert an error from obstore."""
     text = str(error)
     status = _STATUS.search(text)
     code = int(status[1][:3]) if status else 0
@@ -225,7 +225,7 @@ def _no_bucket(asked: BucketRequest) -> StorageError:
 
 
 def _is_of_region(text: str) -> bool:
-    """Return whether a request was sent to another region than the bucket's."""
+    """Return whether a request was sent to a region other than the bucket's."""
     return "region" in text.partition("Debug source")[0].lower()
 
 
@@ -275,11 +275,11 @@ def _not_allowed(asked: BucketRequest, answer: str, code: str) -> StorageError:
 
 
 def wrong_api_error(asked: BucketRequest, answer: str) -> StorageError:
-    """Return the error of a server that does not offer the cloud's API.
+    """Return the error for a server that does not support the cloud's API.
 
     Args:
-        asked: the request.
-        answer: the response, for the message.
+        asked: The request.
+        answer: The response, for the message.
     """
     words = asked.words
     server = asked.endpoint or words.cloud
@@ -312,7 +312,7 @@ def _no_connection(asked: BucketRequest, text: str) -> StorageError:
 
 
 def _answer(text: str) -> str:
-    """Return the server's status, and its message if there is one."""
+    """Return the server's status, with its message if there is one."""
     status, code, message = _STATUS.search(text), _CODE.search(text), _MESSAGE.search(text)
     if status is None:
         return text.partition("\n")[0]

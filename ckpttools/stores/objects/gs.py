@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ckpttools.stores.costs import Meter
 
 
-# Emulator addresses in Google's libraries and in tensorstore.
+# Environment variables for emulator addresses in Google's libraries and in tensorstore.
 _EMULATORS = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
-# Credentials that obstore takes from the environment.
+# Environment variables from which obstore takes credentials.
 _EXPLICIT = (
     "GOOGLE_SERVICE_ACCOUNT",
     "GOOGLE_SERVICE_ACCOUNT_PATH",
@@ -37,13 +37,13 @@ _EXPLICIT = (
     "GOOGLE_BEARER_TOKEN",
 )
 _FILE = "GOOGLE_APPLICATION_CREDENTIALS"
-# Kinds of credentials that obstore reads; google-auth reads all.
+# Kinds of credentials that obstore reads; google-auth reads all kinds.
 _KNOWN_KINDS = ("service_account", "authorized_user")
 _NOBODY = {"skip_signature": True}
 
 
 class GoogleStore(ObjectStore):
-    """The store `gs`."""
+    """The store for the scheme `gs`."""
 
     scheme: ClassVar[str] = "gs"
     header_variables: ClassVar[Sequence[str]] = ("GOOGLE_BEARER_TOKEN",)
@@ -101,10 +101,10 @@ def _emulated(address: str, variable: str) -> Access:
 
 
 def _credentials() -> tuple[dict[str, Any], str]:
-    """Return the client configuration and the identity for messages: application default credentials.
+    """Return the client configuration and the identity for messages, from application default credentials.
 
     Raises:
-        StorageError: a credentials file does not exist or is unusable.
+        StorageError: A credentials file does not exist or cannot be used.
     """
     if os.environ.get("GOOGLE_SKIP_SIGNATURE"):
         return _NOBODY, "anonymous (GOOGLE_SKIP_SIGNATURE is set)"
@@ -170,16 +170,16 @@ _WHAT = "cannot list incomplete uploads"
 
 
 def _list_uploads(endpoint: str, bucket: str, prefix: str, meter: Meter) -> Iterator[PendingUpload]:
-    """List uploads to keys with a prefix.
+    """List pending uploads to keys with a prefix.
 
     Args:
         endpoint: URL of an emulator, which needs no token; "" for the cloud.
-        bucket: name of the bucket.
-        prefix: key prefix.
-        meter: counts the requests.
+        bucket: Name of the bucket.
+        prefix: Key prefix.
+        meter: Counts the requests.
 
     Raises:
-        StorageError: they cannot be listed.
+        StorageError: The uploads cannot be listed.
     """
     asked = {"uploads": "", "prefix": prefix}
     headers = _authorization(endpoint)
@@ -203,7 +203,7 @@ def _parse_upload(bucket: str, declared: ElementTree.Element) -> PendingUpload:
 
 
 def _abort_upload(endpoint: str, upload: PendingUpload) -> None:
-    """Abort an upload if it exists. Raises StorageError on failure."""
+    """Abort an upload if it exists; raises StorageError on failure."""
     _request("DELETE", endpoint, upload.key, {"uploadId": upload.upload}, _authorization(endpoint))
 
 
@@ -244,7 +244,7 @@ def _token() -> str:
     """Return an access token from application default credentials or the metadata server.
 
     Raises:
-        StorageError: there is no token.
+        StorageError: No token is available.
     """
     try:
         import google.auth

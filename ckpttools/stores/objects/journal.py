@@ -1,4 +1,4 @@
-"""Journal of a conversion to a bucket: objects below `<destination>.partial/journal/`, each written once.
+"""The journal of a conversion to a bucket: objects below `<destination>.partial/journal/`, each written once.
 
 plan              the conversion, and where it is written
 done-RUN-NUMBER   finished tasks
@@ -25,7 +25,7 @@ from ckpttools.stores.publishing import JobInfo, Record
 PLAN, PUBLISHING, PUBLISHED = "plan", "publishing", "published"
 _DONE, _LINKED = "done-", "linked-"
 Inventory: TypeAlias = Mapping[str, Sequence[Any]]
-"""Size and version of objects, by path below a checkpoint."""
+"""The size and version of objects, by path below a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class ObjectJournal:
     """The journal of a destination at the time it was read.
 
     Attributes:
-        bucket, key: its location.
-        purpose: the conversion; None if there is no readable entry.
-        is_alongside: whether the checkpoint is written next to the destination, which it will replace.
-        by_run: records of the finished tasks, by run ID.
-        linked: names of files that were or may have been copied from elsewhere.
-        replacing: inventories of the replaced checkpoint, which may be partly deleted, and of the new one;
-            None while the old one is complete.
-        published: inventory of the published checkpoint (size and ETag by name). It is then the last entry to
+        bucket, key: Location of the journal.
+        purpose: The conversion; None if there is no readable entry.
+        is_alongside: Whether the checkpoint is written next to the destination, which it will replace.
+        by_run: Records of finished tasks, by run ID.
+        linked: Names of files that were, or may have been, copied from elsewhere.
+        replacing: Inventories of the replaced checkpoint, which may be partly deleted, and of the new one;
+            None while the old checkpoint is complete.
+        published: Inventory of the published checkpoint (size and ETag by name), which is the last entry to
             be removed.
-        is_there: whether there is any entry.
+        is_there: Whether the journal has any entry.
     """
 
     bucket: Bucket
@@ -57,7 +57,7 @@ class ObjectJournal:
 
     @property
     def plan(self) -> str | None:
-        """Return the fingerprint of the plan; None if it is unknown."""
+        """Return the fingerprint of the plan; None if unknown."""
         return None if self.purpose is None else self.purpose.plan
 
     @property
@@ -67,19 +67,19 @@ class ObjectJournal:
 
     @property
     def is_destination_incomplete(self) -> bool:
-        """Return whether the destination's name has an incomplete checkpoint."""
+        """Return whether the destination itself has an incomplete checkpoint."""
         return self.published is None and (self.is_replacing or not self.is_alongside)
 
     @classmethod
     def read(cls, bucket: Bucket, key: str, *, with_records: bool = True) -> ObjectJournal:
-        """Read the journal.
+        """Read the journal of a destination.
 
         Args:
-            bucket, key: its location.
-            with_records: whether to read the finished tasks, one object per second and process.
+            bucket, key: Location of the journal.
+            with_records: Whether to read the finished tasks: one object per process and second of work.
 
         Raises:
-            StorageError: the store reports an error.
+            StorageError: The store reports an error.
         """
         listed = [name for name, _ in bucket.objects_below(key) or ()]
         names = [name for name in listed if with_records or not name.startswith(_DONE)]
@@ -113,7 +113,7 @@ class ObjectJournal:
         )
 
     def begin(self, purpose: JobInfo, is_alongside: bool) -> ObjectJournal:
-        """Record the conversion; errors as `read`."""
+        """Record the conversion; same errors as `read`."""
         self._put(PLAN, {"purpose": asdict(purpose), "is_beside": is_alongside})
         return ObjectJournal(self.bucket, self.key, purpose, is_alongside, is_there=True)
 
@@ -123,31 +123,31 @@ class ObjectJournal:
         return self.replacing is not None
 
     def note_replacing(self, old: Inventory, new: Inventory) -> ObjectJournal:
-        """Record that the replaced checkpoint is being deleted; errors as `read`."""
+        """Record that the replaced checkpoint is being deleted; same errors as `read`."""
         self._put(PUBLISHING, [old, new])
         return dataclass_replace(self, replacing=(old, new))
 
     def note_published(self, inventory: Inventory) -> None:
-        """Record that only the journal remains to be removed; errors as `read`."""
+        """Record that only the journal remains to be removed; same errors as `read`."""
         purpose = asdict(self.purpose) if self.purpose else None
         self._put(PUBLISHED, {"purpose": purpose, "objects": inventory})
 
     def note_link(self, name: str) -> None:
-        """Record that a file is being copied, which has no mark of the plan; errors as `read`."""
+        """Record that a file is being copied, which has no mark of the plan; same errors as `read`."""
         self._put(f"{_LINKED}{uuid.uuid4().hex}", name)
 
     def _put(self, name: str, content: object) -> None:
         put(self.bucket, f"{self.key}/{name}", json.dumps(content).encode())
 
     def remove(self, check: Callable[[], None]) -> None:
-        """Remove all entries but the last, in an order that keeps the remaining work recognizable.
+        """Remove all entries except the last, in an order that keeps the remaining work recognizable.
 
         Args:
-            check: raises an error if the destination is no longer locked by this process; called before each
+            check: Raises an error if the destination is no longer locked by this process; called before each
                 deletion.
 
         Raises:
-            StorageError: the store reports an error.
+            StorageError: The store reports an error.
         """
         names = {name for name, _ in self.bucket.objects_below(self.key) or ()}
         rest = sorted(names - {PLAN, PUBLISHING, PUBLISHED})
@@ -162,16 +162,16 @@ class ObjectJournal:
                 remove(name)
 
     def remove_last(self) -> None:
-        """Remove the entry of the published checkpoint; errors as `remove`."""
+        """Remove the entry of the published checkpoint; same errors as `remove`."""
         delete(self.bucket, [f"{self.key}/{PUBLISHED}"])
 
 
 class JournalEntries:
-    """Records the finished tasks of a run.
+    """Records the finished tasks of a run in journal entries.
 
     Args:
-        journal: the journal.
-        run: ID that distinguishes its entries from those of other runs; "" for a new one.
+        journal: The journal.
+        run: ID that distinguishes this run's entries from those of other runs; "" creates a new ID.
     """
 
     def __init__(self, journal: ObjectJournal, run: str = "") -> None:
@@ -180,19 +180,19 @@ class JournalEntries:
         self._count = 0
 
     def record(self, records: Iterable[Record]) -> None:
-        """Record finished tasks; errors as `ObjectJournal.read`."""
+        """Record finished tasks; same errors as `ObjectJournal.read`."""
         journal, name = self._journal, f"{_DONE}{self._run}-{self._count:06d}"
         put(journal.bucket, f"{journal.key}/{name}", json.dumps(list(records)).encode())
         self._count += 1
 
     def remove(self) -> None:
-        """Remove the entries of this run; errors as `ObjectJournal.read`."""
+        """Remove the entries of this run; same errors as `ObjectJournal.read`."""
         names = [f"{_DONE}{self._run}-{number:06d}" for number in range(self._count)]
         delete(self._journal.bucket, [f"{self._journal.key}/{name}" for name in names])
 
 
 def _parse_inventories(declared: Any) -> tuple[Inventory, Inventory]:
-    """Parse the old and the new inventory; both are empty if they are malformed."""
+    """Parse the old and new inventories; both are empty if they are malformed."""
     is_known = (
         isinstance(declared, list) and len(declared) == 2 and all(isinstance(item, dict) for item in declared)
     )
@@ -200,7 +200,7 @@ def _parse_inventories(declared: Any) -> tuple[Inventory, Inventory]:
 
 
 def _parse_entry(content: bytes) -> Any:
-    """Parse an entry; None if it is malformed."""
+    """Parse an entry; return None if it is malformed."""
     try:
         return json.loads(content)
     except ValueError:

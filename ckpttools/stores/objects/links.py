@@ -1,4 +1,4 @@
-"""Files in a bucket, and the conditions for copies inside the cloud."""
+"""Files in a bucket, and the conditions for server-side copies."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class ObjectFile(File):
-    """An object at one version: every read requests this version and fails for another."""
+    """An object pinned to one version: reads request this version and fail for any other."""
 
-    # 100 MB/s transfer this in 20 ms, the time of a request.
+    # Number of bytes that 100 MB/s transfer in 20 ms, the time of a request.
     gap: ClassVar[int] = 2 << 20
     price: ClassVar[int] = FAR
 
@@ -53,7 +53,7 @@ class ObjectFile(File):
             raise self.changed(result)
 
     def changed(self, result: Status | None) -> FormatError:
-        """Return the error of an object that was changed or removed."""
+        """Return the error for an object that was changed or removed."""
         if result is None:
             return FormatError(f"{self.path} was removed while it was read", hint=retry_term())
         return SourceChangedError(
@@ -64,24 +64,24 @@ class ObjectFile(File):
         )
 
 
-# An ETag computed from the content (MD5, S3) is equal again if old content is restored. Other ETags are never
+# An ETag computed from the content (MD5, S3) repeats if old content is restored. Other ETags are never
 # reused.
 _CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-[0-9]+)?|changed .*")
-# HEAD requests report the modification time in whole seconds.
+# HEAD requests report the modification time in full seconds.
 _CLOCK_SECONDS = 2
 
 
 def is_proven_copy(source: ObjectFile, result: Status, built: Status | None, seconds: float) -> bool:
-    """Return whether the cloud copied the version of an object that was opened.
+    """Return whether the cloud provably copied the version of an object that was opened.
 
-    obstore sends no condition with a copy, so another process can change the source just before it, and put
-    the old content back just after it.
+    obstore copies without a condition, so another process could change the source just before the copy and
+    restore the old content just after it.
 
     Args:
-        source: the object as it was opened.
-        result: the same object after the copy.
-        built: the copy.
-        seconds: duration of the copy.
+        source: The object as it was opened.
+        result: The status of the same object after the copy.
+        built: The status of the copy.
+        seconds: Duration of the copy in seconds.
     """
     if built is None or built.size != source.size or result.version != source.version:
         return False
@@ -94,11 +94,11 @@ def is_proven_copy(source: ObjectFile, result: Status, built: Status | None, sec
 
 @dataclass(frozen=True)
 class CopyTrials:
-    """See `ckpttools.stores.abilities.LinkTrials`; needs no trial.
+    """See `ckpttools.stores.abilities.LinkTrials`. Needs no trial.
 
     Attributes:
-        store: store of the destination.
-        bucket: name of its bucket.
+        store: Store of the destination.
+        bucket: Name of the destination's bucket.
     """
 
     store: ObjectStore

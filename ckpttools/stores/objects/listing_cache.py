@@ -1,8 +1,8 @@
-"""Short-lived cache of listings of an object store, because every question is a request.
+"""A short-lived cache of object store listings, which saves requests.
 
 The search for a checkpoint needs dozens of names in the same few directories. One listing returns everything
-below a key with sizes and ETags, a thousand names per request. So the first question about a directory lists
-it completely, and the cache answers the following ones.
+below a key with sizes and ETags, at a thousand names per request. The first access to a directory therefore
+lists it completely, and later ones are answered from the cache.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ckpttools.core.errors import StorageError
 from ckpttools.stores.base import FileKind, Status
 from ckpttools.stores.objects.client import Object, name_collision
 
-# With more objects than this, a directory is listed without its subdirectories, after 5 wasted requests.
+# If a directory has more objects than this, it is listed without its subdirectories, after 5 wasted requests.
 _MOST_OBJECTS = 5000
-# Validity of a listing in seconds; or this multiple of its duration.
+# How long a listing is valid: this many seconds, or this multiple of the time it took.
 _BELIEVED = 5.0
 _TIMES_AS_LONG = 10
 _FILE_NAME = re.compile(r"\.[A-Za-z]\w*$")
@@ -28,7 +28,7 @@ _DIRECTORY = Status(FileKind.DIRECTORY)
 
 
 class Source(Protocol):
-    """The store behind the cache. Methods raise StorageError without a response."""
+    """The store behind the cache. Its methods raise StorageError if there is no response."""
 
     def uri(self, key: str) -> str:
         """Return the URL of a key."""
@@ -45,13 +45,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Listing:
-    """A listing of everything below a key.
+    """A listing of all objects below a key.
 
     Attributes:
-        asked: request time, by the monotonic clock.
-        until: end of its validity.
-        directories: entries by name for each relative directory.
-        objects: all objects below; None if subdirectories were not listed.
+        asked: Time of the request, by the monotonic clock.
+        until: End of validity, by the monotonic clock.
+        directories: The entries of each relative directory, by name.
+        objects: All objects below the key; None if subdirectories were not listed.
     """
 
     asked: float
@@ -69,7 +69,7 @@ class Listing:
         return self.is_deep or not below or self.directories[""].get(first) != _DIRECTORY
 
     def status(self, rest: str) -> Status | None:
-        """Return the status of a relative key."""
+        """Return the status of a relative key, or None if it does not exist."""
         if not rest:
             return _DIRECTORY
         directory, _, name = rest.rpartition("/")
@@ -77,7 +77,7 @@ class Listing:
 
 
 class KnownObjects:
-    """Answers from cached listings, and requests listings if that saves requests."""
+    """Answers from cached listings, and requests new listings if that saves requests."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -87,7 +87,7 @@ class KnownObjects:
         self._lock = threading.Lock()
 
     def forget(self, key: str) -> None:
-        """Discard all listings that cover a key or a key below it."""
+        """Discard all listings that include a key or anything below it."""
         with self._lock:
             for item in [listing for listing in self._listings if listing.startswith(f"{key}/")]:
                 del self._listings[item]
@@ -102,7 +102,7 @@ class KnownObjects:
         return self._request_status(key)
 
     def status_after(self, key: str, moment: float) -> Status | None:
-        """Return a status that is newer than a moment of the monotonic clock; lists known siblings, too."""
+        """Return a status newer than a moment of the monotonic clock; also lists known siblings."""
         for listing, rest in self._valid_listings(key):
             if rest and listing.tells(rest):
                 above = key.removesuffix(rest).rstrip("/")
@@ -110,7 +110,7 @@ class KnownObjects:
         return self._source.head(key)
 
     def names(self, key: str) -> Mapping[str, Status]:
-        """Return the entries directly below a key, by name; empty if it is not a directory."""
+        """Return the entries directly below a key, by name; empty if the key is not a directory."""
         for listing, rest in self._valid_listings(key, time.monotonic()):
             if listing.is_deep or not rest:
                 break
@@ -134,7 +134,7 @@ class KnownObjects:
         return self._distinct(key, self._source.objects_below(key) or () if result is None else result)
 
     def _distinct(self, key: str, objects: Sequence[Object]) -> Sequence[Object]:
-        """Return objects below a key. Raises FormatError if one has the name of a directory of others."""
+        """Return objects below a key; raise FormatError if an object has the same name as a directory."""
         directories = _directories(objects)
         for name, _ in objects:
             if name in directories:
@@ -142,7 +142,7 @@ class KnownObjects:
         return objects
 
     def _valid_listings(self, key: str, now: float = 0.0) -> Iterator[tuple[Listing, str]]:
-        """Iterate over valid listings of the key's ancestors, the nearest first, with the relative key."""
+        """Yield valid listings of the key and its ancestors, the nearest first, with the relative key."""
         for above in _key_and_ancestors(key):
             listing = self._listings.get(above)
             if listing and now < listing.until:
@@ -154,7 +154,7 @@ class KnownObjects:
         with self._lock:
             is_first = above not in self._asked_in
             self._asked_in.add(above)
-        # The second name that is requested in a directory suggests more.
+        # A second request in the same directory suggests that more will follow, so list it.
         if above and not is_first and (listing := self._list_if_allowed(above)):
             return listing.status(key[len(above) + 1 :])
         is_file_first = bool(_FILE_NAME.search(key)) and "/" in key
@@ -168,7 +168,7 @@ class KnownObjects:
         return None if is_file_first else self._source.head(key)
 
     def _list_if_allowed(self, key: str) -> Listing | None:
-        """List a directory without subdirectories; None if the user may read but not list it."""
+        """List a directory without subdirectories; return None if the user may read but not list it."""
         if key in self._unlistable:
             return None
         try:
@@ -184,7 +184,7 @@ class KnownObjects:
         now = time.monotonic()
         until = now + max(_BELIEVED, _TIMES_AS_LONG * (now - asked))
         listing = Listing(asked, until, directories, objects)
-        # Nothing can be below a file either.
+        # There can be nothing below a file either.
         if directories[""]:
             with self._lock:
                 self._listings[key] = listing
@@ -192,7 +192,7 @@ class KnownObjects:
 
 
 def _directories(objects: Iterable[Object]) -> Mapping[str, Mapping[str, Status]]:
-    """Return the entries of each directory that contains one of these objects."""
+    """Group objects into the entries of each directory."""
     result: dict[str, dict[str, Status]] = {"": {}}
     for key, status in objects:
         above, _, name = key.rpartition("/")

@@ -1,14 +1,14 @@
-"""Lock of a destination: an object that its owner rewrites every few seconds.
+"""The lock of a destination: an object that its owner rewrites every few seconds.
 
-Each write has the condition that the object is new or unchanged since the last write, so only one of two
-processes succeeds. A lock that has not been written for a minute, by the bucket's clock, is taken over;
-immediately, if its content names a process of this machine that no longer exists.
+Each write requires that the object is new or unchanged since the last write, so only one of two processes
+succeeds. A lock that has not been written for a minute, by the bucket's clock, is taken over. If its content
+names a process of this machine that no longer exists, it is taken over immediately.
 
-A process probes which conditions the bucket honors before it takes the lock (`objects/conditions.py`). If the
-bucket does not honor `If-Match`, the owner reads the lock before each renewal, and a process that takes over
-a dead lock first creates an object named after it, which only one process can. If it does not honor
-`If-None-Match` either, two processes can start at the same moment: each writes the lock, waits, and owns the
-lock if its content is still there.
+Before it takes the lock, a process probes which conditions the bucket honors (`objects/conditions.py`). If
+the bucket does not honor `If-Match`, the owner reads the lock before each renewal, and a process that takes
+over a dead lock first creates an object named after the lock, which only one process can create. If the
+bucket does not honor `If-None-Match` either, two processes can start at the same moment: each writes the
+lock, waits, and owns the lock if its content is unchanged.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from ckpttools.stores.publishing import LockedError
 
 RENEWED_SECONDS = 10.0
 EXPIRED_SECONDS = 60.0
-# Fraction of this time for which the owner trusts the lock, so that its requests end before a takeover.
+# Fraction of the expiry time for which the owner trusts the lock, so that its requests end before a takeover.
 _BELIEVED = 0.75
 # Seconds between writing and reading a lock if the bucket does not exclude a second writer.
 SETTLED_SECONDS = 3.0
 PROBE = "-"
-"""Suffix of lock names for objects that are written to read the bucket's clock."""
+"""Suffix of the objects that are written next to locks to read the bucket's clock."""
 
 
-# Maximum number of processes that die one after the other while they take over one dead lock.
+# Maximum number of processes that can die one after another while taking over a dead lock.
 _CLAIMS = 8
-# States of processes that are listed but have ended.
+# States of processes that are still listed but have ended.
 _ENDED = "ZX"
-# Locks of this process, which continues to exist after it releases one of them.
+# The locks that this process holds; the process may still exist after it has released some.
 _HELD: set[str] = set()
 
 
 class Lock:
-    """A lock that this process holds inside a `with` statement.
+    """A lock that this process holds in a `with` block.
 
     Args:
-        bucket, key: the object.
-        location: the destination, for messages.
-        declared: additional content of the object.
+        bucket, key: Bucket and key of the object.
+        location: The destination, for messages.
+        declared: Additional content of the object.
     """
 
     lapses = False
-    """Whether an expired lock is lost without a takeover, because others ignore it."""
+    """Whether an expired lock is lost even without a takeover, because other processes ignore it."""
 
     def __init__(
         self, bucket: Bucket, key: str, location: str, declared: Mapping[str, object] | None = None
@@ -77,12 +77,13 @@ class Lock:
         """Take the lock.
 
         Raises:
-            LockedError: another process holds it.
-            StorageError: the store reports an error.
+            LockedError: Another process holds the lock.
+            StorageError: The store reports an error.
         """
         probe_conditions(self._bucket, f"{self._key}{PROBE}")
         asked = _now()
-        # Add it before others can read the owner: they would consider a thread of this process dead.
+        # Register the lock before others can read its owner: they would consider a thread of this process
+        # dead.
         _HELD.add(self._owner["owner"])
         try:
             self._version = self._taken()
@@ -90,7 +91,7 @@ class Lock:
             _HELD.discard(self._owner["owner"])
             raise
         self._renewed = asked
-        # A process that is ending or out of memory starts no thread; then `check` renews the lock.
+        # A process that is ending or out of memory cannot start a thread; `check` then renews the lock.
         with suppress(RuntimeError):
             self._thread.start()
         return self
@@ -100,20 +101,20 @@ class Lock:
         if self._is_kept:
             self._thread.join()
         _HELD.discard(self._owner["owner"])
-        # A remaining object shows that this process is dead once it is.
+        # If the object remains, others recognize it as dead once this process has ended.
         with suppress(StorageError):
             self.release()
 
     def release(self) -> None:
-        """Release the lock. Raises StorageError on failure; then it is taken over later."""
+        """Release the lock; raises StorageError on failure, in which case it is taken over later."""
         result = read(self._bucket, self._key)
         if result and self._is_mine(result[0]):
             delete(self._bucket, [self._key])
 
     def check(self) -> None:
-        """Raise StorageError if another process may have taken over."""
+        """Raise StorageError if another process may have taken over the lock."""
         if not (self._is_kept or self._is_lost) and _now() - self._renewed > RENEWED_SECONDS:
-            # If the renewal fails, the age of the lock decides.
+            # If the renewal fails, the lock's age decides.
             with suppress(StorageError), self._lock:
                 self._write_again()
         if self._is_lost or _now() - self._renewed > EXPIRED_SECONDS * _BELIEVED:
@@ -126,9 +127,9 @@ class Lock:
             )
 
     def renew(self) -> None:
-        """Rewrite the lock. Raises StorageError on failure or if another process has taken over."""
+        """Rewrite the lock; raises StorageError on failure, or if another process has taken over."""
         with self._lock:
-            # A lost lock is never renewed: its new owner keeps it.
+            # A lost lock is never renewed, because it belongs to its new owner.
             if not self._is_lost:
                 self._write_again()
         self.check()
@@ -155,7 +156,7 @@ class Lock:
             try:
                 self._version = put(self._bucket, self._key, content, instead_of=self._version)
             except TakenError:
-                # Either another process wrote it, or the response with the new tag was lost.
+                # Either another process wrote the lock, or the response with the new tag was lost.
                 result = read(self._bucket, self._key)
                 if result is None or not self._is_mine(result[0]):
                     self._is_lost = True
@@ -164,7 +165,7 @@ class Lock:
             else:
                 self._renewed = asked
                 return
-        # Nothing was written. Other processes see the lock age, so it must age here, too.
+        # Nothing was written. Other processes see the lock age, so it must also age here.
         raise StorageError(f"cannot renew the lock of {self._location}", got="the server refused its own tag")
 
     def _keep(self) -> None:
@@ -172,7 +173,7 @@ class Lock:
             try:
                 self.renew()
             except StorageError:
-                # The next attempt or the next `check` will detect it.
+                # The next attempt or the next `check` will detect this.
                 if self._is_lost:
                     return
 
@@ -184,7 +185,7 @@ class Lock:
         return version if self._bucket.conditions.creates else self._wait_and_check()
 
     def _wait_and_check(self) -> Version:
-        """Wait, and return the lock if no other process has overwritten it."""
+        """Wait, and return the lock's version if no other process has overwritten it."""
         time.sleep(SETTLED_SECONDS)
         result = read(self._bucket, self._key)
         if result is None or not self._is_mine(result[0]):
@@ -194,7 +195,7 @@ class Lock:
     def _taken_over(self) -> Version:
         result = read(self._bucket, self._key)
         if result is None:
-            # It was released just now.
+            # The lock was just released.
             return self._put_or_refuse(None)
         content, version = result
         owner = _parsed(content)
@@ -207,10 +208,10 @@ class Lock:
         return self._put_or_refuse(version)
 
     def _take_over(self, dead: tuple[bytes, Version]) -> Version:
-        """Take over a dead lock in a bucket without `If-Match`: the creator of its claim gets it."""
+        """Take over a dead lock in a bucket without `If-Match`; the creator of its claim gets it."""
         asked, owner = _now(), _parsed(dead[0]).get("owner", "")
         claims = [f"{self._key}{PROBE}{owner}-{number}" for number in range(_CLAIMS)]
-        # A process that created a claim may have died, too.
+        # A process that created a claim may also have died.
         mine = next((claim for claim in claims if self._is_created(claim)), None)
         if mine is None:
             raise self._locked_error(dead)
@@ -229,7 +230,7 @@ class Lock:
                 delete(self._bucket, claims[: claims.index(mine) + 1])
 
     def _is_created(self, claim: str) -> bool:
-        """Create a claim. Returns False if a dead process created it."""
+        """Create a claim; return False if a dead process created it."""
         try:
             put(self._bucket, claim, self._content())
         except TakenError:
@@ -245,7 +246,7 @@ class Lock:
             raise self._locked_error(read(self._bucket, self._key)) from None
 
     def _locked_error(self, result: tuple[bytes, Version] | None, age: float = 0.0) -> LockedError:
-        """Return the error of a lock that another process holds, with the content that was read."""
+        """Return the error for a lock that another process holds, with the content that was read."""
         owner = {} if result is None else _parsed(result[0])
         release = self._bucket.removal(self._key)
         return locked_error(self._location, StoredLock("", process_of(owner), age, True, release))
@@ -257,7 +258,7 @@ class Lock:
         try:
             now, then = self._bucket.head(probe), self._bucket.head(key or self._key)
         finally:
-            # A read error matters more than a cleanup error.
+            # An error of the read matters more than an error of the cleanup.
             with suppress(StorageError):
                 delete(self._bucket, [probe])
         if now is None or then is None or now.modified is None or then.modified is None:
@@ -268,7 +269,7 @@ class Lock:
         return _parsed(content).get("owner") == self._owner["owner"]
 
     def _content(self) -> bytes:
-        # The content differs each time, so that its ETag does.
+        # The content differs each time, so that the ETag also differs.
         return json.dumps({**self._said, **self._owner, "written": time.time_ns()}).encode()
 
 
@@ -276,11 +277,11 @@ def stored_lock(bucket: Bucket, key: str, now: float | None = None) -> StoredLoc
     """Return the details of a lock; None if it does not exist.
 
     Args:
-        bucket, key: the lock.
-        now: seconds since 1970 by the bucket's clock; None for the clock of this machine.
+        bucket, key: Bucket and key of the lock.
+        now: Time of the bucket's clock in seconds since 1970; None uses the clock of this machine.
 
     Raises:
-        StorageError: the store reports an error.
+        StorageError: The store reports an error.
     """
     result, status = read(bucket, key), bucket.head(key)
     if result is None or status is None:
@@ -292,13 +293,13 @@ def stored_lock(bucket: Bucket, key: str, now: float | None = None) -> StoredLoc
 
 
 def read_lock(bucket: Bucket, key: str) -> Mapping[str, str]:
-    """Return the content of a lock, empty if there is none. Raises StorageError as `stored_lock`."""
+    """Return the content of a lock, or an empty mapping; same errors as `stored_lock`."""
     result = read(bucket, key)
     return _parsed(result[0]) if result else {}
 
 
 def locked_error(location: str, lock: StoredLock) -> LockedError:
-    """Return the error of a destination whose lock another process holds."""
+    """Return the error for a destination whose lock another process holds."""
     return LockedError(
         "another process is writing this checkpoint",
         location=location,
@@ -319,19 +320,19 @@ def is_live(owner: Mapping[str, object], age: float) -> bool:
 
 
 def _now() -> float:
-    """Return a time in seconds that includes suspension of the machine."""
+    """Return a time in seconds that also counts while the machine is suspended."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _process() -> dict[str, str]:
-    """Return the identity of this process, on this machine and elsewhere."""
+    """Return the identity of this process, valid on this and other machines."""
     pid = os.getpid()
     where = {"host": socket.gethostname(), "boot": _boot(), "space": _space()}
     return {**where, "pid": str(pid), "began": _began(pid)}
 
 
 def _space() -> str:
-    """Return the ID of the PID namespace, because every container has its own."""
+    """Return the ID of the PID namespace, because each container has its own."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -1,7 +1,7 @@
-"""Claims of shares of a conversion to a bucket: an object per process, `DST.partial/parts/TOKEN`.
+"""Claims to shares of a conversion to a bucket: one object per process, `DST.partial/parts/TOKEN`.
 
-A claim is a lock that no other process wants (`ckpttools.stores.objects.lock`), with the groups of its
-process as content. At the end it is not deleted, but records the outcome. Finished tasks are in the journal.
+A claim is a lock that no other process takes (`ckpttools.stores.objects.lock`); its content lists the groups
+of its process. At the end it is not deleted but records the outcome. Finished tasks are in the journal.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ckpttools.stores.shares import DONE, PARTS, Member, Share, parse_share
 
 @dataclass(frozen=True, slots=True)
 class PartClaim:
-    """The claim of this process.
+    """The claim of this process to a share.
 
     Attributes:
-        token: unique name of the object.
-        lock: the object.
+        token: Unique name of the object.
+        lock: The lock object.
     """
 
     token: str
@@ -40,17 +40,17 @@ class PartClaim:
 
 @contextmanager
 def hold_claim(bucket: Bucket, partial: str, location: str, plan: str, share: Share) -> Iterator[PartClaim]:
-    """Claim a share inside the `with`, then record the outcome.
+    """Claim a share in a `with` block, then record the outcome.
 
     Args:
-        bucket: the bucket.
-        partial: key of the staging directory.
-        location: the destination, for messages.
-        plan: fingerprint of the plan.
-        share: its groups.
+        bucket: The bucket.
+        partial: Key of the staging directory.
+        location: The destination, for messages.
+        plan: Fingerprint of the plan.
+        share: The share to claim.
 
     Raises:
-        StorageError: the store reports an error.
+        StorageError: The store reports an error.
     """
     token = uuid.uuid4().hex[:12]
     key = f"{partial}/{PARTS}/{token}"
@@ -66,7 +66,7 @@ def hold_claim(bucket: Bucket, partial: str, location: str, plan: str, share: Sh
 
 
 class _HeldLock(Lock):
-    """A lock that records an outcome."""
+    """A held lock that records an outcome when it is released."""
 
     outcome = ""
     lapses = True
@@ -87,16 +87,16 @@ def members(
     done: Mapping[str, Sequence[Record]],
     now: float | None = None,
 ) -> list[Member]:
-    """Return the processes that do or did shares of a plan.
+    """Return the processes that are working, or have worked, on shares of a plan.
 
     Args:
-        bucket, partial: as in `hold_claim`.
-        plan: fingerprint of the plan; None for any plan.
-        done: records of each process by token.
-        now: time of the bucket's clock; None for the clock of this machine.
+        bucket, partial: As for `hold_claim`.
+        plan: Fingerprint of the plan; None for any plan.
+        done: The records of each process, by token.
+        now: Time of the bucket's clock; None uses the clock of this machine.
 
     Raises:
-        StorageError: the store reports an error.
+        StorageError: The store reports an error.
     """
     now = time.time() if now is None else now
     listed: list[Member] = []
@@ -123,7 +123,7 @@ def members(
 
 
 def _read_all(bucket: Bucket, partial: str) -> Iterator[tuple[str, Status, dict[str, Any]]]:
-    """Iterate over name, status and content of all claims: a job may have had a thousand."""
+    """Yield name, status and content of all claims; a job may have had a thousand."""
     result = list(bucket.objects_below(f"{partial}/{PARTS}") or ())
     contents = map_in_threads(
         write_concurrency(), lambda item: read(bucket, f"{partial}/{PARTS}/{item[0]}"), result

@@ -21,7 +21,7 @@ _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 
 class AmazonStore(ObjectStore):
-    """The store `s3`."""
+    """The store for the scheme `s3`."""
 
     scheme: ClassVar[str] = "s3"
     header_variables: ClassVar[Sequence[str]] = (
@@ -81,11 +81,11 @@ def _credentials() -> tuple[dict[str, Any], str]:
     """Return the client configuration, and the identity for messages.
 
     Raises:
-        StorageError: a profile does not exist or is unusable.
+        StorageError: A profile does not exist or cannot be used.
     """
     if os.environ.get("AWS_SKIP_SIGNATURE"):
         return {"skip_signature": True}, "anonymous (AWS_SKIP_SIGNATURE is set)"
-    # boto3 takes 0.3 s to import, and obstore also finds these credentials.
+    # boto3 takes 0.3 s to import, and obstore finds the same credentials.
     key = os.environ.get("AWS_ACCESS_KEY_ID")
     if key and os.environ.get("AWS_SECRET_ACCESS_KEY") and not os.environ.get("AWS_PROFILE"):
         return {}, f"{_short(key)} of AWS_ACCESS_KEY_ID"
@@ -117,20 +117,20 @@ def _by_boto3(session: Any) -> tuple[dict[str, Any], str]:
 
 
 def _short(key: str) -> str:
-    """Shorten an access key so that it is recognizable."""
+    """Shorten an access key, keeping it recognizable."""
     return f"{key[:4]}…{key[-4:]}"
 
 
 def _list_uploads(access: Any, bucket: str, prefix: str) -> Iterator[PendingUpload]:
-    """List uploads to keys with a prefix.
+    """List pending uploads to keys with a prefix.
 
     Args:
-        access: configuration of obstore's client: region, endpoint, signature.
-        bucket: name of the bucket.
-        prefix: key prefix.
+        access: Configuration of obstore's client: region, endpoint, signature.
+        bucket: Name of the bucket.
+        prefix: Key prefix.
 
     Raises:
-        StorageError: they cannot be listed.
+        StorageError: The uploads cannot be listed.
     """
     with _upload_client(access, bucket) as client:
         for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
@@ -140,7 +140,7 @@ def _list_uploads(access: Any, bucket: str, prefix: str) -> Iterator[PendingUplo
 
 
 def _abort_upload(access: Any, upload: PendingUpload) -> None:
-    """Abort an upload if it exists. Raises StorageError on failure."""
+    """Abort an upload if it exists; raises StorageError on failure."""
     bucket, _, key = upload.key.partition("/")
     with _upload_client(access, bucket) as client:
         try:

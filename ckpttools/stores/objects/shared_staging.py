@@ -1,4 +1,4 @@
-"""A destination in a bucket that several processes write: see `ckpttools.stores.shares`."""
+"""A destination in a bucket that several processes write to; see `ckpttools.stores.shares`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOK_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class SharedObjectStaging(ObjectStaging):
-    """A staging in a bucket for one or several processes."""
+    """The staging of a destination in a bucket for one or several processes."""
 
     @contextmanager
     def joined(self, purpose: JobInfo, nbytes: int, share: Share) -> Iterator[ObjectPartWork]:
@@ -43,7 +43,7 @@ class SharedObjectStaging(ObjectStaging):
                     self.store.forget(key)
 
     def _prepare(self, purpose: JobInfo) -> None:
-        """Prepare the destination for the parts of a plan, unless another part has done that."""
+        """Prepare the destination for the parts of a plan, unless another part has already done so."""
 
         def attempt() -> ObjectJournal | None:
             journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
@@ -61,13 +61,13 @@ class SharedObjectStaging(ObjectStaging):
         return read_lock(self.bucket, f"{self.partial}/{LOCK}").get(PREPARING) == plan
 
     def _join_journal(self, plan: str, share: Share, claim: PartClaim) -> ObjectJournal:
-        """Return the journal, read after this process has written its claim.
+        """Return the journal, read after this process wrote its claim.
 
         Raises:
-            LockedError: another process is active.
+            LockedError: Another process is active.
         """
         ahead = self.now(f"{PARTS}/{claim.token}") - time.time()
-        # A process that has prepared the destination releases it a moment after its journal exists.
+        # A process that has prepared the destination releases it shortly after its journal exists.
         prepared(partial(self._refuse_owner, ahead), lambda: self._is_preparing(plan), 0.0)
         now = time.time() + ahead
         journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}")
@@ -85,7 +85,7 @@ class SharedObjectStaging(ObjectStaging):
         """Return True, or raise LockedError if a process has locked the destination.
 
         Args:
-            ahead: offset of the bucket's clock in seconds.
+            ahead: Offset of the bucket's clock in seconds.
         """
         lock = stored_lock(self.bucket, f"{self.partial}/{LOCK}", time.time() + ahead)
         if lock is not None and lock.is_held:
@@ -93,7 +93,7 @@ class SharedObjectStaging(ObjectStaging):
         return True
 
     def _wait_for_lost_members(self, plan: str, share: Share) -> None:
-        """Wait until processes that may be dead expire or give a sign of life."""
+        """Wait until processes that may be dead either expire or renew their claims."""
         first: dict[str, float] = {}
         while True:
             journal = ObjectJournal(self.bucket, "", JobInfo(plan))
@@ -122,13 +122,13 @@ class SharedObjectStaging(ObjectStaging):
 
 @dataclass
 class ObjectPartWork:
-    """A destination in a bucket in which this process does a share; see `ckpttools.stores.shares.PartWork`.
+    """A destination in a bucket for one process's share; see `ckpttools.stores.shares.PartWork`.
 
     Attributes:
-        staging: the destination.
-        claim: the claim of the share.
-        journal: the journal when the process started.
-        plan: fingerprint of the plan.
+        staging: The destination.
+        claim: The claim of the share.
+        journal: The journal at the time when the process started.
+        plan: Fingerprint of the plan.
     """
 
     staging: SharedObjectStaging
@@ -163,7 +163,7 @@ class ObjectPartWork:
         return self.files
 
     def changed_files(self) -> Sequence[str]:
-        """See `SupportsChangedFiles`. Takes one listing, and a request for each changed object."""
+        """See `SupportsChangedFiles`. Takes one listing, and one request for each changed object."""
         content = self.staging.content(self.journal)
         there = dict(self.staging.objects(content))
         versions = recorded_versions(self.journal.records)

@@ -1,4 +1,4 @@
-"""Staging of checkpoints in a bucket: see "Buckets" in `ckpttools.stores.publishing`."""
+"""Staging of checkpoints in a bucket; see "Buckets" in `ckpttools.stores.publishing`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
 
 PREPARING = "preparing"
-"""Key in the lock of a part that prepares a destination; the value is the plan."""
+"""Key in the lock of a part that is preparing a destination; the value is the plan."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class ObjectStaging:
     """A destination in a bucket; see `ckpttools.stores.publishing.Staging`.
 
     Attributes:
-        store: the store of the bucket.
-        bucket: the bucket.
-        key: key of the destination in the store.
-        rest: key of the destination in the bucket.
-        overwrite, check_replaced: as of `SupportsPublishing.staging`.
+        store: The store of the bucket.
+        bucket: The bucket.
+        key: Key of the destination in the store.
+        rest: Key of the destination in the bucket.
+        overwrite, check_replaced: As for `SupportsPublishing.staging`.
     """
 
     store: ObjectStore
@@ -101,8 +101,8 @@ class ObjectStaging:
         if not self.objects(self.rest):
             return
         if journal.purpose is not None and not journal.is_alongside and journal.published is None:
-            return  # Another unfinished conversion is there, which `opened` reports.
-        # A recent listing may lack objects that would be replaced.
+            return  # Another unfinished conversion uses the destination, which `opened` reports.
+        # A cached listing may lack objects that would be replaced.
         self.store.forget(self.key)
         self.check_replaced()
         if not self.overwrite:
@@ -113,7 +113,7 @@ class ObjectStaging:
             )
 
     def objects(self, key: str) -> Sequence[Object]:
-        """Return the present objects below a key of the bucket."""
+        """Return the current objects below a key of the bucket."""
         return self.bucket.objects_below(key) or ()
 
     @contextmanager
@@ -123,9 +123,7 @@ class ObjectStaging:
 
     @contextmanager
     def opened_for(self, purpose: JobInfo, preparing: str = "") -> Iterator[ObjectWork]:
-        """Lock the destination as `opened` does. `preparing` is the plan for whose parts this is done, or
-        "".
-        """
+        """Lock the destination like `opened`; `preparing` is the plan whose parts this prepares, or ""."""
         declared = {PREPARING: preparing} if preparing else None
         self.check_protected(is_shared=bool(preparing))
         with Lock(self.bucket, f"{self.partial}/{LOCK}", self.location, declared) as lock:
@@ -144,7 +142,7 @@ class ObjectStaging:
         """Raise UsageError if a second writer could replace or share the checkpoint undetected.
 
         Args:
-            is_shared: whether several processes write it.
+            is_shared: Whether several processes write the checkpoint.
         """
         is_safe = probe_conditions(self.bucket, f"{self.partial}/{LOCK}{PROBE}").creates
         if is_safe or os.environ.get(UNPROTECTED) or not (self.overwrite or is_shared):
@@ -177,7 +175,7 @@ class ObjectStaging:
         return time.time() if result is None or result.modified is None else result.modified / 1e9
 
     def _start_journal(self, journal: ObjectJournal, purpose: JobInfo, lock: Lock) -> ObjectJournal:
-        """Return the journal of this plan, with the finished work or empty."""
+        """Return the journal of this plan, with its finished work if there is any."""
         is_ours = journal.plan == purpose.plan
         if journal.published is not None:
             if is_ours and self.inventory() == journal.published:
@@ -196,7 +194,7 @@ class ObjectStaging:
         return journal.begin(purpose, bool(self.objects(self.rest)))
 
     def _refuse_foreign(self) -> None:
-        """Raise UsageError if `DST.partial` holds objects that a conversion without a journal cannot have."""
+        """Raise UsageError if `DST.partial` has objects that a conversion without a journal cannot write."""
         ours = (LOCK + PROBE, f"{PARTS}/", f"{JOURNAL}/")
         names = (name for name, _ in self.objects(self.partial))
         foreign = [name for name in names if name != LOCK and not name.startswith(ours)]
@@ -209,10 +207,10 @@ class ObjectStaging:
             )
 
     def _abort_uploads(self) -> None:
-        """Abort uploads to the destination by processes that are dead or have lost it."""
+        """Abort uploads to the destination by processes that have died or lost the lock."""
         if not isinstance(self.store, SupportsUploads):
             return
-        # A user without permission to list them can still write; `ckpt doctor` reports that.
+        # A user who may not list uploads can still write; `ckpt doctor` reports this.
         with suppress(StorageError):
             for key in (self.key, self.key + SUFFIX):
                 self.store.abort(self.store.uploads(key))
@@ -225,14 +223,14 @@ class ObjectStaging:
         )
 
     def inventory(self, key: str | None = None) -> Inventory:
-        """Return size and version of each object below a key, by default below the destination."""
+        """Return the size and version of each object below a key, by default below the destination."""
         return {name: [result.size, result.version] for name, result in self.objects(key or self.rest)}
 
     def _give_up(self, journal: ObjectJournal, purpose: JobInfo, lock: Lock) -> None:
-        """Remove another unfinished conversion, if that is allowed.
+        """Remove another unfinished conversion if that is allowed.
 
         Raises:
-            UsageError: it is not allowed.
+            UsageError: Removing the conversion is not allowed.
         """
         partial = self.location + SUFFIX
         begun = journal.purpose
@@ -271,7 +269,7 @@ class ObjectStaging:
         )
 
     def finalize(self, journal: ObjectJournal, lock: Lock) -> None:
-        """Remove the traces of a published conversion except the last entry."""
+        """Remove the remains of a published conversion except for the last entry."""
         kinds = [f"{PARTS}/", LOCK + PROBE, *([f"{CONTENT}/"] if journal.is_alongside else [])]
         names = [name for name, _ in self.objects(self.partial) if name.startswith(tuple(kinds))]
 
@@ -283,7 +281,7 @@ class ObjectStaging:
         journal.remove(lock.check)
 
     def content(self, journal: ObjectJournal) -> str:
-        """Return the key in the bucket of the unpublished checkpoint."""
+        """Return the key of the unpublished checkpoint in the bucket."""
         return f"{self.partial}/{CONTENT}" if journal.is_alongside else self.rest
 
     def check_copied(self, journal: ObjectJournal, sizes: Mapping[str, int]) -> None:
@@ -301,9 +299,9 @@ class ObjectStaging:
     def discard(self, journal: ObjectJournal, lock: Lock) -> None:
         """Delete the objects that the journal's plan has written, and nothing else.
 
-        The lock is checked before each deletion: a suspended process could delete a result that another
-        process has finished since. A deletion cannot have the lock as condition, so nothing else happens
-        between the two.
+        The lock is checked before each deletion, because a process that was suspended could delete a result
+        that another process has finished in the meantime. A deletion cannot be conditional on the lock, so
+        nothing else happens between the check and the deletion.
         """
         plan, content = journal.plan, self.content(journal)
         for name, _ in self.objects(content):

@@ -1,4 +1,7 @@
-"""An object store: keys are `bucket/name/of/object`, requests are cached, objects are pinned to versions."""
+"""An object store with cached requests and objects pinned to versions.
+
+Keys have the form `bucket/name/of/object`.
+"""
 
 from __future__ import annotations
 
@@ -51,19 +54,19 @@ if TYPE_CHECKING:
 
 # Names directly below a staging directory.
 _OURS = (LOCK, JOURNAL, CONTENT)
-# Orbax uses 400 MiB on gs://; a smaller file is rewritten faster.
+# Orbax uses 400 MiB on gs://; smaller files are faster to rewrite.
 _FILE_BYTES = 256 << 20
 _FILES = 16
 _RUN_LOCK = f".ckpttools-{LOCK}"
 
 
 class ObjectStore(Store):
-    """The buckets of one cloud.
+    """The buckets of a cloud.
 
     Attributes:
-        words: terms of the cloud for messages.
-        largest_copy: maximum size of an object that the cloud copies in one request, in bytes.
-        header_variables: environment variables whose values become request headers.
+        words: The cloud's terms, for messages.
+        largest_copy: Maximum size of an object that the cloud copies in one request, in bytes.
+        header_variables: Environment variables whose values become request headers.
     """
 
     streams: ClassVar[Streams | None] = Streams(
@@ -85,10 +88,10 @@ class ObjectStore(Store):
 
     @abstractmethod
     def access(self, bucket: str) -> Access:
-        """Return how to reach a bucket, according to the environment.
+        """Return how to reach a bucket, as configured in the environment.
 
         Raises:
-            StorageError: settings are missing or unusable.
+            StorageError: Settings are missing or invalid.
         """
 
     @property
@@ -155,18 +158,18 @@ class ObjectStore(Store):
         return True
 
     def locked(self, key: str) -> Lock:
-        """See `SupportsRemove.locked`; an object in the directory holds the lock."""
+        """See `SupportsRemove.locked`. The lock is an object in the directory."""
         bucket, rest = self._at(key)
         return Lock(bucket, f"{rest}/{_RUN_LOCK}", self.uri(key))
 
     def locks(self, key: str) -> Sequence[StoredLock]:
-        """See `SupportsLocks.locks`: locks of a conversion to a key, and of a command on a run there."""
+        """See `SupportsLocks.locks`: locks of a conversion to a key, or of a command on the run at a key."""
         bucket, rest = self._at(key.removesuffix(SUFFIX))
         names = (f"{rest}{SUFFIX}/{LOCK}", f"{rest}/{_RUN_LOCK}") if rest else ()
         return [lock for name in names if (lock := stored_lock(bucket, name)) is not None]
 
     def remove(self, key: str) -> None:
-        """See `SupportsRemove.remove`; uses a new listing."""
+        """See `SupportsRemove.remove`. Uses a new listing."""
         bucket, rest = self._at(key)
         if not rest:
             raise self._no_name()
@@ -232,7 +235,7 @@ class ObjectStore(Store):
         return CopyTrials(self, key.partition("/")[0])
 
     def link(self, source: File, key: str) -> bool:
-        """See `SupportsLinks.link`: copies inside the cloud if that provably has the opened version."""
+        """See `SupportsLinks.link`. Copies inside the cloud if the result is provably the opened version."""
         if self.link_trials(key).refusal(source) is not None:
             return False
         assert isinstance(source, ObjectFile)
@@ -257,7 +260,7 @@ class ObjectStore(Store):
         return True
 
     def copy_parts(self, source: File, key: str, parts: Iterable[tuple[int, int]]) -> None:
-        """See `SupportsLinks.copy_parts`: the other bytes are zeros."""
+        """See `SupportsLinks.copy_parts`. The other bytes are zeros."""
         bucket, rest = self._at(key)
         with Upload(bucket, rest, source.size, "") as upload:
             for start, stop in parts:
@@ -267,15 +270,15 @@ class ObjectStore(Store):
         self.forget(key)
 
     def forget(self, key: str) -> None:
-        """Discard cached listings of a key and below it."""
+        """Discard cached listings that include a key or anything below it."""
         self._known.forget(key)
 
     def status_after(self, key: str, moment: float) -> Status | None:
-        """Return a status that is newer than a moment of the monotonic clock; errors as `stat`."""
+        """Return a status newer than a moment of the monotonic clock; same errors as `stat`."""
         return self._known.status_after(key, moment)
 
     def read_into(self, file: ObjectFile, start: int, out: memoryview) -> None:
-        """Fill `out` with bytes of a file of this store; errors as `File.read_into`."""
+        """Fill `out` with bytes of a file in this store; same errors as `File.read_into`."""
         fetch = partial(self._fetch, file)
         if self._blocks.takes(file.key, file.size, len(out)):
             name, read = (file.key, file.version), partial(self._reads.read_into, fetch=fetch)
@@ -319,9 +322,7 @@ class ObjectStore(Store):
             return self._buckets[name], rest
 
     def _check_headers(self) -> None:
-        """Raise StorageError if a value contains a character that headers cannot have: obstore would
-        panic.
-        """
+        """Raise StorageError if a value has a character that headers cannot have: obstore would panic."""
         result = next((n for n in self.header_variables if not os.environ.get(n, "").isprintable()), None)
         if result is not None:
             raise StorageError(

@@ -23,7 +23,7 @@ from ckpttools.stores.publishing import SUFFIX, JobInfo, Record
 if TYPE_CHECKING:
     from ckpttools.stores.objects.staging import ObjectStaging
 
-# The files that complete a checkpoint are small, and are removed before large ones.
+# The files that complete a checkpoint are small, and are removed before large files.
 _SMALL = 1 << 20
 
 
@@ -32,10 +32,10 @@ class ObjectWork:
     """A destination in a bucket that this process has locked; see `ckpttools.stores.publishing.Work`.
 
     Attributes:
-        staging: the destination.
-        lock: the held lock.
-        journal: the journal when the work was opened.
-        purpose: the conversion.
+        staging: The destination.
+        lock: The held lock.
+        journal: The journal at the time when the work was opened.
+        purpose: The conversion.
     """
 
     staging: ObjectStaging
@@ -72,12 +72,12 @@ class ObjectWork:
 
     @property
     def records(self) -> Sequence[Record]:
-        # Look for files of earlier runs in the bucket rather than in the cache.
+        # Search for files of earlier runs in the bucket, not in the cache.
         self.staging.store.forget(self.content.key)
         return self.journal.records
 
     def changed_files(self) -> Sequence[str]:
-        """See `SupportsChangedFiles`. Takes one listing, and a request for each changed object."""
+        """See `SupportsChangedFiles`. Takes one listing, and one request for each changed object."""
         there = dict(self.staging.objects(self._content))
         versions = recorded_versions(self.journal.records)
         return find_changed_objects(self._bucket, self._content, there, versions)
@@ -97,7 +97,7 @@ class ObjectWork:
 
     def discard(self) -> None:
         self.lock.renew()
-        # Read the journal again: files that were copied since have no mark of the plan.
+        # Read the journal again, because files that were copied in the meantime have no mark of the plan.
         self.staging.discard(ObjectJournal.read(self._bucket, self.journal.key), self.lock)
         self.journal.remove(self.lock.check)
         # Nothing remains of this plan, so another plan may start.
@@ -122,9 +122,9 @@ class ObjectWork:
         self.journal.note_published(self._checked_inventory())
 
     def _check_written(self) -> None:
-        """Raise StorageError if a written object is missing, or not the one that was written.
+        """Raise StorageError if a written object is missing or was replaced by another one.
 
-        Takes one listing.
+        This takes one listing.
         """
         if self.files is None or self.journal.replacing is not None:
             return
@@ -151,10 +151,10 @@ class ObjectWork:
             )
 
     def _checked_inventory(self) -> Inventory:
-        """Check and return the inventory of the published checkpoint; its staged copy is deleted afterwards.
+        """Check and return the inventory of the published checkpoint, whose staged copy is deleted afterward.
 
         Raises:
-            StorageError: objects differ from the copied ones.
+            StorageError: Objects differ from the ones that were copied.
         """
         inventory = self.staging.inventory()
         _, new = self.journal.replacing or ({}, {})
@@ -170,19 +170,19 @@ class ObjectWork:
         return inventory
 
     def _put(self, key: str, content: bytes) -> None:
-        """Write a small file that does not exist or was written by an earlier run of this plan."""
+        """Write a small file that does not exist or that an earlier run of this plan wrote."""
         self.lock.check()
         put_or_replace_own(self._bucket, key.partition("/")[2], content, self.purpose.plan)
 
     def _replace(self, old: Inventory, new: Inventory) -> None:
-        """Delete the old checkpoint, and copy the new one to its place, small files last.
+        """Delete the old checkpoint, and copy the new one to its location, small files last.
 
         Args:
-            old: inventory of the old checkpoint.
-            new: inventory of the new one. Files that an earlier run has copied are copied again.
+            old: Inventory of the old checkpoint.
+            new: Inventory of the new checkpoint. Files that an earlier run copied are copied again.
         """
         last = [key.removeprefix(f"{self.content.key}/") for key in self.pending.files]
-        # Files shared with a source were copied again and have another version.
+        # Files shared with a source were copied again and have a different version.
         there = {name: result.size for name, result in self.staging.objects(self._content)}
         sizes = {name: size for name, (size, _) in new.items()}
         if lost := sorted(name for name in {*new, *last} if there.get(name, -1) != sizes.get(name)):
@@ -195,7 +195,7 @@ class ObjectWork:
         changed = [name for name, status in result if old.get(name) != [status.size, status.version]]
         map_in_threads(write_concurrency(), partial(self._check_copied, new), changed)
         for name, _ in result:
-            # Check the lock before each deletion: after a suspension, the object may belong to another
+            # Check the lock before each deletion, because after a suspension the object may belong to another
             # process.
             self.lock.check()
             delete(self._bucket, [f"{self.staging.rest}/{name}"])
@@ -217,7 +217,7 @@ class ObjectWork:
 
     def finalize(self) -> None:
         self.staging.finalize(self.journal, self.lock)
-        # A process that takes over finds nothing left to do.
+        # A process that takes over has nothing left to do.
         self.lock.release()
         self.journal.remove_last()
 

@@ -1,7 +1,7 @@
-"""Buffer for the small files of an unpublished checkpoint in a bucket or on the hub.
+"""A buffer for the small files of an unpublished checkpoint in a bucket or on the Hub.
 
-Readers recognize a checkpoint by these files. So they are written after all data, and the last ones, which
-mark it as complete, after all others.
+Readers recognize a checkpoint by these files. They are therefore written after all data, and the files that
+mark the checkpoint as complete are written last.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ckpttools.stores.memory import Bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# An item and a step each have a file that marks them as complete.
+# An item and a step each have one file that marks them as complete.
 _LAST = 2
 
 
 class PendingFiles(Store):
-    """A store that buffers new files in memory. Keys are those of the underlying store.
+    """A store that buffers new files in memory, with the keys of the underlying store.
 
     Args:
-        store: the underlying store.
-        note_link: called with the key of a file before it is copied there.
+        store: The underlying store.
+        note_link: Called with the key of a file before another file is copied to it.
     """
 
     scheme: ClassVar[str] = "pending"
@@ -39,7 +39,7 @@ class PendingFiles(Store):
 
     @property
     def files(self) -> Iterable[str]:
-        """Return the keys of the buffered files in the order of their writes."""
+        """Return the keys of the buffered files, in the order in which they were written."""
         return list(self._files)
 
     def stat(self, key: str) -> Status | None:
@@ -67,23 +67,23 @@ class PendingFiles(Store):
         return self._store.open(key) if content is None else Bytes(self.uri(key), content)
 
     def write(self, key: str, content: bytes) -> None:
-        """See `SupportsWrite.write`; the file is written at publication."""
+        """See `SupportsWrite.write`. The file is written at publication."""
         with self._lock:
             self._files.pop(key, None)
             self._files[key] = content
 
     def write_at(self, key: str, offset: int, content: bytes) -> None:
-        """See `SupportsWrite.write_at`; the file must be buffered."""
+        """See `SupportsWrite.write_at`. The file must be buffered."""
         with self._lock:
             data = bytearray(self._files[key])
             data[offset : offset + len(content)] = content
             self._files[key] = bytes(data)
 
     def put_all(self, put: Callable[[str, bytes], None]) -> None:
-        """Write all buffered files: the last two one after the other, when all others exist.
+        """Write all buffered files: first all but two, then the last two one after the other.
 
         Args:
-            put: writes one file.
+            put: Writes one file.
         """
         names = list(self._files)
         map_in_threads(write_concurrency(), lambda key: put(key, self._files[key]), names[:-_LAST])

@@ -1,4 +1,4 @@
-"""Writes to a bucket: small objects in one conditional request, large ones in parts."""
+"""Writes to a bucket: small objects in one conditional request, large objects in parts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ckpttools.stores.objects.client import IGNORED, Bucket, ObjectChangedError,
 
 PART_BYTES = 8 << 20
 PARTS_UNDER_WAY = 3
-# Azure does not accept a hyphen, and proxies drop names with an underscore.
+# Azure does not accept hyphens, and proxies drop names with underscores.
 MARK = "ckpttoolsplan"
-"""Attribute of objects that a conversion writes: the fingerprint of its plan."""
+"""Attribute of objects that a conversion writes, with the fingerprint of its plan."""
 _MOST_PARTS = 9_000  # S3 accepts 10,000 parts.
 _DOING = "cannot write"
 
@@ -32,16 +32,16 @@ def put(
     """Write an object that is new or replaces a known version.
 
     Args:
-        bucket, key, content: the object.
-        instead_of: the version that it replaces; None if it must not exist.
-        plan: the mark of the object; "" for none.
+        bucket, key, content: The object to write.
+        instead_of: The version to replace; None if the object must not exist.
+        plan: The plan with which the object is marked; "" for no mark.
 
     Returns:
-        Its new version.
+        The new version of the object.
 
     Raises:
-        TakenError: another object exists, with other content.
-        StorageError: it cannot be written.
+        TakenError: An object with other content exists.
+        StorageError: The object cannot be written.
     """
     conditions = bucket.conditions
     is_honored = conditions.creates if instead_of is None else conditions.replaces != IGNORED
@@ -52,7 +52,7 @@ def put(
             mode = "overwrite"
         return put_conditionally(bucket, key, content, mode, plan)
     except (ObjectChangedError, FileNotFoundError):
-        # The response to a successful request was lost, and the request was repeated.
+        # The request succeeded, but its response was lost and it was repeated.
         result = read(bucket, key)
         if result is None or result[0] != content:
             raise TakenError(key) from None
@@ -71,16 +71,16 @@ def put_conditionally(bucket: Bucket, key: str, content: bytes, mode: Any, plan:
     """Write an object in one request.
 
     Args:
-        bucket, key, content: the object.
-        mode: "create", "overwrite", or the version that it replaces.
-        plan: the mark of the object; "" for none.
+        bucket, key, content: The object to write.
+        mode: "create", "overwrite", or the version to replace.
+        plan: The plan with which the object is marked; "" for no mark.
 
     Returns:
-        Its version.
+        The new version of the object.
 
     Raises:
-        ObjectChangedError: the condition does not hold.
-        StorageError: it cannot be written.
+        ObjectChangedError: The condition is not met.
+        StorageError: The object cannot be written.
     """
     import obstore
 
@@ -96,14 +96,14 @@ def put_conditionally(bucket: Bucket, key: str, content: bytes, mode: Any, plan:
 
 
 def put_or_replace_own(bucket: Bucket, key: str, content: bytes, plan: str) -> Version:
-    """Write an object that does not exist, or that an earlier run of the plan has written.
+    """Write an object that does not exist or that an earlier run of the plan wrote.
 
     Returns:
-        Its version.
+        The new version of the object.
 
     Raises:
-        DestinationExistsError: another object exists.
-        StorageError: it cannot be written.
+        DestinationExistsError: Another object exists.
+        StorageError: The object cannot be written.
     """
     try:
         return put(bucket, key, content, plan=plan)
@@ -119,7 +119,7 @@ def put_or_replace_own(bucket: Bucket, key: str, content: bytes, plan: str) -> V
 
 
 def replace(bucket: Bucket, key: str, content: bytes) -> None:
-    """Write an object unconditionally. Raises StorageError on failure."""
+    """Write an object unconditionally; raises StorageError on failure."""
     put_conditionally(bucket, key, content, "overwrite")
 
 
@@ -140,11 +140,11 @@ def read(bucket: Bucket, key: str) -> tuple[bytes, Version] | None:
 
 
 def mark(bucket: Bucket, key: str, *, is_brief: bool = False) -> str | None:
-    """Return the plan that an object is marked with; None without a mark or object. Errors as `read`.
+    """Return the plan with which an object is marked, or None; same errors as `read`.
 
     Args:
-        bucket, key: the object.
-        is_brief: as of `Bucket.ask`; the following deletion uses the same connection.
+        bucket, key: Bucket and key of the object.
+        is_brief: As for `Bucket.ask`. The deletion that follows uses the same connection.
     """
     import obstore
 
@@ -162,7 +162,7 @@ def mark(bucket: Bucket, key: str, *, is_brief: bool = False) -> str | None:
 
 
 def delete(bucket: Bucket, keys: Iterable[str]) -> None:
-    """Delete objects if they exist. Raises StorageError on failure."""
+    """Delete objects if they exist; raises StorageError on failure."""
     import obstore
 
     for key in keys:
@@ -176,8 +176,8 @@ def copy(bucket: Bucket, old: str, new: str) -> None:
     """Copy an object inside the cloud.
 
     Raises:
-        FileNotFoundError: it does not exist.
-        StorageError: it cannot be copied, for example because it is too large for one request.
+        FileNotFoundError: The object does not exist.
+        StorageError: The object cannot be copied, for example because it is too large for one request.
     """
     import obstore
 
@@ -187,20 +187,20 @@ def copy(bucket: Bucket, old: str, new: str) -> None:
 class Upload:
     """An object that is written sequentially and exists once it is complete.
 
-    A short object is written in one request, on the condition that no object of another plan exists. Use it
-    in a `with` statement: after an exception, nothing remains.
+    A short object is written in one request, on the condition that no object of another plan exists. Use an
+    upload in a `with` statement, so that nothing remains after an exception.
     """
 
     def __init__(self, bucket: Bucket, key: str, size: int, plan: str) -> None:
         """Prepare the upload.
 
         Args:
-            bucket, key: the object.
-            size: minimum size in bytes; missing bytes are filled with zeros.
-            plan: the mark of the object; "" to replace any existing object.
+            bucket, key: Bucket and key of the object.
+            size: Minimum size in bytes; missing bytes are filled with zeros.
+            plan: The plan with which the object is marked; "" replaces any existing object.
 
-        `on_complete` is called with the size and the version of the complete object; the version is "" if it
-        is unknown.
+        `on_complete` is called with the size and version of the complete object; the version is "" if
+        unknown.
         """
         self._bucket, self._key, self._size, self._plan = bucket, key, size, plan
         self.position = 0
@@ -214,8 +214,8 @@ class Upload:
         """Write the next bytes.
 
         Raises:
-            StorageError: they cannot be written.
-            DestinationExistsError: another process has written the object.
+            StorageError: The bytes cannot be written.
+            DestinationExistsError: Another process has written the object.
         """
         for start in range(0, len(data), PART_BYTES):
             # obstore keeps a reference until the data is sent, but the caller reuses this memory.
@@ -223,7 +223,7 @@ class Upload:
         self.position += len(data)
 
     def fill(self, until: int) -> None:
-        """Write zeros up to an offset; errors as `write`."""
+        """Write zeros up to an offset; same errors as `write`."""
         while self.position < until:
             self.write(memoryview(bytes(min(PART_BYTES, until - self.position))))
 
@@ -238,7 +238,7 @@ class Upload:
         self._ask(lambda: self._writer.write(part))
 
     def _begin(self) -> None:
-        """Start a multipart upload, for which clouds have no conditions."""
+        """Start a multipart upload, which clouds do not support conditions for."""
         import obstore
 
         self._check_free()
@@ -262,7 +262,7 @@ class Upload:
             raise conflict_error(self._bucket, self._key)
 
     def complete(self) -> None:
-        """Complete the upload before the end of the `with` statement; errors as `write`."""
+        """Complete the upload before the end of the `with` statement; same errors as `write`."""
         self.fill(self._size)
         if self._writer is not None:
             # The upload may have taken minutes.
@@ -290,7 +290,7 @@ class Upload:
         self.on_complete(self.position, version)
 
     def _is_complete_after_all(self) -> bool:
-        """Return whether only the response was lost. False if that is unknown."""
+        """Return whether only the response was lost; False if unknown."""
         with suppress(StorageError):
             return self._is_complete_object()
         return False
@@ -333,7 +333,7 @@ class Upload:
 
 
 def conflict_error(bucket: Bucket, key: str) -> DestinationExistsError:
-    """Return the error of an object that another process has written."""
+    """Return the error for an object that another process wrote."""
     return DestinationExistsError(
         f"{bucket.uri(key)} was written by another process in the meantime",
         expected="a destination without other writers",

@@ -1,1 +1,1 @@
-"""Files over HTTP, read by ranges: `http.py` and `hub.py` share one client and one file class."""
+"""Files over HTTP, read by range. `http.py` and `hub.py` share one client and one file class."""

@@ -1,4 +1,4 @@
-"""Retries of requests: number, pauses and limits."""
+"""Retries of requests: their number, pauses and limits."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Patience:
     """Timeouts and limits of retries.
 
     Attributes:
-        connect: seconds to establish a connection.
-        stall: seconds without a byte, before the first and after each.
-        attempts: attempts of one read without progress.
-        first_wait: maximum seconds before the second attempt; doubled before each further attempt.
-        longest_wait: maximum seconds that a server may request with `Retry-After`.
-        failures: failed attempts that the process may have in addition to one per ten successful ones.
+        connect: Seconds to establish a connection.
+        stall: Seconds to wait for the first byte and for each further byte.
+        attempts: Maximum number of attempts without progress for one read.
+        first_wait: Maximum seconds before the second attempt; doubled before each further attempt.
+        longest_wait: Maximum seconds that a server may request with `Retry-After`.
+        failures: Failed attempts that the process may have in addition to one per ten successful ones.
     """
 
     connect: float = 10
@@ -37,7 +37,7 @@ class Patience:
 
 
 class Budget:
-    """Counts the attempts of a process, so that retries end if most of them fail."""
+    """Counts the attempts of a process, so that retries stop if most of them fail."""
 
     def __init__(self, failures: int) -> None:
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class Budget:
             self.answered += 1
 
     def allows_another(self) -> bool:
-        """Count a failed attempt. Returns whether another one may follow."""
+        """Count a failed attempt, and return whether another one may follow."""
         with self._lock:
             self.failed += 1
             return self.failed <= self._failures + self.answered // 10
@@ -59,10 +59,10 @@ class Attempts:
     """The attempts of one read.
 
     Args:
-        location: what is read, for messages.
-        patience: the limits.
-        budget: the budget of the process.
-        doing: the action, for messages.
+        location: The location that is read, for messages.
+        patience: The limits.
+        budget: The budget of the process.
+        doing: The action, for messages.
     """
 
     def __init__(self, location: str, patience: Patience, budget: Budget, doing: str = "read") -> None:
@@ -75,7 +75,7 @@ class Attempts:
         self._budget.succeeded()
 
     def cut(self, received: int, got: str) -> None:
-        """Count a truncated response as `failed`, unless it brought enough progress."""
+        """Count a truncated response as failed, unless it brought enough progress; see `failed`."""
         if received < _PROGRESS:
             self.failed(got)
 
@@ -83,13 +83,13 @@ class Attempts:
         """Wait until another attempt may start.
 
         Args:
-            got: result of the failed attempt.
-            asked: seconds that the server asks to wait.
-            limit: useful number of attempts after this failure, if it is smaller than usual.
-            hint: hint for the error; "" for the general one.
+            got: Description of the failed attempt.
+            asked: Seconds that the server asks to wait.
+            limit: Useful number of attempts after this failure, if smaller than usual.
+            hint: Hint for the error; "" for the general one.
 
         Raises:
-            StorageError: no more attempts are allowed.
+            StorageError: No more attempts are allowed.
         """
         self._made += 1
         limit = min(limit or self.patience.attempts, self.patience.attempts)
@@ -112,12 +112,12 @@ class Attempts:
 
 
 def attempts_suffix(attempts: int) -> str:
-    """Return how often something was tried, for the end of a message; "" for once."""
+    """Format the number of attempts for the end of a message; "" for one attempt."""
     return f", tried {attempts} times" if attempts > 1 else ""
 
 
 def parse_retry_after(text: str | None) -> float | None:
-    """Parse `Retry-After`, which has seconds or a date; None if it is unusable."""
+    """Parse `Retry-After`, which has seconds or a date; return None if it is invalid."""
     if not text:
         return None
     if text.strip().isdecimal():

@@ -1,4 +1,4 @@
-"""HTTP requests with a connection pool, retries and uniform errors."""
+"""HTTP requests with a connection pool, retries and consistent errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ckpttools.stores.reads import ReadPool
 from ckpttools.stores.web.attempts import Attempts, Budget, Patience, parse_retry_after
 
 Headers = Callable[[str], Mapping[str, str]]
-"""Returns the authorization headers for a URL, which depend on the host."""
+"""Function that returns the authorization headers for a URL, which depend on the host."""
 
 _AGAIN = frozenset((408, 429, 500, 502, 503, 504))
 _TOO_MANY = frozenset((429, 503))
@@ -34,9 +34,9 @@ _MOST_REDIRECTS = 10
 CONNECTIONS = MOST
 # Maximum bytes to read of an unexpected response, so that its connection can be reused.
 _SMALL = 64 << 10
-# A server that does not exist will not exist a moment later either.
+# A server that does not exist will not appear a moment later.
 _ABSENT = 2
-# Storage confirms 5 GB some time after the last byte.
+# The storage confirms 5 GB some time after the last byte.
 LONGEST_STORING = 180
 _ALWAYS = {"User-Agent": "ckpttools", "Accept-Encoding": "identity"}
 _NOT_TLS = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST"))
@@ -47,8 +47,8 @@ class Client:
     """A thread-safe connection pool with timeouts and retries.
 
     Attributes:
-        meter: counts requests (with retries and redirects) and the bytes of bodies that were read.
-        reads: pool of the reads of its files, which slows down when a server reports too many requests.
+        meter: Counts requests (with retries and redirects) and the bytes of bodies that were read.
+        reads: Pool of file reads, which slows down when a server reports too many requests.
     """
 
     def __init__(self, patience: Patience | None = None) -> None:
@@ -71,14 +71,14 @@ class Client:
         body: bytes | None = None,
         stall: float | None = None,
     ) -> BaseHTTPResponse:
-        """Send a request and return the response with an unread body and any status; follow no redirects.
+        """Send a request and return the response with an unread body and any status, without redirects.
 
         Args:
-            method, url, headers, attempts, body: the request.
-            stall: seconds without a byte; None for the client's default.
+            method, url, headers, attempts, body: The request.
+            stall: Seconds to wait for each byte; None for the client's default.
 
         Raises:
-            StorageError: every attempt failed or got the response of a busy or broken server.
+            StorageError: Every attempt failed or got the response of a busy or broken server.
         """
         patience = self.patience
         timeout = urllib3.Timeout(connect=patience.connect, read=stall or patience.stall)
@@ -103,12 +103,12 @@ class Client:
         """Send a PUT with a generated body, which cannot be repeated.
 
         Args:
-            url: the URL; redirects are not followed.
-            headers: the headers, with `Content-Length`.
-            body: the bytes.
+            url: The URL; redirects are not followed.
+            headers: The headers, with `Content-Length`.
+            body: The bytes to send.
 
         Raises:
-            urllib3.exceptions.HTTPError, OSError: there is no response.
+            urllib3.exceptions.HTTPError, OSError: There is no response.
         """
         self.meter.add(requests=1)
         timeout = urllib3.Timeout(connect=self.patience.connect, read=LONGEST_STORING)
@@ -142,15 +142,15 @@ class Client:
         attempts: Attempts,
         check: Callable[[BaseHTTPResponse], None] = lambda response: None,
     ) -> tuple[BaseHTTPResponse, str]:
-        """Send a request, follow redirects, and return the last response and its URL; errors as `request`.
+        """Send a request, follow redirects, and return the last response and its URL; raises as `request`.
 
         Args:
-            method, url, attempts: as `request`.
-            headers: returns the headers for each URL.
-            check: called with each response; raises an error if it is wrong.
+            method, url, attempts: As for `request`.
+            headers: Returns the headers for each URL.
+            check: Called with each response; raises an error to reject it.
 
         Raises:
-            StorageError: there are too many redirects, or one leads from https to http.
+            StorageError: There are too many redirects, or one leads from https to http.
         """
         _check_address(url, attempts.location)
         for _ in range(_MOST_REDIRECTS):
@@ -172,9 +172,7 @@ class Client:
     def whole(
         self, url: str, headers: Headers, attempts: Attempts, limit: int
     ) -> tuple[BaseHTTPResponse, str, bytes]:
-        """Send a GET and return the response, its URL and its body of at most `limit` bytes; the rest as
-        `follow`.
-        """
+        """Send a GET like `follow`; return the response, its URL, and up to `limit` bytes of its body."""
         while True:
             response, result = self.follow("GET", url, headers, attempts)
             try:
@@ -191,7 +189,7 @@ class Client:
             return response, result, body
 
     def start_of(self, response: BaseHTTPResponse, limit: int) -> bytes:
-        """Read a body of at most `limit` bytes; empty if it is truncated."""
+        """Read up to `limit` bytes of a body; return nothing if it is truncated."""
         try:
             with closing(response):
                 body = response.read(limit)
@@ -201,7 +199,7 @@ class Client:
         return body
 
     def _pool(self, url: str) -> urllib3.PoolManager:
-        """Return the connections for a URL, through the proxy that the environment configures."""
+        """Return the connection pool for a URL, using the proxy that the environment configures."""
         address = urlsplit(url)
         proxy = getproxies().get(address.scheme, "")
         proxy = f"http://{proxy}" if proxy and "://" not in proxy else proxy
@@ -227,7 +225,7 @@ def _check_address(url: str, location: str) -> None:
 
 
 def redirected(url: str, target: str, location: str) -> str:
-    """Return the target of a redirect; raises StorageError if it is malformed."""
+    """Return the target of a redirect; raise StorageError if it is malformed."""
     try:
         address = urljoin(url, target)
         urlsplit(address)
@@ -274,7 +272,7 @@ def _basic(login: str) -> str:
 
 
 class Logins:
-    """Credentials by host from `~/.netrc`, or the file in NETRC."""
+    """Credentials by host from `~/.netrc` or the file in NETRC."""
 
     @cached_property
     def _file(self) -> netrc.netrc | None:
@@ -297,12 +295,12 @@ class Logins:
         return {"Authorization": _basic(f"{result[0]}:{result[2]}")} if result else {}
 
     def name(self, url: str) -> str:
-        """Return the user's name at a host, "" if there is none; errors as of the header."""
+        """Return the user's name at a host, "" if there is none; same errors as the header."""
         result = self._login(urlsplit(url).hostname or "")
         return result[0] if result else ""
 
     def _login(self, host: str) -> tuple[str, str | None, str | None] | None:
-        # `default` would also be sent to hosts that a server redirects to.
+        # The `default` entry would also be sent to hosts that a server redirects to.
         return self._file.hosts.get(host) if self._file else None
 
 
@@ -313,7 +311,7 @@ def _no_logins(got: object) -> StorageError:
 
 @contextmanager
 def closing(response: BaseHTTPResponse) -> Iterator[None]:
-    """Return the connection to the pool if the body was read completely, otherwise close it."""
+    """Return the connection to the pool if the body was read completely; otherwise close it."""
     try:
         yield
     finally:
@@ -334,17 +332,17 @@ def discard(response: BaseHTTPResponse) -> None:
 
 
 def status_text(response: BaseHTTPResponse) -> str:
-    """Return the status of a response with the server's reason."""
+    """Format the status of a response with the server's reason."""
     return " ".join(filter(None, (f"status {response.status}", response.reason)))
 
 
 def failure_words(error: Exception, patience: Patience) -> str:
-    """Describe a failed request, without addresses, which may contain signatures."""
+    """Describe a failed request without addresses, which may contain signatures."""
     if isinstance(error, failures.ProxyError) and error.original_error is not None:
         return f"at the proxy: {failure_words(error.original_error, patience)}"
     if isinstance(error, failures.NameResolutionError):
         return "the host does not exist"
-    # urllib3 derives a refused connection from a timeout.
+    # In urllib3, the class of refused connections is derived from that of timeouts.
     if isinstance(error, failures.TimeoutError | TimeoutError) and not _is_absent(error):
         if isinstance(error, failures.ConnectTimeoutError):
             return f"no connection in {patience.connect:g} s"
@@ -366,7 +364,7 @@ def failure_words(error: Exception, patience: Patience) -> str:
 
 
 def _failure_hint(error: Exception) -> str:
-    """Suggest what to do about a failure; "" if there is no suggestion."""
+    """Return a hint for a failure; "" if there is none."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return distrust(cause.verify_message).hint

@@ -1,4 +1,4 @@
-"""Files over HTTP, read by ranges; bytes of different states of a file are never mixed."""
+"""Files over HTTP, read by range, without mixing bytes from different versions of a file."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ckpttools.stores.web.client import Client, closing, discard, failure_words,
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# The header of a shard with two thousand tensors, read together with its 8-byte length.
+# Size of the first read: the header of a shard with two thousand tensors, together with its 8-byte length.
 HEAD = 256 << 10
 _KEPT = 32 << 20
 # Maximum bytes to receive from a server that sends only complete files.
 _MOST_WASTED = 1 << 20
 # Size of a read call to urllib3, which allocates a buffer of this size.
 _AT_ONCE = 256 << 10
-# 100 MB/s transfer this in 20 ms.
+# Number of bytes that 100 MB/s transfer in 20 ms.
 GAP = 2 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _LENGTH = re.compile(r"[0-9]{1,18}")
@@ -38,11 +38,11 @@ _EXPIRED = frozenset((400, 401, 403, 404, 410))
 
 
 class Validator(NamedTuple):
-    """A server's identification of the state of a file.
+    """A server's identification of the version of a file.
 
     Attributes:
-        etag: the `ETag` header; "" without one.
-        modified: the `Last-Modified` header; "" without one.
+        etag: The `ETag` header; "" if there is none.
+        modified: The `Last-Modified` header; "" if there is none.
     """
 
     etag: str = ""
@@ -55,36 +55,37 @@ class Validator(NamedTuple):
 
     @property
     def version(self) -> str:
-        """Return one text for both; "" without any."""
+        """Return both headers as one text; "" if there are none."""
         return self.etag or self.modified
 
     def is_confirmed_by(self, later: Validator) -> bool:
-        """Return whether a later response has the same validator, so that it is of the same state.
+        """Return whether a later response has the same validator, so that it is the same version.
 
-        A response without the validator can be from another server with another state. A weak ETag can stay
-        the same when the content changes. Without a validator in the first response nothing can be compared.
+        A response without the validator may come from another server that has another version. A weak ETag
+        may stay the same when the content changes. If the first response has no validator, nothing can be
+        compared.
         """
         if self.etag:
             return later.etag == self.etag
         return not self.modified or later.modified == self.modified
 
     def condition(self) -> Mapping[str, str]:
-        """Return the header that requests a range only of this state; weak ETags are not allowed there."""
+        """Return the header that requests a range only of this version, which must not have weak ETags."""
         condition = self.modified if self.etag.startswith("W/") else self.etag or self.modified
         return {"If-Range": condition} if condition else {}
 
 
 def length_in(text: str) -> int | None:
-    """Parse a number of bytes in a header; None if there is none."""
+    """Parse a number of bytes from a header; return None if it is missing."""
     return int(text) if _LENGTH.fullmatch(text.strip()) else None
 
 
 class _Pinned(NamedTuple):
-    """The expected origin of the next response.
+    """Where the next response is expected from.
 
     Attributes:
-        address: target of the last redirects, which may be signed and valid for a few minutes only.
-        validator: state of the file at this address, or at any address if the file is not named by its
+        address: Target of the last redirects, which may be signed and valid for only a few minutes.
+        validator: Version of the file at this address, or at any address if the file is not named by its
             content.
     """
 
@@ -96,10 +97,10 @@ class WebStore(Store):
     """A store over HTTP.
 
     Attributes:
-        client: sends the requests.
-        kept: LRU cache of heads and small files by key and version.
-        blocks: cache of other short reads, which shares this memory.
-        is_named_by_content: whether an address always has the same bytes, whatever ETag a mirror sends.
+        client: Sends the requests.
+        kept: LRU cache of heads and small files, by key and version.
+        blocks: Cache of other short reads, which shares this memory.
+        is_named_by_content: Whether an address always has the same bytes, regardless of a mirror's ETag.
     """
 
     is_named_by_content: ClassVar[bool] = False
@@ -120,7 +121,7 @@ class WebStore(Store):
 
     @abstractmethod
     def url(self, key: str) -> str:
-        """Return the URL of a file, which may redirect."""
+        """Return the URL of a file; the server may redirect it."""
 
     @abstractmethod
     def headers(self, url: str) -> Mapping[str, str]:
@@ -135,7 +136,7 @@ class WebStore(Store):
         return
 
     def is_unchanged(self, file: WebFile) -> bool:
-        """Return whether a file is unchanged; errors as `Store.stat`."""
+        """Return whether a file is unchanged; same errors as `Store.stat`."""
         return True
 
     def forget(self, key: str) -> None:
@@ -144,10 +145,10 @@ class WebStore(Store):
 
 
 class WebFile(File):
-    """A file over HTTP in one state; see `File`.
+    """A file over HTTP at one version; see `File`.
 
     Attributes:
-        has_version: whether the server identifies the state of the file.
+        has_version: Whether the server identifies the version of the file.
     """
 
     gap: ClassVar[int] = GAP
@@ -157,14 +158,14 @@ class WebFile(File):
     def __init__(
         self, store: WebStore, key: str, size: int, version: str, validator: Validator | None = None
     ) -> None:
-        """Create the file without a request.
+        """Create the file object without a request.
 
         Args:
-            store: its store.
-            key: its key there.
-            size: its size in bytes.
-            version: see `Status`.
-            validator: required in every response; None to use that of the first response.
+            store: Store of the file.
+            key: Key of the file in the store.
+            size: Size of the file in bytes.
+            version: See `Status`.
+            validator: The validator that every response must have; None uses that of the first response.
         """
         self.path = store.uri(key)
         self.store, self.key = store, key
@@ -201,7 +202,7 @@ class WebFile(File):
             raise self.changed("another version of it")
 
     def changed(self, got: str) -> SourceChangedError:
-        """Return the error of a changed file."""
+        """Return the error for a changed file."""
         return SourceChangedError(
             f"{self.path} was changed while it was read",
             got=got,
@@ -210,7 +211,7 @@ class WebFile(File):
         )
 
     def _head(self, offset: int, stop: int) -> bytes:
-        """Return the cached head of the file. It is read now if a header or a document is requested."""
+        """Return the cached head of the file, reading it first if a header or a document is requested."""
         name = self.key, self.version
         head = self.store.kept.get(name)
         if stop <= len(head):
@@ -221,7 +222,7 @@ class WebFile(File):
             built = bytearray(length)
             self._fill(0, memoryview(built))
             head = bytes(built)
-            # Without a version, another state of the file would not be noticed.
+            # Without a version, a change of the file would not be noticed.
             if self.has_version:
                 self.store.kept.put(name, head)
         return head
@@ -230,7 +231,7 @@ class WebFile(File):
         self.store.client.reads.read_into(offset, target, self._fetch)
 
     def _fetch(self, offset: int, length: int) -> bytearray:
-        """Read a range; a truncated response is continued with another request."""
+        """Read a range, continuing truncated responses with further requests."""
         client, done = self.store.client, 0
         built = bytearray(length)
         attempts, target = client.attempts(self.path), memoryview(built)
@@ -267,7 +268,7 @@ class WebFile(File):
             raise
 
     def _asked(self, start: int, stop: int, attempts: Attempts) -> tuple[BaseHTTPResponse, _Pinned]:
-        """Send a GET for a range, to the last known address or, if necessary, to a new one."""
+        """Send a GET for a range to the last known address or, if necessary, to a new one."""
         client, store, pinned = self.store.client, self.store, self._pinned
         if pinned.address is not None:
             headers = self._headers(pinned.address, start, stop, pinned)
@@ -302,9 +303,7 @@ class WebFile(File):
         self._check_same(response, int(match[3]) if match[3] != "*" else self.size, pinned)
 
     def _check_whole(self, response: BaseHTTPResponse, start: int, stop: int, pinned: _Pinned) -> None:
-        """Check a response without a range: either the file has changed, or the server does not support
-        ranges.
-        """
+        """Check a response without a range: the file has changed, or the server does not support ranges."""
         length = length_in(response.headers.get("Content-Length", ""))
         self._check_same(response, self.size if length is None else length, pinned)
         if start + self.size - stop > _MOST_WASTED or response.headers.get("Content-Encoding"):

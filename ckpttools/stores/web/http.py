@@ -1,7 +1,7 @@
-"""Files of any web server: http://host/path. Keys are URLs without the scheme.
+"""Files on any web server: http://host/path. Keys are URLs without the scheme.
 
-HTTP has no directories. A path counts as a directory if the server has a page with a listing of it, or
-otherwise if files with the usual names of a model exist below it.
+HTTP has no directories. A path counts as a directory if the server has a listing page for it, or if files
+with the usual names of a model exist below it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ckpttools.stores.web.file import HEAD, Validator, WebFile, WebStore, length
 from ckpttools.stores.web.listing import names_in
 
 _WEIGHTS = ".safetensors"
-# Minimum read of weights files, to detect a page that is sent instead.
+# Minimum bytes to read from weight files, to detect a web page that is sent instead.
 _SHORTEST = 1024
 _INDEX = "model.safetensors.index.json"
-# Names to look for if a server has no listings: files of models and of Orbax items.
+# Names to look for on servers without listings: files of models and of Orbax items.
 MODEL_NAMES = (
     _INDEX,
     "model.safetensors",
@@ -53,25 +53,25 @@ MODEL_NAMES = (
     "_METADATA",
     "_CHECKPOINT_METADATA",
 )
-# Validity of cached results in seconds. Opening a checkpoint requests the same names again and again; opened
-# files are always checked again after they were read.
+# How long results are cached, in seconds. Opening a checkpoint requests the same names again and again.
+# Opened files are always checked again after they have been read.
 _REMEMBERED = 60.0
 _LARGEST_PAGE = 64 << 20
 _FILE_SUFFIX = re.compile(r".\.[A-Za-z]{2,}$")
 _HUB = frozenset(("huggingface.co", "www.huggingface.co", "hf.co"))
-# Statuses of servers that do not support HEAD.
+# Response statuses of servers that do not support HEAD.
 _NO_HEAD = frozenset((400, 403, 405, 501))
 _FOUND = frozenset((200, 206, 416))
 _NOTHING = frozenset((401, 403, 404, 410))
 
 
 class _KeyState(NamedTuple):
-    """The state of a key.
+    """The state of a key when it was requested.
 
     Attributes:
-        status: its status; None if it does not exist.
-        validator: validator of a file.
-        time: time of the request, by the monotonic clock.
+        status: Status of the key; None if it does not exist.
+        validator: Validator of a file.
+        time: Time of the request, by the monotonic clock.
     """
 
     status: Status | None
@@ -80,12 +80,12 @@ class _KeyState(NamedTuple):
 
 
 class _DirectoryListing(NamedTuple):
-    """Names in a directory.
+    """The names in a directory.
 
     Attributes:
-        kinds: kinds by name.
-        is_complete: whether there are no other names.
-        time: as in `_KeyState`.
+        kinds: Types of the entries, by name.
+        is_complete: Whether there are no other names.
+        time: As for `_KeyState`.
     """
 
     kinds: Mapping[str, FileKind]
@@ -94,7 +94,7 @@ class _DirectoryListing(NamedTuple):
 
 
 class HttpStore(WebStore):
-    """Files of web servers, read by ranges."""
+    """Files on web servers, read by range."""
 
     scheme: ClassVar[str] = "http"
 
@@ -112,7 +112,7 @@ class HttpStore(WebStore):
         return self._logins(url)
 
     def uri(self, key: str) -> str:
-        """Return the URL without possible secrets, for refused addresses."""
+        """Return the URL; for refused addresses, without possible secrets."""
         host, slash, path = key.partition("/")
         login, _, host = host.rpartition("@")
         path, query, _ = path.partition("?")
@@ -182,7 +182,7 @@ class HttpStore(WebStore):
         return StorageError(f"access to {location} is denied", got=f"{got}, {known}", hint=hint)
 
     def _look(self, key: str) -> _KeyState:
-        """Return the state of a key, if possible from the listing of its parent directory."""
+        """Return the state of a key, from the listing of its parent directory if possible."""
         result = self._looked.get(key)
         if result is None or result.time + _REMEMBERED < time.monotonic():
             _check(key, self.uri(key))
@@ -205,7 +205,7 @@ class HttpStore(WebStore):
         return _nothing() if directory.is_complete else self._probe(key)
 
     def _read_weights_head(self, key: str) -> _KeyState | None:
-        """Request the beginning of a weights file: one request for length, version and header.
+        """Request the start of a weights file, which returns length, version and header in one request.
 
         Returns:
             The state; None if another kind of request is needed.
@@ -229,7 +229,7 @@ class HttpStore(WebStore):
         """Request the state of a key that the user named.
 
         Raises:
-            StorageError: the server does not report it.
+            StorageError: The server does not report the state.
         """
         response, url = self._answer(key, _NO_HEAD)
         if "/" not in key or (url.endswith("/") and response.status in (200, 401, 403)):
@@ -249,7 +249,7 @@ class HttpStore(WebStore):
         raise self.refusal(key, response)
 
     def _page_error(self, key: str, response: BaseHTTPResponse) -> StorageError:
-        """Return the error of a page that is not a listing, such as that of a login service or a portal."""
+        """Return the error for a page that is not a listing, such as that of a login service or a portal."""
         return StorageError(
             f"cannot read {self.uri(key)}",
             got=f"{status_text(response)} with a web page ({response.headers['Content-Type']})",
@@ -258,7 +258,7 @@ class HttpStore(WebStore):
         )
 
     def _probe(self, key: str) -> _KeyState:
-        """Request the state of a key that the user did not name; errors as `_asked`."""
+        """Request the state of a key that the user did not name; same errors as `_asked`."""
         response, _ = self._answer(key, frozenset((405, 501)))
         # Applications and login services return a page for every name.
         is_page = _is_page(response, key)
@@ -269,11 +269,12 @@ class HttpStore(WebStore):
         raise self.refusal(key, response)
 
     def _answer(self, key: str, no_head: Container[int]) -> tuple[BaseHTTPResponse, str]:
-        """Request the headers of a file; returns the response and its final URL.
+        """Request the headers of a file; return the response and its final URL.
 
         Args:
-            key: key of the file.
-            no_head: statuses after which the first byte is requested, which also returns length and version.
+            key: Key of the file.
+            no_head: Statuses after which the first byte is requested instead, which also returns length and
+                version.
         """
         attempts = self.client.attempts(self.uri(key))
         response, url = self.client.follow("HEAD", self.url(key), self.headers, attempts)
@@ -297,7 +298,7 @@ class HttpStore(WebStore):
                 expected="a server that sends files unchanged (`Content-Length`, `Accept-Ranges: bytes`)",
                 hint="download the file and pass the copy, or use another server",
             )
-        # Without a version from the server, a later request cannot show whether the file is unchanged, so an
+        # Without a version from the server, later requests cannot show whether the file is unchanged, so an
         # interrupted conversion starts over.
         version = validator.version or f"unknown version ({secrets.token_hex(4)})"
         status = Status(FileKind.FILE, size, version, modified=_nanoseconds(validator.modified))
@@ -312,9 +313,7 @@ class HttpStore(WebStore):
         return self._directories[key]
 
     def _listing_names(self, key: str) -> Mapping[str, FileKind] | None:
-        """Return the names on the server's listing page of a directory and cache them; None without a
-        page.
-        """
+        """Return the names on the server's listing page for a directory, cached; None without such a page."""
         url, attempts = self.url(key), self.client.attempts(self.uri(key))
         wants = {"Accept": "application/json, text/html;q=0.9, */*;q=0.1"}
         response, result, page = self.client.whole(
@@ -348,12 +347,12 @@ class HttpStore(WebStore):
         )
 
 
-# Keys are written like URLs, with their percent-encoding.
+# Keys are written like URLs, with percent-encoding.
 _SAFE = "/%:@!$&'()*+,;=~"
 
 
 def _header(start: bytes) -> bytes:
-    """Return the header from the beginning of a weights file; more would displace other cache entries."""
+    """Return the header at the start of a weights file; more bytes would displace other cache entries."""
     return start[: max(_SHORTEST, 8 + int.from_bytes(start[:8], "little"))]
 
 
@@ -392,7 +391,7 @@ def _is_page(response: BaseHTTPResponse, key: str) -> bool:
 
 
 def _size(response: BaseHTTPResponse) -> int | None:
-    """Return the file size that a response reports; None without one."""
+    """Return the file size that a response reports; None if it does not."""
     text = response.headers.get("Content-Length", "")
     if response.status in (206, 416):
         text = response.headers.get("Content-Range", "").rpartition("/")[2]

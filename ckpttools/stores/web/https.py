@@ -6,7 +6,7 @@ from ckpttools.stores.web.http import HttpStore
 
 
 class HttpsStore(HttpStore):
-    """The store `https`."""
+    """The store for the scheme `https`."""
 
     scheme: ClassVar[str] = "https"
 

@@ -1,7 +1,7 @@
 """Models on the Hugging Face Hub: hf://org/name[@revision][/path].
 
-A process resolves a revision to a commit once, and uses this commit until it ends: later pushes cannot lead
-to a mix of two states.
+A process resolves a revision to a commit once and uses this commit until it ends, so later pushes cannot lead
+to a mix of two versions.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 
 _LARGEST_ANSWER = 64 << 20
 _MOST_PAGES = 1000
-# Weights are fetched explicitly; other files that a command reads are small.
+# Weights are fetched explicitly; the other files that a command reads are small.
 _WEIGHTS = ".safetensors"
 _OF_REPOSITORIES = (".*", "README.md", "LICENSE*", "NOTICE*")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class HubFile(WebFile):
-    """A file on the hub, read from its local copy once it was fetched."""
+    """A file on the Hub, read from its local copy once it has been fetched."""
 
     __slots__ = ()
     store: HubStore
@@ -80,15 +80,15 @@ class HubFile(WebFile):
 
 
 class HubStore(WebStore):
-    """Repositories on the hub, with the endpoint, token, cache and offline mode of `huggingface_hub`.
+    """Repositories on the Hub, using `huggingface_hub`'s endpoint, token, cache and offline mode.
 
     Attributes:
-        cached: files that this process has fetched into the cache, by key.
+        cached: Files that this process has fetched into the cache, by key.
     """
 
     scheme: ClassVar[str] = "hf"
     is_named_by_content: ClassVar[bool] = True
-    # An interrupted file is produced and sent again from its beginning.
+    # After an interruption, a file is produced and sent again from its start.
     streams: ClassVar[Streams | None] = Streams(MEMORY, file_bytes=400 << 20, files=5, is_readable=False)
 
     def __init__(self) -> None:
@@ -105,14 +105,12 @@ class HubStore(WebStore):
         try:
             name = HubName.of(key)
             return self._snapshot(name).status(name.path)
-        # The search for the run of a step also inspects the parents of a repository.
+        # The search for the run of a step also looks at the parents of a repository.
         except (UsageError, AbsentError):
             return None
 
     def absence_reason(self, key: str) -> CheckpointError:
-        """Return the error for a missing repository or revision, or for a missing file with the page that
-        lists files.
-        """
+        """Return the error for a missing repository, revision or file, with the page that lists files."""
         try:
             name = HubName.of(key)
             hint = f"its files are listed at {self._page(name)}/tree/{self._snapshot(name).commit}"
@@ -132,7 +130,7 @@ class HubStore(WebStore):
         return [DirEntry(item, kind) for item, kind in result.items()]
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
-        """See `SupportsWalk`: the listing contains all names."""
+        """See `SupportsWalk`. The listing contains all names."""
         return ((path, entry.status) for path, entry in self._below(key))
 
     def _below(self, key: str) -> Iterator[tuple[str, Entry]]:
@@ -144,7 +142,7 @@ class HubStore(WebStore):
                 yield path[len(start) :], entry
 
     def contents(self, key: str) -> Contents:
-        """See `SupportsContents`: large files have a SHA-256, others a git blob ID."""
+        """See `SupportsContents`. Large files have a SHA-256, others a git blob ID."""
         name = HubName.of(key)
         snapshot = self._snapshot(name)
         alone = snapshot.files.get(name.path)
@@ -180,9 +178,7 @@ class HubStore(WebStore):
         return cached_file(self.uri(key), name.repo, name.path, self._snapshot(name).commit, entry)
 
     def fetch(self, files: Sequence[File], observe: Observe) -> None:
-        """See `SupportsFetch`. Copies to the cache of `huggingface_hub`, with all other read files except
-        weights.
-        """
+        """See `SupportsFetch`. Fills the `huggingface_hub` cache, also with other files except weights."""
         read = {file.key for file in files if isinstance(file, HubFile)}
         repos = {HubName.of(key).repo for key in read}
         keys = read | {key for key in self._looked_into if HubName.of(key).repo in repos}
@@ -222,9 +218,7 @@ class HubStore(WebStore):
         )
 
     def absolute(self, key: str) -> str:
-        """Return the key with the commit of its revision, which unfinished conversions record as their
-        source.
-        """
+        """Return the key with its revision's commit, which unfinished conversions record as their source."""
         try:
             name = HubName.of(key)
             at = f"{name.repo}@{self._snapshot(name).commit}"
@@ -245,7 +239,7 @@ class HubStore(WebStore):
         return f"{self._endpoint}/{name.repo}/resolve/{commit}/{quote(name.path)}"
 
     def headers(self, url: str) -> Mapping[str, str]:
-        """Return the token only for the hub: signed addresses elsewhere contain their authorization."""
+        """Return the token only for the Hub: signed addresses elsewhere contain their own authorization."""
         hub, asked = urlsplit(self._endpoint), urlsplit(url)
         token = _token() if (hub.scheme, hub.netloc) == (asked.scheme, asked.netloc) else None
         return {"Authorization": f"Bearer {token}"} if token else {}
@@ -287,17 +281,17 @@ class HubStore(WebStore):
         return matches_any(name, _OF_REPOSITORIES)
 
     def unfinished(self, key: str) -> None:
-        """See `SupportsPublishing`: nothing is visible before it is complete."""
+        """See `SupportsPublishing`. Nothing is visible before it is complete."""
 
     def find_unfinished(self, key: str) -> None:
-        """See `SupportsPublishing`: uploaded parts of an interrupted conversion are not in any repository."""
+        """See `SupportsPublishing`. Parts uploaded by an interrupted conversion are not in any repository."""
 
     @property
     def is_offline(self) -> bool:
         return bool(_constants().HF_HUB_OFFLINE)
 
     def files_at(self, repo: str, commit: str) -> Iterable[str]:
-        """Return the paths of all files in a repository at a commit; errors as `list`."""
+        """Return the paths of all files in a repository at a commit; same errors as `list`."""
         return self._snapshot(HubName(repo, commit, "")).files
 
     def forget_repository(self, repo: str) -> None:
@@ -312,7 +306,7 @@ class HubStore(WebStore):
         """Return all files of a revision, pinned to its commit.
 
         Raises:
-            StorageError: the repository or revision does not exist, or the hub does not respond.
+            StorageError: The repository or revision does not exist, or the Hub does not respond.
         """
         known = name.repo, name.revision
         with self._lock:
@@ -350,7 +344,7 @@ class HubStore(WebStore):
         raise StorageError(f"cannot list {self.uri(name.repo)}", got=f"more than {_MOST_PAGES} pages")
 
     def _request_json(self, name: HubName, url: str) -> tuple[Any, str | None]:
-        """Request JSON from the hub's API. Returns it with the URL of the next page."""
+        """Request JSON from the Hub's API; return it with the URL of the next page."""
         location = self._page(name)
         response, _, body = self.client.whole(
             url, self.headers, self.client.attempts(location), limit=_LARGEST_ANSWER
@@ -375,17 +369,17 @@ class HubStore(WebStore):
 
 
 def _constants() -> ModuleType:
-    """Import the settings of `huggingface_hub`, which it reads from the environment."""
+    """Import the settings of `huggingface_hub`, which are read from the environment."""
     from huggingface_hub import constants
 
     return constants
 
 
 def _token() -> str | None:
-    """Return the user's token as `huggingface_hub` finds it; None if there is none to send.
+    """Return the user's token as found by `huggingface_hub`; None if there is none to send.
 
     Raises:
-        StorageError: it cannot be obtained.
+        StorageError: The token cannot be obtained.
     """
     from huggingface_hub import get_token
 
@@ -396,7 +390,7 @@ def _token() -> str | None:
 
 
 def _entry(declared: Mapping[str, Any]) -> Entry:
-    """Parse a listed file: large ones have a SHA-256, others a git blob ID."""
+    """Parse a listed file: large files have a SHA-256, others a git blob ID."""
     large = declared.get("lfs")
     of = large if isinstance(large, dict) else declared
     size = of.get("size")
@@ -404,7 +398,7 @@ def _entry(declared: Mapping[str, Any]) -> Entry:
 
 
 def _next_page(url: str, response: BaseHTTPResponse) -> str | None:
-    """Return the URL in the header `Link: <…>; rel="next"` of a response."""
+    """Return the URL in the response header `Link: <…>; rel="next"`."""
     for link in response.headers.get("Link", "").split(","):
         address, _, relation = link.partition(";")
         if 'rel="next"' in relation:

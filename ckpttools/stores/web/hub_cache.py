@@ -1,4 +1,4 @@
-"""Files on the hub that are already in the cache of `huggingface_hub`."""
+"""Files on the Hub that are already in the `huggingface_hub` cache."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """A file on the hub.
+    """A file on the Hub.
 
     Attributes:
-        size: its size in bytes.
-        version: its SHA-256 or git blob ID.
+        size: Size in bytes.
+        version: SHA-256 or git blob ID.
     """
 
     size: int
@@ -38,8 +38,8 @@ class Snapshot:
     """The files of a repository at a commit.
 
     Attributes:
-        commit: the commit hash, 40 hexadecimal digits.
-        files: entries by path.
+        commit: The commit hash, 40 hexadecimal digits.
+        files: The entries, by path.
     """
 
     commit: str
@@ -65,7 +65,7 @@ class Snapshot:
 
 
 class CachedFile(File):
-    """A file on the hub that is read from its local copy."""
+    """A file on the Hub that is read from its local copy."""
 
     __slots__ = ("_copy", "path", "size", "version")
 
@@ -92,12 +92,12 @@ class CachedFile(File):
 
 
 def cached_file(location: str, repo: str, path: str, commit: str, entry: Entry) -> CachedFile | None:
-    """Return the local copy of a file; None without a complete one.
+    """Return the local copy of a file; None if there is no complete copy.
 
     Args:
-        location: its name in messages.
-        repo, path, commit: the file.
-        entry: the expected entry.
+        location: Name of the file in messages.
+        repo, path, commit: Repository, path and commit of the file.
+        entry: The expected size and version.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -111,9 +111,9 @@ def cached_file(location: str, repo: str, path: str, commit: str, entry: Entry) 
 
 
 def note_revision(repo: str, revision: str, commit: str) -> None:
-    """Record the commit of a branch or tag in the cache, so that the name works offline.
+    """Record the commit of a branch or tag in the cache, so that its name works offline.
 
-    `hf_hub_download` does that only if it is given the name, but it is given the commit.
+    `hf_hub_download` does this only if it is called with the name, but here it is called with the commit.
     """
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
@@ -136,7 +136,7 @@ def cached_snapshot(repo: str, revision: str) -> Snapshot:
     """Return the cached files of a revision in offline mode.
 
     Raises:
-        StorageError: the revision is not in the cache.
+        StorageError: The revision is not in the cache.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -156,7 +156,7 @@ def cached_snapshot(repo: str, revision: str) -> Snapshot:
 
 
 def _entry(path: Path) -> Entry:
-    """Return the entry of a cached file: usually a link whose target is named after the content."""
+    """Return the entry of a cached file, which is usually a link whose target is named after the content."""
     real = path.resolve()
     status = real.stat()
     version = real.name if path.is_symlink() else str(status.st_mtime_ns)

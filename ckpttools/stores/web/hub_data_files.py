@@ -1,4 +1,4 @@
-"""Data files of a checkpoint on the hub: produced once for their digests, and again if the hub lacks them."""
+"""Data files of a checkpoint on the Hub: produced once for their digests, and again if the Hub lacks them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1 << 20
 WAITING = 4
-# In seconds.
+# Timeout in seconds.
 _PATIENCE = 2.0
 
 
@@ -32,19 +32,19 @@ class _GivenUpError(Exception):
 
 
 class HubStream:
-    """An upload of a large file, sequential and in parts.
+    """A sequential upload of a large file in parts.
 
-    Errors are kept until `ended` is called; later writes are ignored. The last piece is held back until the
-    digest of the complete file is verified, so storage never has wrong content under a digest.
+    Errors are kept until `ended` is called, and later writes are ignored. The last piece is held back until
+    the digest of the complete file is verified, so the storage never has wrong content under a digest.
     """
 
     def __init__(self, repository: Repository, path: str, blob: Blob, target: CommitTarget) -> None:
         """Prepare the upload.
 
         Args:
-            repository, path: the future file.
-            blob: its expected content.
-            target: its upload addresses.
+            repository, path: Location of the future file.
+            blob: Expected content of the file.
+            target: Upload addresses of the file.
         """
         self._repository, self._path, self._blob, self._target = repository, path, blob, target
         self._hasher = hashlib.sha256()
@@ -60,7 +60,7 @@ class HubStream:
         return self._error is not None
 
     def write(self, data: memoryview) -> None:
-        """Send the next bytes, or keep the error."""
+        """Send the next bytes, or keep the error for `ended`."""
         for start in range(0, len(data), PIECE_BYTES):
             if self._error is not None:
                 return
@@ -70,7 +70,7 @@ class HubStream:
             self._kept(held)
 
     def ended(self) -> Exception | None:
-        """Wait until storage has the file. Returns the error, or None on success."""
+        """Wait until the storage has the file; return the error, or None on success."""
         if self._error is None and self._hasher.hexdigest() != self._blob.sha256:
             self._error = SourceChangedError(
                 f"{self._path}: its content changed when it was produced for the second time",
@@ -114,7 +114,7 @@ class HubStream:
                 self._tags.append(self._repository.checked(self._path, part.answer()))
 
     def failure(self, attempts: int) -> CheckpointError:
-        """Describe the failure after a number of attempts."""
+        """Return the error for an upload that failed after a number of attempts."""
         if isinstance(self._error, CheckpointError):
             return self._error.at(got=f"{self._error.raw.got or ''}{attempts_suffix(attempts)}" or None)
         assert self._error is not None
@@ -127,7 +127,7 @@ class HubStream:
 
 
 class _UploadPart:
-    """A request whose body another thread sends."""
+    """A request whose body is sent by another thread."""
 
     def __init__(self, repository: Repository, url: str, target: CommitTarget, nbytes: int) -> None:
         self._pieces: queue.Queue[bytes | None] = queue.Queue(WAITING)
@@ -141,7 +141,7 @@ class _UploadPart:
         self._thread.start()
 
     def write(self, piece: bytes) -> None:
-        """Queue the next bytes; raises the error of earlier ones."""
+        """Queue the next bytes; raises the error of earlier bytes."""
         while True:
             try:
                 self._pieces.put(piece, timeout=0.1)
@@ -158,7 +158,7 @@ class _UploadPart:
         return self._answer
 
     def give_up(self) -> None:
-        """Close the connection, without waiting for a server that accepts nothing."""
+        """Close the connection, without waiting for a server that does not accept data."""
         until = time.monotonic() + _PATIENCE
         while not self._done.is_set() and time.monotonic() < until:
             try:
@@ -184,10 +184,10 @@ class _UploadPart:
             yield piece
 
 
-# Bytes of small files that a group keeps, so that they are not produced twice.
+# Maximum bytes of small files that a group keeps, so that they are not produced twice.
 KEPT_BYTES = 4 << 20
 MEMORY = KEPT_BYTES + (WAITING + 4) * PIECE_BYTES
-"""Memory of a group of tasks in addition to the data being produced."""
+"""Memory of a group of tasks in bytes, in addition to the data being produced."""
 _MOST_SMALL_BYTES = 32 << 20
 _ZEROS = memoryview(bytes(1 << 20))
 # Each attempt produces all bytes of a group again.
@@ -201,12 +201,12 @@ class _Output(Protocol):
 
 
 class HubDataFiles:
-    """Data files on the hub; see `ckpttools.stores.publishing.DataFiles`.
+    """Data files on the Hub; see `ckpttools.stores.publishing.DataFiles`.
 
     Attributes:
-        sizes, heads: size in bytes and first bytes of files, by name.
-        large: files of the checkpoint in the hub's storage, by path.
-        small: files to include in the commit.
+        sizes, heads: Size in bytes and first bytes of files, by name.
+        large: Files of the checkpoint in the Hub's storage, by path.
+        small: Files to include in the commit.
     """
 
     def __init__(
@@ -215,9 +215,9 @@ class HubDataFiles:
         """Create the data files.
 
         Args:
-            repository: the repository.
-            root: directory of the files; "" for the root of the repository.
-            sizes, heads: as of `Work.data_files`.
+            repository: The repository to write to.
+            root: Directory of the files; "" for the root of the repository.
+            sizes, heads: As for `Work.data_files`.
         """
         self._repository, self._root = repository, root
         self.sizes, self.heads = sizes, heads
@@ -230,7 +230,7 @@ class HubDataFiles:
         return f"{self._root}/{name}" if self._root else name
 
     def write_passes(self, group: int) -> Generator[HubSink]:
-        """Yield a sink for digests and, if the hub lacks any of the files, one that sends these."""
+        """Yield a sink for digests and, if the Hub lacks any of the files, one that sends those."""
         looked = _Digests()
         sink = HubSink(self, group, looked.begun, lambda: True)
         yield sink
@@ -251,10 +251,10 @@ class HubDataFiles:
                 time.sleep(4 * attempt * self._repository.client.patience.first_wait)
 
     def take(self, files: Mapping[str, Blob]) -> dict[str, Blob]:
-        """Register files, and upload files with known content if they are needed.
+        """Register files, and upload those with known content if they are needed.
 
         Returns:
-            The other files, whose bytes must be produced again.
+            The remaining files, whose bytes must be produced again.
         """
         is_large = self._repository.is_large(files) if files else {}
         for path, blob in files.items():
@@ -282,28 +282,28 @@ class HubDataFiles:
             )
 
     def stream(self, path: str, blob: Blob) -> HubStream | None:
-        """Return the upload of a large file; None if the hub has it."""
+        """Return the upload of a large file; None if the Hub already has it."""
         target = self._repository.target(path, blob)
         return target and HubStream(self._repository, path, blob, target)
 
     def write_heads(self) -> None:
-        """See `DataFiles.write_heads`; writes the files that no task writes."""
+        """See `DataFiles.write_heads`. Writes the files that no task writes."""
         names = [name for name in self.sizes if self.path(name) not in (*self.small, *self.large)]
         contents = {name: self.heads.get(name, b"").ljust(self.sizes[name], b"\0") for name in names}
         self.take({self.path(name): Blob.of(content) for name, content in contents.items()})
 
     def extend(self, name: str, end: int) -> None:
-        """Do nothing: each group appends to files of its own."""
+        """Do nothing, because each group appends to its own files."""
 
     def sync(self) -> None:
-        """Do nothing: the storage is durable."""
+        """Do nothing, because the storage is durable."""
 
     def close(self) -> None:
-        """Do nothing: no resources are held."""
+        """Do nothing, because no resources are held."""
 
 
 class HubSink:
-    """The files of one group of tasks; see `ckpttools.stores.publishing.Sink`."""
+    """The files of a group of tasks; see `ckpttools.stores.publishing.Sink`."""
 
     def __init__(
         self,
@@ -315,11 +315,11 @@ class HubSink:
         """Create the sink.
 
         Args:
-            files: the data files.
-            group: index of the group.
-            output: returns the receiver of a file by its path; None to ignore the file.
-            is_dry_pass: whether the tasks should not be reported, as far as is known, because they will be
-                repeated or were reported before.
+            files: The data files.
+            group: Index of the group.
+            output: Returns the receiver for the file at a path; None ignores the file.
+            is_dry_pass: Whether the tasks should not be reported, because they will probably be repeated or
+                were reported before.
         """
         self._files, self._group = files, group
         self._output, self._is_rehearsal = output, is_dry_pass
@@ -346,7 +346,7 @@ class HubSink:
         return file, position
 
     def fill(self) -> None:
-        """Fill all files to their sizes."""
+        """Fill all files to their full sizes."""
         for name in self._begun:
             self._fill(name, self._files.sizes.get(name, 0))
 
@@ -368,7 +368,7 @@ class HubSink:
 
 
 class _FileDigest:
-    """Digest, sample and content of a file, collected from its bytes."""
+    """The digest, sample and content of a file, collected from its bytes."""
 
     def __init__(self, group: _Digests) -> None:
         self._group = group
@@ -399,8 +399,8 @@ class _Digests:
     """Digests of the files of a group.
 
     Attributes:
-        files: digests by path.
-        room: bytes of content that may still be kept.
+        files: The digests, by path.
+        room: Number of bytes of content that may still be kept.
     """
 
     def __init__(self) -> None:
@@ -415,7 +415,7 @@ class _UploadStreams:
     """Uploads of the files of a group.
 
     Attributes:
-        files: files that the hub lacks, by path.
+        files: The files that the Hub lacks, by path.
     """
 
     def __init__(self, files: HubDataFiles, missing: Mapping[str, Blob]) -> None:
@@ -427,16 +427,16 @@ class _UploadStreams:
         return any(file.has_failed for file in self.files.values())
 
     def ended(self, attempt: int) -> dict[str, Blob]:
-        """Wait until the hub has the files.
+        """Wait until the Hub has the files.
 
         Args:
-            attempt: index of the attempt, at most `_ATTEMPTS`.
+            attempt: Index of the attempt, at most `_ATTEMPTS`.
 
         Returns:
             The files that must be sent again.
 
         Raises:
-            CheckpointError: a file is refused.
+            CheckpointError: A file is refused.
         """
         failed = {}
         for path, stream in self.files.items():

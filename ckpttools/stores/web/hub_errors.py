@@ -1,4 +1,4 @@
-"""Errors for unsuccessful responses of the hub."""
+"""Errors for unsuccessful responses of the Hub."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class AbsentError(MissingPathError):
 
 
 class HubRequest(NamedTuple):
-    """A request to the hub.
+    """A request to the Hub.
 
     Attributes:
-        location: its URL, as users write it.
+        location: URL of the request, as users write it.
         repo: org/name.
-        revision: the revision in the URL.
-        page: web page of the repository.
-        has_token: whether a token was sent.
+        revision: The revision in the URL.
+        page: Web page of the repository.
+        has_token: Whether a token was sent.
     """
 
     location: str
@@ -35,7 +35,7 @@ class HubRequest(NamedTuple):
 
     @property
     def hub(self) -> str:
-        """Return the address of the hub."""
+        """Return the address of the Hub."""
         return self.page.rsplit("/", 2)[0]
 
     @property
@@ -49,13 +49,13 @@ class HubRequest(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A response of the hub.
+    """A response of the Hub.
 
     Attributes:
-        status: the HTTP status.
-        reason: its reason phrase.
-        headers: headers with details; names are case-insensitive.
-        body: the body as text.
+        status: The HTTP status.
+        reason: The reason phrase.
+        headers: Headers with details; names are case-insensitive.
+        body: The body as text.
     """
 
     status: int
@@ -65,12 +65,12 @@ class Answer(NamedTuple):
 
     @property
     def code(self) -> str:
-        """Return the hub's error code."""
+        """Return the Hub's error code."""
         return self.headers.get("X-Error-Code", "")
 
     @property
     def declared(self) -> str:
-        """Return the status and the message of the hub."""
+        """Return the status and the message of the Hub."""
         words = self.headers.get("X-Error-Message", "") or _words(self.body)
         return f"{words} ({self.text})" if words else self.text
 
@@ -83,7 +83,7 @@ _LONGEST_WORDS = 300
 
 
 def _words(body: str) -> str:
-    """Return the message in a body: {"error": "…"}, or XML from storage."""
+    """Return the message in a body: {"error": "…"}, or XML from the storage."""
     try:
         declared = json.loads(body)
         text = str(declared.get("error", "")) if isinstance(declared, dict) else ""
@@ -93,7 +93,7 @@ def _words(body: str) -> str:
     return " ".join(text.split())[:_LONGEST_WORDS]
 
 
-# The hub's message about an invalid token; status 401 also stands for a private or missing repository.
+# The Hub's message about an invalid token; status 401 also means a private or missing repository.
 _REJECTED = re.compile(
     r"(?i)invalid (credentials|username or password|user token)|token .*expired|expired.* token"
 )
@@ -152,12 +152,12 @@ _FULL = re.compile(r"(?i)storage|quota|space limit|too large|exceed")
 
 
 def write_error(asked: HubRequest, answer: Answer, doing: str) -> StorageError | NoSpaceError:
-    """Return the error for an unsuccessful request on the way to a commit.
+    """Return the error for a request that failed before the commit was complete.
 
     Args:
-        asked: the request.
-        answer: the response.
-        doing: the action, such as "upload".
+        asked: The request.
+        answer: The response.
+        doing: The action, such as "upload".
     """
     got = f"{answer.declared or answer.text}, {asked.identity}"
     if doing == "look at" or answer.code in ("RevisionNotFound", "GatedRepo") or _is_rejected(asked, answer):
@@ -207,12 +207,13 @@ _FAILED = re.compile(r"CERTIFICATE_VERIFY_FAILED\] certificate verify failed: ([
 
 
 def trust_certificates() -> None:
-    """Have `huggingface_hub` trust the certificates that the environment adds.
+    """Make `huggingface_hub` trust the certificates that the environment adds.
 
-    It honors `SSL_CERT_FILE` by itself. A client that the user's program has set stays as it is.
+    `huggingface_hub` honors `SSL_CERT_FILE` by itself. A client that the user's program has set is not
+    changed.
 
     Raises:
-        StorageError: A file that the environment names cannot be used.
+        StorageError: A file named by the environment cannot be used.
     """
     from huggingface_hub.utils import _http
 
@@ -235,11 +236,11 @@ def _trusting_client() -> Any:
 
 
 def refuse_untrusted(error: BaseException, location: str) -> None:
-    """Raise StorageError if a request failed because of the certificate of the server.
+    """Raise StorageError if a request failed because of the server's certificate.
 
     Args:
-        error: What `huggingface_hub` raised.
-        location: What was asked for, for the message.
+        error: The error that `huggingface_hub` raised.
+        location: The requested location, for the message.
     """
     result = _FAILED.search(f"{error} {error.__cause__} {error.__context__}")
     if result is not None:

@@ -1,4 +1,4 @@
-"""Download of files from the hub into the cache of `huggingface_hub`, with verification."""
+"""Download files from the Hub into the `huggingface_hub` cache and verify them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from ckpttools.stores.contents import Content
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.web.hub_errors import Answer, refuse_untrusted, trust_certificates
 
-# The same number as in `hf download`.
+# The number that `hf download` uses.
 _AT_ONCE = 8
 _BLOCK = 1 << 20
 
 
 class ExpectedFile(NamedTuple):
-    """A file to fetch.
+    """A file to fetch, with its expected content.
 
     Attributes:
-        key: its key in the store.
-        location: its name in messages.
-        repo, path, commit: the file.
-        content: its expected content.
+        key: Key of the file in the store.
+        location: Name of the file in messages.
+        repo, path, commit: Repository, path and commit of the file.
+        content: Expected content of the file.
     """
 
     key: str
@@ -50,15 +50,15 @@ class ExpectedFile(NamedTuple):
 
 
 Explain = Callable[["ExpectedFile", Answer], CheckpointError]
-"""Converts an unsuccessful response of the hub to an error."""
+"""Function that converts an unsuccessful response of the Hub to an error."""
 
 
 def fetch(files: Sequence[ExpectedFile], endpoint: str, explain: Explain, observe: Observe) -> None:
-    """Fetch files, several at once. Each file is complete and verified, or does not exist.
+    """Fetch files, several at a time. Each file is complete and verified, or does not exist.
 
     Raises:
-        FormatError: files differ from the hub's listing; they are removed.
-        StorageError, NoSpaceError: a file cannot be fetched or stored.
+        FormatError: Files differ from the Hub's listing. They are removed.
+        StorageError, NoSpaceError: A file cannot be fetched or stored.
     """
     trust_certificates()
     progress = _FetchProgress(sum(file.content.size for file in files), observe)
@@ -104,7 +104,7 @@ class _FetchProgress:
 
 
 class _TqdmBar:
-    """A progress bar of one file with the interface that `huggingface_hub` expects of tqdm."""
+    """A progress bar for one file, with the tqdm interface that `huggingface_hub` expects."""
 
     def __init__(self, add: Callable[[int], None], **_: object) -> None:
         self._add = add
@@ -127,7 +127,7 @@ class _TqdmBar:
 def _fetch_file(
     expected: ExpectedFile, endpoint: str, explain: Explain, progress: _FetchProgress
 ) -> str | None:
-    """Fetch a file. Returns the mismatch, or None if the file is correct."""
+    """Fetch a file; return a description of the mismatch, or None if the file is correct."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     came = 0
@@ -147,7 +147,7 @@ def _fetch_file(
             revision=expected.commit,
             endpoint=endpoint,
             tqdm_class=bar,
-            force_download=isinstance(known, str),  # Otherwise it would not be fetched.
+            force_download=isinstance(known, str),  # Otherwise the file would not be fetched.
         )
         got = _digest(path, expected.content, progress)
     progress.add(expected.content.size - came)
@@ -187,7 +187,7 @@ def _check_room(nbytes: int) -> None:
 
 @contextmanager
 def _converted_errors(expected: ExpectedFile, explain: Explain) -> Iterator[None]:
-    """Convert the errors of `huggingface_hub` and its dependencies."""
+    """Convert errors from `huggingface_hub` and its dependencies."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:

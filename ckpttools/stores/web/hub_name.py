@@ -1,4 +1,4 @@
-"""Parser of hf:// addresses: org/name[@revision][/path]."""
+"""Parse hf:// addresses: org/name[@revision][/path]."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from urllib.parse import unquote
 
 from ckpttools.core.errors import UsageError
 
-# Valid names of organizations and models on the hub.
+# Valid names of organizations and models on the Hub.
 _HUB_NAME = re.compile(r"(?!.*(?:--|\.\.|\.git$))\w(?:[\w.-]{0,94}\w)?", re.ASCII)
-# Prefixes of hf:// addresses in other tools that do not name models.
+# Prefixes of other tools' hf:// addresses that do not name models.
 _OTHERS = frozenset(("datasets", "spaces", "buckets", "kernels", "models"))
 
 COMMIT = re.compile("[0-9a-f]{40}")
@@ -26,12 +26,12 @@ def is_model_name(text: str) -> bool:
 
 
 class HubName(NamedTuple):
-    """The parts of a key.
+    """The parts of a key in the Hub store.
 
     Attributes:
         repo: org/name.
-        revision: the revision; "" without one.
-        path: path in the repository; "" for its root.
+        revision: The revision; "" if there is none.
+        path: Path in the repository; "" is the root.
     """
 
     repo: str
@@ -43,7 +43,7 @@ class HubName(NamedTuple):
         """Parse a key.
 
         Raises:
-            UsageError: it does not name a repository.
+            UsageError: The key does not name a repository.
         """
         org, _, rest = key.partition("/")
         named, _, path = rest.partition("/")

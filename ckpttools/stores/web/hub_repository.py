@@ -1,7 +1,7 @@
-"""Writes to a repository on the hub: checks, uploads of large files to its storage, one commit.
+"""Write to a repository on the Hub: checks, uploads of large files to its storage, and one commit.
 
-Storage identifies large files by their SHA-256. They are not in any repository before a commit refers to
-them, and uploaded files need not be sent again.
+The storage identifies large files by their SHA-256. Files are not in any repository until a commit refers to
+them, and uploaded files do not need to be sent again.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from ckpttools.stores.web.hub_errors import (
 
 _LARGEST_ANSWER = 64 << 20
 SAMPLE_BYTES = 512
-"""Size of the sample by which the hub detects text files, in bytes."""
+"""Size of the sample by which the Hub detects text files, in bytes."""
 _AT_ONCE = 256
-# Number of checks whether a commit was made in spite of an error.
+# Number of checks whether a commit was made despite an error.
 _LOOKED = 3
 _LFS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
 _JSON = {"Content-Type": "application/json"}
 
 
 class BusyError(StorageError):
-    """Storage is busy and may accept the file later."""
+    """The storage is busy and may accept the file later."""
 
 
 class RepositoryHead(NamedTuple):
     """The state of a revision.
 
     Attributes:
-        commit: the commit hash.
-        is_private: whether the repository is private.
+        commit: The commit hash.
+        is_private: Whether the repository is private.
     """
 
     commit: str
@@ -59,10 +59,10 @@ class Blob(NamedTuple):
     """A file to write.
 
     Attributes:
-        size: its size in bytes.
-        sha256: its digest in hexadecimal digits.
-        sample: its first bytes.
-        content: the complete content of a small file.
+        size: Size in bytes.
+        sha256: SHA-256 digest in hexadecimal digits.
+        sample: The first bytes.
+        content: The complete content of a small file.
     """
 
     size: int
@@ -76,11 +76,11 @@ class Blob(NamedTuple):
 
 
 class CommitTarget(NamedTuple):
-    """Upload addresses of a large file.
+    """The upload addresses of a large file.
 
     Attributes:
         parts: URL and size in bytes of each part, in order.
-        headers: headers of the upload requests.
+        headers: Headers of the upload requests.
         complete: URL to call after the last part; "" for a single part, which needs no call.
         verify: URL to verify the upload; "" if none is needed.
     """
@@ -93,15 +93,15 @@ class CommitTarget(NamedTuple):
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository that one process writes.
+    """A repository that one process writes to.
 
     Attributes:
-        client: sends requests.
-        endpoint: address of the hub.
+        client: Sends requests.
+        endpoint: Address of the Hub.
         repo: org/name.
-        revision: a branch.
-        headers: returns the authorization headers for a URL.
-        location: its name in messages.
+        revision: Name of a branch.
+        headers: Returns the authorization headers for a URL.
+        location: Name of the repository in messages.
     """
 
     client: Client
@@ -121,7 +121,7 @@ class Repository:
         """Return the state of the revision; None if the repository does not exist or is hidden from the user.
 
         Raises:
-            StorageError: the hub does not respond, or the revision does not exist.
+            StorageError: The Hub does not respond, or the revision does not exist.
         """
         try:
             declared = self._request_json("GET", f"{self._api}/revision/{self._revision}", doing="look at")
@@ -132,7 +132,7 @@ class Repository:
         return RepositoryHead(str(declared.get("sha", "")), bool(declared.get("private")))
 
     def latest(self) -> str:
-        """Return the message of the last commit; "" without one."""
+        """Return the message of the last commit; "" if there is none."""
         declared = self._request_json("GET", f"{self._api}/commits/{self._revision}?limit=1", doing="look at")
         last = (
             declared[0] if isinstance(declared, list) and declared and isinstance(declared[0], dict) else {}
@@ -147,14 +147,14 @@ class Repository:
     # -- before the commit
 
     def check_writable(self) -> None:
-        """Raise StorageError if the user may not write, with the request that comes first anyway."""
+        """Raise StorageError if the user may not write; uses the request that comes first anyway."""
         self.is_large({"config.json": Blob.of(b"{}")})
 
     def create(self, *, private: bool) -> None:
-        """Create the repository, unless it was created since.
+        """Create the repository, unless it has been created in the meantime.
 
         Raises:
-            StorageError: it cannot be created.
+            StorageError: The repository cannot be created.
         """
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError
@@ -173,13 +173,13 @@ class Repository:
             raise StorageError(f"cannot create {self.location}", got=first_line(error)) from error
 
     def is_large(self, files: Mapping[str, Blob]) -> Mapping[str, bool]:
-        """Return which files belong into the storage for large files rather than into the commit.
+        """Return which files belong in the storage for large files rather than in the commit.
 
         Args:
-            files: blobs by path. Blobs without `content` are always large.
+            files: Blobs by path. Blobs without `content` are always large.
 
         Raises:
-            StorageError: the hub does not respond, or the user may not write.
+            StorageError: The Hub does not respond, or the user may not write.
         """
         result: dict[str, bool] = {}
         names = list(files)
@@ -194,10 +194,10 @@ class Repository:
         }
 
     def target(self, path: str, blob: Blob) -> CommitTarget | None:
-        """Return the upload addresses of a large file; None if the storage has it.
+        """Return the upload addresses of a large file; None if the storage already has it.
 
         Raises:
-            StorageError, NoSpaceError: the file is refused.
+            StorageError, NoSpaceError: The file is refused.
         """
         question = {
             "operation": "upload",
@@ -219,7 +219,7 @@ class Repository:
             raise self._not_understood(path) from error
 
     def put(self, path: str, blob: Blob) -> None:
-        """Upload a large file from memory, if the storage lacks it; errors as `target`."""
+        """Upload a large file from memory if the storage lacks it; same errors as `target`."""
         target = self.target(path, blob)
         if target is None:
             return
@@ -233,11 +233,11 @@ class Repository:
         self.complete(path, blob, target, tags)
 
     def checked(self, path: str, response: Any) -> str:
-        """Return the ETag of an uploaded part.
+        """Check the response to an uploaded part and return its ETag.
 
         Raises:
-            BusyError: the storage is busy.
-            StorageError, NoSpaceError: the part was refused.
+            BusyError: The storage is busy.
+            StorageError, NoSpaceError: The part was refused.
         """
         text = _text(response)
         if response.status >= 500 or response.status in (408, 429):
@@ -250,7 +250,7 @@ class Repository:
         return str(response.headers.get("ETag", ""))
 
     def complete(self, path: str, blob: Blob, target: CommitTarget, tags: Iterable[str]) -> None:
-        """Complete the upload of a large file after all its parts; errors as `target`."""
+        """Complete the upload of a large file after all parts; same errors as `target`."""
         if target.complete:
             parts = [{"partNumber": number, "etag": tag} for number, tag in enumerate(tags, 1)]
             self._request_json("POST", target.complete, {"oid": blob.sha256, "parts": parts}, _LFS, path)
@@ -269,19 +269,19 @@ class Repository:
         large: Mapping[str, Blob],
         deleted: Collection[str],
     ) -> str:
-        """Make one commit of everything, if the revision is unchanged.
+        """Commit all files at once, if the revision is unchanged.
 
         Args:
-            parent: the expected commit of the revision.
-            title, text: the commit message; the text is unique.
-            small, large, deleted: files by path.
+            parent: The expected commit of the revision.
+            title, text: Title and text of the commit message; the text must be unique.
+            small, large, deleted: Files by path.
 
         Returns:
-            The commit hash; "" if the hub did not return it.
+            The commit hash; "" if the Hub did not return it.
 
         Raises:
-            ConflictError: the revision has changed.
-            StorageError, NoSpaceError: there is no commit.
+            ConflictError: The revision has changed.
+            StorageError, NoSpaceError: There is no commit.
         """
         header = {"summary": title, "description": text, "parentCommit": parent}
         lines: list[dict[str, object]] = [{"key": "header", "value": header}]
@@ -307,14 +307,14 @@ class Repository:
                 "POST", url, body, {"Content-Type": "application/x-ndjson"}, doing="commit to"
             )
         except StorageError:
-            # The commit may exist although its response was lost, or appear a little later.
+            # The commit may exist although its response was lost, or it may appear a little later.
             if not self._was_committed(text):
                 raise
             declared = {}
         return str(declared.get("commitOid") or "")
 
     def _was_committed(self, text: str) -> bool:
-        """Return whether the last commit has this text, as far as the hub responds."""
+        """Return whether the last commit has this text, as far as the Hub responds."""
         for attempt in range(_LOOKED):
             time.sleep(attempt * 4 * self.client.patience.first_wait)
             with suppress(StorageError):
@@ -383,7 +383,7 @@ def _question(path: str, blob: Blob) -> dict[str, object]:
 
 
 def _target(actions: Mapping[str, Any], size: int) -> CommitTarget:
-    """Parse the upload addresses in the response to a batch request; raises errors of malformed responses."""
+    """Parse the upload addresses in the response to a batch request; raises parsing errors."""
     upload, verify = actions["upload"], actions.get("verify") or {}
     headers, url = upload.get("header") or {}, str(upload["href"])
     checked = str(verify.get("href", ""))

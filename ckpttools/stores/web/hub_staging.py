@@ -1,4 +1,4 @@
-"""Staging of a checkpoint on the hub: large files go to its storage, then everything is committed at once.
+"""Staging on the Hub: large files are uploaded to its storage, then everything is committed at once.
 
     the repository                 its commit is recorded; a new repository is created, private
     large files                    uploaded to the storage, which keeps them for a while
@@ -7,7 +7,7 @@
     the same command after a kill  computes the digests again; uploaded files are not sent again
 
 Nothing is written to disk, and the repository does not change before the commit. The commit names the plan,
-so that a command which was killed right after it has nothing left to do.
+so that a command that was killed right after the commit has nothing left to do.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HubStaging:
-    """A destination on the hub; see `ckpttools.stores.publishing.Staging`.
+    """A destination on the Hub; see `ckpttools.stores.publishing.Staging`.
 
     Attributes:
-        store: the store of the destination.
-        key: key of the destination.
-        name: the parsed key.
-        repository: the repository.
-        overwrite, check_replaced: as of `SupportsPublishing.staging`.
-        sharing: the user's options for the repository.
+        store: The store of the destination.
+        key: Key of the destination.
+        name: The parsed key.
+        repository: The repository.
+        overwrite, check_replaced: As for `SupportsPublishing.staging`.
+        sharing: The user's options for the repository.
     """
 
     store: HubStore
@@ -67,7 +67,7 @@ class HubStaging:
         return f"ckpttools-plan: /{self.name.path} {plan}"
 
     def _inspect_repository(self, plan: str) -> tuple[RepositoryHead | None, bool]:
-        """Return the state of the repository, and whether its last commit is that of the plan."""
+        """Return the state of the repository, and whether its last commit is from the plan."""
         self._check_options()
         head = self.repository.head()
         if head is None:
@@ -165,13 +165,13 @@ class HubStaging:
 
 @dataclass
 class HubWork:
-    """A destination on the hub with the files to commit; see `Work`.
+    """A destination on the Hub with the files to commit; see `Work`.
 
     Attributes:
-        staging: the destination.
-        head: state of the repository when the work began.
-        purpose: the conversion.
-        is_complete: whether an earlier run has committed everything.
+        staging: The destination.
+        head: State of the repository at the time when the work began.
+        purpose: The conversion.
+        is_complete: Whether an earlier run has committed everything.
     """
 
     staging: HubStaging
@@ -190,7 +190,7 @@ class HubWork:
 
     @property
     def records(self) -> Sequence[Record]:
-        """Return no records: the storage knows the finished work."""
+        """Return no records, because the storage knows the finished work."""
         return ()
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> HubDataFiles:
@@ -198,10 +198,10 @@ class HubWork:
         return self.files
 
     def record(self, records: Iterable[Record]) -> None:
-        """Do nothing: the storage knows the finished work."""
+        """Do nothing, because the storage knows the finished work."""
 
     def discard(self) -> None:
-        """Do nothing: the storage drops files that are not in a commit."""
+        """Do nothing, because the storage drops files that are not in a commit."""
 
     def publish(self) -> None:
         staging, files = self.staging, self.files
@@ -236,7 +236,7 @@ class HubWork:
         return Published(f"{repository.page}{branch}", self.head.is_private, self.head.commit)
 
     def finalize(self) -> None:
-        """Do nothing: only the commit is left."""
+        """Do nothing, because only the commit remains."""
 
 
 def _of(source: str) -> str:
@@ -250,10 +250,10 @@ def model_card(repo: str, source: str, files: Container[str], base: str = "") ->
     """Return the text of a model card.
 
     Args:
-        repo: org/name.
-        source: the converted source; mentioned only if it is on the hub.
-        files: names of the files next to the weights.
-        base: the base model that the user named; mentioned only if it is on the hub.
+        repo: Repository as org/name.
+        source: The converted source; mentioned only if it is on the Hub.
+        files: Names of the files next to the weights.
+        base: The base model that the user named; mentioned only if it is on the Hub.
     """
     named = next((item for item in (base, source) if item.startswith("hf://")), "")
     model = "/".join(named.removeprefix("hf://").partition("@")[0].split("/")[:2])

@@ -1,4 +1,4 @@
-"""Parser of directory listings of web servers."""
+"""Parse directory listings of web servers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ckpttools.stores.base import FileKind, is_inside
 
-# Titles of listing pages: nginx, Apache, lighttpd and Python's http.server use the first two.
+# Titles of listing pages; nginx, Apache, lighttpd and Python's http.server use the first two.
 _TITLE = re.compile(r"(?i)\s*(index of|directory listing|files within|listing of)\b")
 
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 def names_in(page: str, url: str) -> Mapping[str, FileKind] | None:
-    """Return the entries on a listing page; None if it is another page.
+    """Return the entries of a listing page; None if the page is not a listing.
 
     Args:
         page: JSON, as from nginx (`autoindex_format json`) and Caddy, or HTML.
-        url: the page's URL.
+        url: URL of the page.
     """
     if page.lstrip().startswith("["):
         return _from_json(page)
@@ -34,7 +34,7 @@ def names_in(page: str, url: str) -> Mapping[str, FileKind] | None:
 
 
 def plain_name(text: str) -> str:
-    """Decode a name for a key, except characters with a meaning in URLs."""
+    """Decode a name for a key, except for characters with a meaning in URLs."""
     try:
         name = unquote(text, errors="strict")
     except UnicodeDecodeError:
@@ -60,12 +60,12 @@ def is_name(text: str) -> bool:
 
 
 def is_plain(path: str) -> bool:
-    """Return whether a path has no empty part and no `.`, which are other spellings of a shorter path."""
+    """Return whether a path has no empty component and no `.`, which would be another spelling of a path."""
     return not any(part in ("", ".") for part in path.split("/"))
 
 
 def is_text(text: str) -> bool:
-    """Return whether a text can be encoded: half a surrogate pair, which JSON may contain, cannot."""
+    """Return whether a text can be encoded; an unpaired surrogate, which JSON may contain, cannot."""
     return not _HALF.search(text)
 
 
@@ -75,9 +75,7 @@ def _kind(entry: Mapping[str, Any]) -> FileKind:
 
 
 def _below(base: str, link: str) -> tuple[str, FileKind] | None:
-    """Return the name and kind of a linked entry, but not of the parent or of the same page in another
-    order.
-    """
+    """Return the name and kind of a linked entry; skip the parent and other sort orders of the same page."""
     try:
         there, here = urlsplit(urljoin(base, link)), urlsplit(base)
     except ValueError:
