@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ckpttools.cli.output import choose, has_color
+from ckpttools.cli.output import choose, has_color, show_details
 
 if TYPE_CHECKING:
     from ckpttools.core.options import Option, Panel
@@ -48,6 +48,8 @@ def _global_flag(*names: str, **settings: Any) -> PanelOption:
         # The default of a command must not undo an option before its name.
         if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
             choose(name, value)
+            if name == "verbose" and value:
+                show_details()
             ctx.color = has_color()
 
     return PanelOption(
@@ -67,6 +69,12 @@ _GLOBAL_FLAGS = (
         "--quiet",
         is_flag=True,
         help="Print only errors and data that was asked for; diff, verify and doctor only set the exit code.",
+    ),
+    _global_flag(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        help="Print details on stderr: files, requests, decisions, retries and times.",
     ),
     _global_flag(
         "--color",

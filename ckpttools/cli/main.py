@@ -27,6 +27,7 @@ from ckpttools.cli.lazy import Deferred, LazyGroup, has_written, is_path, is_wri
 from ckpttools.cli.output import chosen, has_color, print_stderr, reset_choices, styled
 from ckpttools.cli.suggestions import ALIASES, find_synonym, translate_maxtext_script
 from ckpttools.cli.units import format_disk
+from ckpttools.core.details import log_detail
 from ckpttools.core.errors import CheckpointWarning, SeveralCheckpointsError, StepWarning, UsageError
 from ckpttools.core.plugins import entry_points_of, package_name
 from ckpttools.core.text import plural
@@ -175,6 +176,10 @@ class _Root(LazyGroup):
             words = sys.argv[1:] if args is None else args
             # A usage error may come before the option is parsed.
             code = exit_code_of(end, traceback=bool(chosen("traceback")) or "--traceback" in words)
+        if chosen("verbose"):
+            from ckpttools.core.process_memory import peak_bytes
+
+            log_detail("exit code %s; peak memory %s", code or 0, format_disk(peak_bytes() or 0))
         finish_output()
         sys.exit(code)
 

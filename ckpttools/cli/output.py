@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttools.core.details import LOGGER
 from ckpttools.core.text import TERM_START, mark_style, printable_text, unmark_styles
 
 if TYPE_CHECKING:
@@ -39,7 +40,27 @@ def chosen(name: str) -> object:
 
 def reset_choices() -> None:
     """Forget the global options of an earlier command in this process."""
+    if _chosen.pop("verbose", False):
+        import logging
+
+        logging.getLogger(LOGGER).handlers.clear()
     _chosen.clear()
+
+
+def show_details() -> None:
+    """Print what the library logs on stderr, with the seconds since now."""
+    import logging
+    import time
+
+    start = time.monotonic()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            print_error(styled(f"{time.monotonic() - start:8.3f} s  {record.getMessage()}", dim=True))
+
+    logger = logging.getLogger(LOGGER)
+    logger.handlers[:] = [Handler()]
+    logger.setLevel(logging.DEBUG)
 
 
 def has_color() -> bool | None:

@@ -42,7 +42,8 @@ def progress_events(expected: bool) -> Iterator[Observe | None]:
 @contextmanager
 def _display(expected: bool) -> Iterator[Lines | Bar | None]:
     expected = expected and not chosen("quiet")
-    if expected and sys.stderr.isatty():
+    # A bar would be drawn into the lines of --verbose.
+    if expected and sys.stderr.isatty() and not chosen("verbose"):
         with ExitStack() as until:
             yield Bar(until)
     else:

@@ -9,6 +9,7 @@ from typing import Any
 from ckpttools.array.storage import Sharding, Storage
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
+from ckpttools.core.details import log_detail
 from ckpttools.core.errors import CheckpointError, FormatError, SeveralCheckpointsError, UsageError, listing
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Notes
@@ -67,6 +68,7 @@ def open_detected(detected: Detected, options: ReadOptions | None = None) -> Tre
     if detected.format is None:
         raise not_opened(detected)
     tree = _with_step(detected.open(options or ReadOptions()), options)
+    log_detail("opened %s as %s: %s arrays", detected.location, detected.format.name, len(tree.arrays))
     return _with_notes(tree, other_kinds(detected.location, detected.format.name))
 
 

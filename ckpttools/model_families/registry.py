@@ -10,6 +10,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 import ckpttools.model_families as package
+from ckpttools.core.details import log_detail
 from ckpttools.core.errors import ConfigError, UnknownNameError, did_you_mean
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.plugins import entry_points_of, load_group
@@ -143,7 +144,9 @@ def family_of(config: Mapping[str, Any], location: str) -> Family:
     family = family or _by_model_type().get(model_type)
     if family is not None:
         other = (name for name, rule in family.others.items() if rule.read(config, location).value)
-        return next(map(family_named, other), family)
+        family = next(map(family_named, other), family)
+        log_detail("model_type %s in %s: family %s", model_type, location, family.name)
+        return family
     if (why := _unsupported_error(model_type)) is not None:
         raise ConfigError(
             f"no family has model_type {model_type!r}",

@@ -17,6 +17,7 @@ from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.budget import baseline_bytes, estimate_names_bytes, format_size, memory_error
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.details import log_detail
 from ckpttools.core.message_terms import location, option, render
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import ceil_div
@@ -266,6 +267,13 @@ def build(
     buffer = max((task.bytes_out for task in tasks), default=0)
     scratch = _scratch_bytes(tree, layout)
     reserved += jobs * streams.memory if streams else 0
+    log_detail(
+        "planned %s tasks of at most %s, for %s workers within %s of memory",
+        len(tasks),
+        format_size(buffer),
+        jobs,
+        format_size(memory),
+    )
     return Plan(
         *(tree, layout, tuple(tasks), jobs, memory, buffer, scratch, notes or Notes(), reserved, streams),
         division=division,

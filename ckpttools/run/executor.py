@@ -10,16 +10,18 @@ from functools import partial
 
 from ckpttools.array.blockwise import drop_error_counts, quantization_errors
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.details import log_detail
 from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.process_memory import peak_bytes
+from ckpttools.core.text import plural
 from ckpttools.formats.base import Extents, Layout, Writer
 from ckpttools.formats.placement import Appended
 from ckpttools.plan.plan import Plan
 from ckpttools.run.bindings import select_sound_records
 from ckpttools.run.entries import FinishedTask, select_kept_tasks, unfinished_error, unfinished_tasks
 from ckpttools.run.events import Comparing, Observer, Publishing, Receipt, Started, Watch
-from ckpttools.run.execution import Execution, worker_processes
+from ckpttools.run.execution import Execution, WorkerPool, worker_processes
 from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.run.overlap_check import check_apart, check_unread
 from ckpttools.run.source_copies import (
@@ -105,6 +107,7 @@ def execute(
                 work.publish_checked(partial(check_published, location))
             else:
                 work.publish()
+            log_detail("published %s", location)
         finalize()
         work.finalize()
         published = work.published if isinstance(work, SupportsPublished) else None
@@ -229,6 +232,7 @@ def _write_content(
     left = unfinished_tasks(plan, done) if watch is ignore_output else ()
     # Fork before `Started`, whose observer may start a thread.
     with worker_processes(plan, work, left) as processes:
+        _log_start(plan, work, processes, len(done))
         observe(Started(plan, len(done), bytes_done))
         unlinked = link_files(plan.layout, work.content)
         if plan.layout.links:
@@ -238,6 +242,7 @@ def _write_content(
                 run, extents, done = _run_tasks(
                     plan, files, work, done, copy, observe, watch, processes.runners
                 )
+                log_detail("wrote all chunks; writing indexes and metadata")
                 observe(Publishing())
                 check_unchanged(plan.sources)
                 files.write_heads()
@@ -250,6 +255,17 @@ def _write_content(
                 work.discard()
                 raise
     return _TaskResults(len(done), bytes_done, run.counts, unlinked, processes.nbytes)
+
+
+def _log_start(plan: Plan, work: Work, processes: WorkerPool, tasks_done: int) -> None:
+    workers = f"{len(processes.runners)} processes" if processes.runners else plural(plan.jobs, "thread")
+    log_detail(
+        "writing %s with %s, %s of %s done before",
+        work.content,
+        workers,
+        tasks_done,
+        plural(len(plan.tasks), "task"),
+    )
 
 
 def _run_tasks(

@@ -14,6 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
+from ckpttools.core.details import log_detail
 from ckpttools.stores.concurrency import MOST, Pace, requested_concurrency
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class ReadPool:
         seconds = time.monotonic() - part.asked
         if self._lateness.allows_another(part.length, seconds / 2 ** (part.attempts - 1)):
             part.attempts += 1
+            log_detail("no answer for %s bytes in %.1f s: requested again", part.length, seconds)
             part.asked = time.monotonic()
             threading.Thread(target=self._answer_again, args=(part,), daemon=True).start()
 

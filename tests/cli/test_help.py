@@ -122,6 +122,17 @@ def test_quiet_prints_only_errors(tmp_path, before):
     assert quiet("hash", HF).stdout.count("\n") > 3
 
 
+def test_verbose_prints_files_decisions_and_times_on_stderr(tmp_path):
+    done = ckpt("convert", "hf-to-maxtext", HF, tmp_path / "maxtext", "-v")
+    plain = ckpt("verify", tmp_path / "maxtext", "--against", HF)
+    assert done.exit_code == plain.exit_code == 0
+    for text in ("opened file ", "as safetensors", "family llama", "planned ", "published "):
+        assert re.search(rf"^ +\d+\.\d{{3}} s  .*{text}", done.stderr, re.MULTILINE), text
+    assert "opened file" not in plain.stderr
+    failed = ckpt("-v", "-q", "hash", tmp_path / "absent")
+    assert failed.stderr.splitlines()[0].startswith("Error: ") and "exit code 2;" in failed.stderr
+
+
 def test_choices_of_one_command_do_not_reach_the_next():
     assert ckpt("-q", "formats").exit_code == 0
     assert "llama" in ckpt(HF).output

@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpttools.core.details import log_detail
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
 from ckpttools.core.message_terms import action, retry_term
 from ckpttools.stores.base import LARGEST_WHOLE, File, too_large
@@ -306,6 +307,7 @@ class _Opener:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
             raise _reading_error("cannot open", self._path, error) from error
+        log_detail("opened file %s", self._path)
         status = os.fstat(descriptor)
         now = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
         self._first = self._first or now

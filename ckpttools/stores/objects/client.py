@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.details import log_detail
 from ckpttools.core.errors import FormatError, StorageError, UsageError
 from ckpttools.stores.base import FileKind, Status
 from ckpttools.stores.certificates import added_certificates
@@ -301,6 +302,7 @@ class Bucket:
                     if tries >= retries or time.monotonic() - began + pause > seconds:
                         raise add_retries(error, tries) from error
                 tries += 1
+                log_detail("listing of %s ended early; the next attempt in %.1f s", self.uri(key), pause)
                 time.sleep(pause)
                 self._meter.add(requests=1)
 
@@ -340,6 +342,7 @@ class Bucket:
             cause = self._with_code(client, key, error) if is_refused_without_code(error) else error
             raise explain_error(cause, self._asked(doing, key)) from error
         self._has_answered = True
+        log_detail("%s %s", doing.removeprefix("cannot "), self.uri(key))
         return answer
 
     def _asked(self, doing: str, key: str) -> BucketRequest:

@@ -8,6 +8,7 @@ import time
 from email.utils import parsedate_to_datetime
 
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.details import log_detail
 from ckpttools.core.errors import StorageError
 from ckpttools.core.message_terms import retry_term
 
@@ -105,7 +106,10 @@ class Attempts:
             got = f"{got}; {budget.failed} requests failed and {budget.answered} succeeded"
             raise self._error(got, "the server or the network is unreliable: run the command again later")
         backoff = self.patience.first_wait * 2 ** (self._made - 1) * random.uniform(0.5, 1)
-        time.sleep(max(asked or 0, backoff))
+        seconds = max(asked or 0, backoff)
+        failed = "attempt %s to %s %s failed (%s); the next is in %.1f s"
+        log_detail(failed, self._made, self.doing, self.location, got, seconds)
+        time.sleep(seconds)
 
     def _error(self, got: str, hint: str) -> StorageError:
         return StorageError(f"cannot {self.doing} {self.location}", got=got, hint=hint)

@@ -16,6 +16,7 @@ import urllib3
 from urllib3 import exceptions as failures
 from urllib3.response import BaseHTTPResponse
 
+from ckpttools.core.details import log_detail
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.certificates import distrust, tls_context
 from ckpttools.stores.concurrency import MOST
@@ -90,6 +91,7 @@ class Client:
                 got, hint = failure_words(error, patience), _failure_hint(error)
                 attempts.failed(got, limit=_attempts_worth(error), hint=hint)
                 continue
+            log_detail("%s %s: %s", method, url.partition("?")[0], response.status)
             if response.status not in _AGAIN:
                 attempts.succeeded()
                 return response
