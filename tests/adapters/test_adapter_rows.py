@@ -52,7 +52,7 @@ def configs():
     return result
 
 
-def test_every_family_has_a_case():
+def test_every_family_has_a_test_case():
     assert set(configs()) == set(families())
 
 

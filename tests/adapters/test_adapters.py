@@ -242,7 +242,7 @@ def test_unadapted_layers_are_reported(tmp_path):
     assert not [remark for remark in whole.notes.remarks if remark.startswith("the adapter has no factors")]
 
 
-def test_module_replaced_in_one_layer_keeps_the_others(tmp_path):
+def test_module_replaced_in_one_layer_leaves_other_layers_unchanged(tmp_path):
     """The other layers of a stack stay the base's own, and missing replacements are reported."""
     adapter = changed_config(tmp_path, "one-layer", modules_to_save=["1.input_layernorm", "lm_head"])
     file, norm = adapter / "adapter_model.safetensors", "model.layers.1.input_layernorm.weight"
@@ -259,7 +259,7 @@ def test_module_replaced_in_one_layer_keeps_the_others(tmp_path):
     assert np.array_equal(after[:, 1], np.arange(16)) and np.array_equal(after[:, 0], before[:, 0])
 
 
-def test_model_is_not_accepted_as_adapter(tmp_path):
+def test_complete_model_is_not_accepted_as_adapter(tmp_path):
     told = run("adapter", "merge", base_of("plain"), base_of("plain"), tmp_path / "out", code=3)
     assert "this is not an adapter" in told
 
@@ -780,7 +780,7 @@ def test_fused_expert_adapter_fits_a_base_with_single_experts(tmp_path):
     assert ckpttools.inspect(tmp_path / "adapter", against=tmp_path / "base").comparison.is_same
 
 
-def test_mismatched_family_is_refused_wherever_rows_are_used(tmp_path):
+def test_mismatched_family_is_refused(tmp_path):
     base, adapter, lora = base_of("plain"), PEFT / "plain", tmp_path / "lora"
     ckpttools.hf_to_maxtext(base, tmp_path / "maxtext")
     ckpttools.adapter_to_maxtext(adapter, lora, base=base, family="llama")

@@ -103,7 +103,7 @@ class TestAdapters:
             expected = weight + added.get(name, 0)
             assert np.allclose(merged[name], expected, rtol=0, atol=1e-5), name
 
-    def test_peft_adapter_is_the_same(self, tmp_path, base, adapter):
+    def test_peft_adapter_has_equal_factors(self, tmp_path, base, adapter):
         path, added = adapter
         run("adapter", "to-peft", path, tmp_path / "peft", "--base", base, "--alpha", ALPHA)
         arrays = numbers(tmp_path / "peft")
@@ -114,7 +114,7 @@ class TestAdapters:
             assert np.allclose(product * (ALPHA / RANK), expected, rtol=0, atol=1e-4), name
         run("adapter", "to-maxtext", tmp_path / "peft", tmp_path / "maxtext", "--base", base)
 
-    def test_commands_identify_it(self, adapter, base):
+    def test_commands_identify_tunix_adapters(self, adapter, base):
         path, _ = adapter
         assert "a LoRA adapter of Tunix's" in succeed(path).output
         assert "MaxText does not load these names" in " ".join(run("doctor", path).split())
@@ -151,7 +151,7 @@ def test_unknown_tunix_factors_are_refused(tmp_path, base, kernels, message):
     assert message in output and not (tmp_path / "out").exists()
 
 
-def test_layers_that_the_base_does_not_have_are_refused(tmp_path, base):
+def test_layers_missing_from_the_base_are_refused(tmp_path, base):
     adapter = saved(tmp_path / "run", factors(LLAMA, layers=(0, 7))[0])
     output = run("adapter", "to-peft", adapter, tmp_path / "out", "--base", base, "--alpha", 2, code=3)
     assert "weights that the base does not have" in output and "model.layers.7" in output

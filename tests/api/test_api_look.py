@@ -56,7 +56,7 @@ def both(function, path, *more, **options):
     return of_path
 
 
-class TestOneCallIsTheCommand:
+class TestCallsMatchCommands:
     def test_inspect_call_matches_the_command(self, models, capsys):
         report = both(ckpttools.inspect, models / "stacked", filter="*mlp*", sort="size", against="llama")
         declared = as_json(report, capsys)

@@ -36,8 +36,8 @@ def written(tmp_path):
     return ckpttools.write_plan(prepared, tmp_path / "plan")
 
 
-class TestBothWays:
-    def test_command_line_runs_a_plan_of_a_call(self, written, tmp_path):
+class TestPlansFromPythonAndShell:
+    def test_command_line_runs_plans_written_by_python(self, written, tmp_path):
         assert written.has_call and written.has_tasks
         for number in range(3):
             run("run", written.file, "--part", f"{number}/3")
@@ -45,7 +45,7 @@ class TestBothWays:
         ckpttools.hf_to_maxtext(SHARDED, tmp_path / "alone", dtype="float16")
         assert digest(tmp_path / "out") == digest(tmp_path / "alone")
 
-    def test_calls_run_a_plan_of_the_command_line(self, tmp_path):
+    def test_python_runs_plans_written_by_the_command_line(self, tmp_path):
         words = ("maxtext-to-hf", GOLDEN / "llama3.1" / "maxtext_scanned", tmp_path / "out", "--like", HF)
         assert ckpt("plan", "convert", *words, "-o", tmp_path / "plan").exit_code == 0
         plan = tmp_path / "plan"
@@ -129,7 +129,7 @@ class TestLocations:
         assert json.loads((moved / "out/config.json").read_text())["num_hidden_layers"] == 2
 
 
-class TestWhatTextCannotSay:
+class TestPlansOfTrees:
     def test_prepared_tree_publishes_its_plan(self, tmp_path):
         def prepared():
             tree = ckpttools.open(SHARDED).pipe(ckpttools.CastTo("float16"))
@@ -160,7 +160,7 @@ class TestWhatTextCannotSay:
             ckpttools.write_plan(prepared(tmp_path / "out"), tmp_path / "plan")
         assert not (tmp_path / "plan").exists()
 
-    def test_plan_with_another_call_is_refused(self, written):
+    def test_plan_of_another_call_is_refused(self, written):
         file = read_plan(written.file)
         for name in ("open", "write_plan", "nothing", "copy"):
             call = {"name": name, "arguments": {"source": str(SHARDED), "destination": "x"}}
@@ -214,7 +214,7 @@ class TestPublishing:
 class TestHints:
     """What to do next is what `ckpt run` can do."""
 
-    def test_replacing_needs_another_plan(self, written, tmp_path):
+    def test_replacing_output_needs_a_new_plan(self, written, tmp_path):
         ckpttools.cast(SHARDED, tmp_path / "out", dtype="float16")
         result = ckpt("run", written.file, "--part", "0/1")
         declared = " ".join(result.output.split())

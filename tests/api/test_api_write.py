@@ -85,7 +85,7 @@ def files(directory: Path) -> dict[str, bytes]:
     return {name: data for name, data in kept.items() if not name.endswith("_CHECKPOINT_METADATA")}
 
 
-def test_each_call_writes_what_the_command_writes(tmp_path):
+def test_calls_write_the_same_files_as_commands(tmp_path):
     for number, (words, (name, source), options) in enumerate(SAME):
         theirs, ours = tmp_path / f"theirs{number}", tmp_path / f"ours{number}"
         # One worker: compressed chunks lie in the order in which they are done.

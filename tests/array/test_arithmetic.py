@@ -59,7 +59,7 @@ def test_operators_have_usual_precedence():
 
 
 @given(st.integers(0, 200), st.integers(1, 20))
-def test_single_slash_refuses_remainder(number, divisor):
+def test_single_slash_refuses_remainders(number, divisor):
     formula = f"layers / {divisor}"
     if number % divisor == 0:
         assert value(formula, {"layers": number}) * divisor == number
@@ -88,7 +88,7 @@ def test_single_slash_refuses_remainder(number, divisor):
         "layers // block\nheads",
     ],
 )
-def test_other_syntax_is_refused(formula):
+def test_unsupported_syntax_is_refused(formula):
     for function in (axes_in, lambda text: value(text, LENGTHS)):
         with pytest.raises(MappingError, match="may only use") as caught:
             function(formula)
@@ -104,6 +104,6 @@ def test_min_returns_smaller_operand():
 @pytest.mark.parametrize(
     "formula", ["max(layers, 2)", "min(layers)", "min(1, 2, 3)", "min(a=1)", "a.min(1, 2)"]
 )
-def test_other_functions_are_refused(formula):
+def test_unknown_functions_are_refused(formula):
     with pytest.raises(MappingError):
         axes_in(formula)

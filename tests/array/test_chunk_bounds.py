@@ -88,7 +88,7 @@ def test_codec_chains_decode_and_refuse_truncated_data(values, codecs, data):
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
 )
-def test_checkpoint_chunk_decoding_to_more_is_refused(tmp_path, created, bomb):
+def test_checkpoint_chunk_larger_than_declared_is_refused(tmp_path, created, bomb):
     item = write_item(tmp_path / "item", {("w",): (created, VALUES)}, use_ocdbt=False)
     assert np.array_equal(ckpttools.open(item).arrays["w",].read().view("float32"), VALUES)
     (chunk,) = (entry for entry in (item / "w").rglob("*") if entry.is_file() and entry.name in ("0", "0.0"))

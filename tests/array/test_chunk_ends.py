@@ -224,7 +224,7 @@ GZIP_CHUNKS = {
 READABLE = {"good", "two frames", "skipped"}
 
 
-def test_examination_and_reading_agree_on_chunks():
+def test_doctor_and_readers_agree_on_chunks():
     """Also as a piece of a shard; the doctor and whoever reads are of one opinion."""
     frame = zstandard.ZstdCompressor().compress
     skipped = bytes.fromhex("502a4d1804000000") + b"abcd"

@@ -220,7 +220,7 @@ def test_deepseek_ragged_blocks_are_dequantized():
     assert np.abs(array.read().astype(np.float64) - exact).max() <= np.abs(exact).max() * 2**-8
 
 
-def test_regions_may_begin_within_a_block():
+def test_regions_may_start_inside_a_block():
     weight = built.fp8_blocks(np.random.default_rng(0), (23, 31), (5, 7))
     array = logical_array(weight)
     for row in range(11):
@@ -247,7 +247,7 @@ def test_reading_refuses_exponents_out_of_range(byte):
     st.sampled_from(("float32", "maxtext")),
     st.data(),
 )
-def test_scale_checks_refuse_what_reading_refuses(weight, to, like, data):
+def test_scale_checks_and_reading_refuse_the_same_scales(weight, to, like, data):
     """Of most only those of least and largest magnitude are made numbers of; reading looks at each."""
     (result,) = quantized_view(weight.tree).readable.values()
     scales = weight.arrays[data.draw(st.sampled_from([scale.name for scale in result.scales]))]

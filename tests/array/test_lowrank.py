@@ -55,7 +55,7 @@ def test_product_regions_match_numpy(data):
 
 @pytest.mark.parametrize("scale", [1 / 3, -16 / 7, 2.0, 0.0])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sums_halfway_between_two_numbers_do_not_turn(dtype, scale):
+def test_sums_halfway_between_two_values_round_correctly(dtype, scale):
     """Those of half the width are exact, in any order: a scale that rounds comes behind them."""
     random = np.random.default_rng(3)
     left, right = (random.normal(0, 0.3, item).astype(DTYPES[dtype].numpy) for item in ((151, 7), (7, 163)))
@@ -66,7 +66,7 @@ def test_sums_halfway_between_two_numbers_do_not_turn(dtype, scale):
     assert np.array_equal(read(other, region), (scale * sums).astype(np.float32)[region.slices])
 
 
-def test_large_products_are_made_in_parts_of_the_same_bits():
+def test_large_products_computed_in_parts_have_the_same_bits():
     random = np.random.default_rng(0)
     left = random.standard_normal((3000, 33)).astype(np.float32)
     right = random.standard_normal((33, 9000)).astype(np.float32)
@@ -100,7 +100,7 @@ def test_sum_is_rounded_once(data):
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32", "float64"])
-def test_addends_of_any_dtype_find_room(dtype):
+def test_scratch_fits_addends_of_any_dtype(dtype):
     addend = np.ones((700, 3000), DTYPES[dtype].numpy)
     for array in (np.ones((3000, 700), item) for item in (DTYPES["bfloat16"].numpy, np.float64)):
         assert (
@@ -108,7 +108,7 @@ def test_addends_of_any_dtype_find_room(dtype):
         ).all()
 
 
-def test_adding_a_negative_zero_changes_no_bit():
+def test_adding_negative_zero_changes_no_bit():
     every = np.arange(1 << 16, dtype=np.uint16).view(DTYPES["bfloat16"].numpy)
     array = every[~np.isnan(every.astype(np.float32))]
     nothing = Constant(array.shape, DTYPES["float32"], b"\0\0\0\x80")
@@ -179,7 +179,7 @@ def test_permuted_product_uses_permuted_factors(data):
     assert np.array_equal(read(built, region), expected[region.slices])
 
 
-def test_sums_of_stacked_products_are_made_layer_by_layer():
+def test_sums_of_stacked_products_are_computed_by_layer():
     random = np.random.default_rng(0)
     layers = [random.standard_normal((2, 600, 3)).astype(np.float32) for _ in range(5)]
     products = [low_rank(lazy(a), lazy(b.T.copy())) for a, b in layers]

@@ -123,7 +123,7 @@ def test_every_region_equals_the_slice_of_the_array(block, known, data):
 
 @settings(max_examples=120)
 @given(known=lazy_arrays(), data=st.data())
-def test_scratch_is_enough_to_the_byte(block, exact, known, data):
+def test_declared_scratch_is_exact(block, exact, known, data):
     array, truth = known
     region = data.draw(regions(array.shape))
     out = np.empty(region.shape, array.dtype.carrier)
@@ -181,7 +181,7 @@ def counted(array, seen):
 
 
 @given(st.data())
-def test_stored_reads_what_it_says_and_little_between(data):
+def test_stored_array_reads_its_declared_ranges(data):
     shape = data.draw(shapes(min_rank=1))
     dtype = data.draw(dtypes())
     truth, seen = noise(shape, dtype), []
@@ -223,7 +223,7 @@ def test_long_runs_are_read_without_gaps():
 
 
 @given(st.data())
-def test_packed_reads_only_the_bytes_with_its_bits(data):
+def test_packed_array_reads_only_its_own_bytes(data):
     dtype = data.draw(st.sampled_from([d for d in DTYPES.values() if d.packed]))
     truth, seen = noise(data.draw(shapes(min_rank=1, limit=400)), dtype), []
     array = counted(stored(truth, dtype, lead=3), seen)
@@ -235,7 +235,7 @@ def test_packed_reads_only_the_bytes_with_its_bits(data):
 
 
 @given(st.data())
-def test_expressions_read_what_their_cost_says(data):
+def test_expressions_read_their_declared_cost(data):
     """No node reads behind the plan's back; a relayout's cover may make it read more than the region."""
     seen: list[tuple[int, int]] = []
     shape = data.draw(shapes(min_rank=1, max_rank=3, limit=300))
@@ -315,7 +315,7 @@ def test_huge_cast_needs_the_scratch_of_its_source():
     assert elementwise(part, Cast(BF16)).scratch_bytes >= 2 * part.nbytes
 
 
-def test_relayout_reads_rope_halves_in_bounds():
+def test_relayout_reads_rope_halves_within_bounds():
     """Two neighbors of an interleaved head lie half a head apart: the read block between them is read."""
     seen: list[tuple[int, int]] = []
     truth = noise((64, 5), BF16)
@@ -378,7 +378,7 @@ def test_take_refuses_out_of_range_coordinates(index):
         take(Constant((3, 2), F32, bytes(4)), 0, index)
 
 
-def test_stacked_axes_are_those_of_layers_and_experts():
+def test_layer_and_expert_axes_are_stacked_axes():
     leaf = Constant((4, 5), F32, bytes(4))
     experts = stack([leaf] * 3, 0)
     layers = stack([experts] * 2, 1)
@@ -390,7 +390,7 @@ def test_stacked_axes_are_those_of_layers_and_experts():
     assert stack([experts] * 2, 3).stacked_axes == (0, 3)
 
 
-def test_stacked_axes_are_seen_through_a_cast():
+def test_cast_keeps_stacked_axes():
     layers = stack([Constant((4, 5), F32, bytes(4))] * 2, 1)
     assert elementwise(layers, Cast(BF16)).stacked_axes == (1,)
 
@@ -401,7 +401,7 @@ def test_truncated_file_is_reported():
         array.read()
 
 
-def test_chunked_reads_only_the_chunks_it_meets():
+def test_chunked_array_reads_only_overlapping_chunks():
     truth = noise((5, 7), U8)
     whole = chunked(truth, U8, (2, 3))
     met: list[tuple[int, ...]] = []
@@ -428,7 +428,7 @@ def test_scratch_is_released_when_reading_fails():
         pass
 
 
-def test_scratch_refuses_more_than_it_has():
+def test_scratch_refuses_requests_beyond_its_size():
     scratch = Scratch(4096)
     with scratch.take((1,), np.dtype("u1")), pytest.raises(MemoryError, match="4096 in use, 1 more expected"):
         scratch.take((1,), np.dtype("u1")).__enter__()

@@ -39,7 +39,7 @@ def test_size_and_shape_are_those_of_the_slice(case):
 
 
 @given(shaped_regions(count=2))
-def test_intersection_holds_the_common_elements(case):
+def test_intersection_has_the_common_elements(case):
     shape, one, other = case
     array = numbered(shape)
     common = np.intersect1d(array[one.slices], array[other.slices])
@@ -52,7 +52,7 @@ def test_intersection_holds_the_common_elements(case):
 
 
 @given(shaped_regions(count=2))
-def test_relative_region_cuts_the_same_elements_out_of_the_cut(case):
+def test_relative_region_selects_the_same_elements(case):
     shape, outer, other = case
     inner = outer.intersect(other)
     if inner is not None:
@@ -73,7 +73,7 @@ def test_axis_removal_and_insertion_are_inverse(case, data):
 
 
 @given(shaped_regions())
-def test_swapped_cuts_the_same_elements_out_of_the_transpose(case):
+def test_swapped_region_selects_the_same_elements_of_the_transpose(case):
     shape, region = case
     if region.rank > 1:
         array = numbered(shape)
@@ -97,7 +97,7 @@ def test_pieces_are_consecutive(case, data):
 
 
 @given(shaped_regions(empty=True))
-def test_runs_are_the_flat_indices_in_order_and_maximal(case):
+def test_runs_are_ordered_and_maximal(case):
     shape, region = case
     runs = list(contiguous_runs(shape, region))
     flat = [i for start, length in runs for i in range(start, start + length)]
@@ -108,7 +108,7 @@ def test_runs_are_the_flat_indices_in_order_and_maximal(case):
 
 
 @given(shaped_regions(empty=True), st.integers(1, 40))
-def test_split_tiles_in_order_in_slabs_of_at_most_the_limit(case, limit):
+def test_split_yields_ordered_slabs_within_the_limit(case, limit):
     shape, region = case
     array = numbered(shape)
     parts = list(split_evenly(region, limit))
@@ -125,7 +125,7 @@ def is_slab(part, region):
 
 
 @given(shaped_regions())
-def test_split_makes_no_more_parts_than_it_must_when_one_will_do(case):
+def test_split_returns_one_part_if_it_fits(case):
     _, region = case
     assert list(split_evenly(region, region.size)) == [region]
 
@@ -151,7 +151,7 @@ def test_grid_cells_tile_the_array(data):
     assert indices == list(np.ndindex(*grid_shape(shape, chunk)))
 
 
-def test_rank_zero_holds_one_element():
+def test_scalar_region_has_one_element():
     whole = Region.whole(())
     assert (whole.size, whole.shape, str(whole)) == (1, (), "[]")
     assert list(contiguous_runs((), whole)) == [(0, 1)]
@@ -164,7 +164,7 @@ def test_text_is_a_python_index():
 
 
 @given(shaped_regions(), st.data())
-def test_cells_meeting_a_box_share_elements_with_it(case, data):
+def test_intersecting_cells_overlap_the_box(case, data):
     shape, region = case
     chunk = data.draw(chunk_shapes(shape))
     meeting = [

@@ -37,7 +37,7 @@ def with_layers(model: Path, count: int) -> Tree:
 
 @EVERY
 @FAMILIES
-def test_are_compared_layer_by_layer(family, count):
+def test_remaining_layers_are_compared_by_layer(family, count):
     source = with_layers(GOLDEN / family / "hf", count)
     stacked, single = (to_maxtext(source, ToMaxText(text_only=True, scan=s)).state for s in (True, False))
     text = Tree(

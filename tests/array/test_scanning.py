@@ -74,7 +74,7 @@ def test_rows_follow_each_other_in_c_order(known: Known, limit: int):
 
 @CUTS
 @given(shape=shapes(limit=300), data=st.data())
-def test_arrays_side_by_side(cut: Cut, shape: Shape, data: st.DataObject):
+def test_several_arrays_are_scanned_together(cut: Cut, shape: Shape, data: st.DataObject):
     pair = [data.draw(lazy_arrays(depth=2, shape=shape)) for _ in range(2)]
     item = tuple(entry.array for entry in pair)
     limit = data.draw(st.integers(1, 50))
@@ -123,7 +123,7 @@ def test_bytes_are_observed_in_the_calling_thread():
     assert {thread for _, thread in heard} == {threading.get_ident()}
 
 
-def test_visit_gets_its_requested_scratch():
+def test_visit_receives_the_requested_scratch():
     def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> int:
         with scratch.take((MIB,), np.dtype("u1")) as mine:
             return mine.nbytes
@@ -171,7 +171,7 @@ class TestErrors:
                 jobs=1,
             )
 
-    def test_too_little_memory_says_how_much_is_expected_and_reads_nothing(self):
+    def test_insufficient_memory_error_states_the_need_and_reads_nothing(self):
         item = (Stored((1 << 30,), BF16, UnreadableFile("none", 1 << 31), 0),)
         with pytest.raises(MemoryBudgetError) as caught:
             scan([item], copied, memory=MIB, jobs=8)
@@ -187,7 +187,7 @@ def test_stopping_early_stops_the_workers():
     assert threading.active_count() == before
 
 
-def test_workers_do_not_run_far_ahead_of_whoever_listens():
+def test_workers_do_not_run_far_ahead_of_the_consumer():
     endless = Stored((1 << 45,), BF16, Pinned(), 0)
     visits: list[int] = []
     running = scan([(endless,)], lambda index, *_: visits.append(index), memory=1 << 30, jobs=2)
@@ -216,7 +216,7 @@ def test_projected_memory_stays_within_limit(memory: int, jobs: int, scratch: in
 
 class TestTiles:
     @given(shape=shapes(min_rank=1, max_rank=3), data=st.data(), limit=st.integers(1, 60))
-    def test_encoded_chunks_are_not_cut_where_they_fit(self, shape: Shape, data: st.DataObject, limit: int):
+    def test_encoded_chunks_that_fit_are_not_cut(self, shape: Shape, data: st.DataObject, limit: int):
         truth = noise(shape, F32)
         chunk = data.draw(chunk_shapes(shape))
         plain = chunked(truth, F32, chunk)
@@ -228,14 +228,14 @@ class TestTiles:
             for region in Tiles()((encoded,), max(limit, int(np.prod(chunk)))):
                 assert region.start[longest] % chunk[longest] == 0
 
-    def test_stacked_layers_are_taken_one_by_one(self):
+    def test_stacked_layers_are_scanned_one_by_one(self):
         part = Stored((64, 1 << 20), BF16, UnreadableFile("none"), 0)
         array = stack([part] * 4, 1)
         sizes = {region.shape for region in Tiles()((array,), 64 * MIB)}
         assert len(sizes) == 1
         assert all(shape[1] == 1 and shape[2] == 1 << 20 for shape in sizes)
 
-    def test_pieces_stay_small_where_nothing_is_gained(self):
+    def test_pieces_stay_small_without_a_benefit(self):
         array = Stored((1 << 15, 1 << 15), BF16, UnreadableFile("none"), 0)
         assert {region.size * 2 for region in Tiles()((array,), 64 * MIB)} == {PIECE_BYTES}
 

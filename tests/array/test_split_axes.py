@@ -21,7 +21,7 @@ from ckpttools.testing.strategies import Known, factors, lazy_arrays, noise, reg
 
 
 @given(st.data())
-def test_split_axes_equal_a_reshape(data):
+def test_splitting_an_axis_equals_a_reshape(data):
     known = data.draw(lazy_arrays())
     array, truth = known.array, known.truth
     groups = [data.draw(factors(length)) if length else (length,) for length in array.shape]
@@ -40,7 +40,7 @@ def test_split_axes_equal_a_reshape(data):
 
 
 @given(st.data())
-def test_parts_equal_the_array(data):
+def test_joined_parts_equal_the_array(data):
     known = data.draw(lazy_arrays())
     array, truth = known.array, known.truth
     counts = [data.draw(st.sampled_from(_divisors(length))) for length in array.shape]
@@ -111,7 +111,7 @@ def _any_array(data):
     return known
 
 
-def test_parts_of_a_transposed_matrix_are_one():
+def test_parts_of_a_transposed_matrix_are_joined():
     dtype = DTYPES["bfloat16"]
     layers = [stored(noise((8, 6), dtype, seed), dtype) for seed in range(3)]
     array = stack([relayout(layer, ((8,), (6,)), (1, 0), (1, 1)) for layer in layers], 1)

@@ -41,7 +41,7 @@ HOMES = (
     limit=st.integers(1, 30),
     stride=st.none() | st.integers(1, 9),
 )
-def test_boxes_tile_the_grid_in_its_order(shape, limit, stride):
+def test_boxes_tile_the_grid_in_order(shape, limit, stride):
     position = 0
     for box in grid_boxes(shape, limit, stride):
         cells = sorted(_position(shape, index) for index in _indices(box))
@@ -76,7 +76,7 @@ def test_tasks_write_each_file_from_its_beginning_to_its_end(data):
 
 @settings(max_examples=100)
 @given(data=st.data())
-def test_small_tasks_are_no_more_to_read_than_large_ones(data):
+def test_small_tasks_read_no_more_than_large_tasks(data):
     array = data.draw(lazy_arrays())[0]
     chunk = data.draw(chunk_shapes(array.shape))
     placement = Placement(array.shape, array.dtype.itemsize, chunk, data.draw(st.sampled_from(HOMES)))

@@ -43,7 +43,7 @@ def test_nesting_is_the_inverse_of_flattening(nest):
     assert tree.nbytes == sum(leaf.nbytes for leaf in leaves.values())
 
 
-def test_leaves_without_data_become_what_they_name():
+def test_leaves_without_data_become_their_python_values():
     leaves = {(name,): Empty(name) for name in ("None", "Dict", "List", "Tuple")} | {("text",): Text("words")}
     assert Tree(leaves).nested() == {"None": None, "Dict": {}, "List": [], "Tuple": (), "text": "words"}
     assert Tree(leaves).arrays == {}
@@ -52,7 +52,7 @@ def test_leaves_without_data_become_what_they_name():
     assert Tree({}).nested() == {}
 
 
-def test_empty_leaves_are_not_one_object():
+def test_empty_leaves_are_separate_objects():
     nested = Tree({("a",): Empty("Dict"), ("b",): Empty("Dict")}).nested()
     nested["a"]["x"] = 1
     assert nested["b"] == {}
@@ -74,7 +74,7 @@ def test_sequence_with_gaps_is_refused():
     assert (caught.value.location, caught.value.got) == ("a", "[0, 2]")
 
 
-def test_numbers_and_words_together_stay_a_dictionary():
+def test_mixed_numeric_and_text_keys_stay_a_dictionary():
     nested = Tree({("a", 0): array(1), ("a", "x"): array(2)}).nested()
     assert set(nested["a"]) == {0, "x"}
 
@@ -91,7 +91,7 @@ def test_tree_is_immutable():
     assert changed["a",] is tree["a",]
 
 
-def test_paths_are_spelled():
+def test_paths_are_formatted_with_separators():
     assert keystr(("a", 0, "b")) == "a/0/b"
     assert dotted(("a", 0, "b")) == "a.0.b"
     assert keystr(()) == ""

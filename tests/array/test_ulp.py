@@ -54,7 +54,7 @@ def through_float32(a: np.ndarray, b: np.ndarray, dtype: DType, tolerances: Tole
 
 
 @given(dtype=DTYPE, seed=st.integers(0, 999), size=st.integers(1, 400))
-def test_exact_comparisons(dtype: DType, seed: int, size: int):
+def test_exact_comparison_counts_every_difference(dtype: DType, seed: int, size: int):
     a, b = pair(dtype, seed, size)
     assert through_float32(a, b, dtype, EXACT) == _of_part(a, b, (dtype, dtype), EXACT)
 
@@ -67,7 +67,7 @@ def test_exact_comparisons(dtype: DType, seed: int, size: int):
     rtol=st.sampled_from(["", "exact", "below", "above"]),
     ulp=st.sampled_from([0, 0, 1, 5, 1 << 40]),
 )
-def test_tolerances_by_a_hair(dtype: DType, seed: int, where: int, atol: str, rtol: str, ulp: int):
+def test_tolerance_boundaries_are_exact(dtype: DType, seed: int, where: int, atol: str, rtol: str, ulp: int):
     """Tolerances that are just what two of the elements are apart."""
     a, b = pair(dtype, seed, 300)
     x, y = (as_doubles(item[where : where + 1], dtype)[0] for item in (a, b))
@@ -103,7 +103,7 @@ def test_tolerances_beyond_float32_are_used(tolerance: float, dtype: DType, seed
 
 
 @given(dtype=DTYPE, seed=st.integers(0, 999), size=st.integers(1, 100))
-def test_steps_are_the_wide_ones(dtype: DType, seed: int, size: int):
+def test_float32_steps_equal_float64_steps(dtype: DType, seed: int, size: int):
     a, b = pair(dtype, seed, size)
     out = np.empty(size, dtype.carrier)
     steps_into(out, a, b, dtype, Scratch(1 << 16))
@@ -138,7 +138,7 @@ def test_non_finite_values_are_compared_in_float64(bits: int):
         assert deviation_in_float32((a, other), (DTYPES["bfloat16"],) * 2, EXACT, Scratch(1 << 16)) is None
 
 
-def test_so_are_differences_beyond_float32():
+def test_differences_beyond_float32_are_compared_in_float64():
     a, b = (np.array([item], np.float32).view(np.uint32) for item in (3e38, -3e38))
     dtype = DTYPES["float32"]
     assert deviation_in_float32((a, b), (dtype, dtype), EXACT, Scratch(1 << 16)) is None
@@ -154,7 +154,7 @@ def test_too_many_equal_differences_are_reported(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("names", list(itertools.product(IN_FLOAT32, IN_FLOAT32)))
-def test_block_fits_into_the_scratch(names: tuple[str, str]):
+def test_comparison_block_fits_the_scratch(names: tuple[str, str]):
     one, other = (DTYPES[name] for name in names)
     size = block_elements((one, other))
     a, b = np.full(size, 1, one.carrier), np.full(size, 2, other.carrier)

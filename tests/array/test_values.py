@@ -83,7 +83,7 @@ def test_cast_exactness_is_declared(dtype, to, exact):
 
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=50))
-def test_float32_survives_float64(floats):
+def test_float32_survives_a_float64_round_trip(floats):
     bits = np.array(floats, np.float32).view(F32.carrier)
     _, back = there_and_back(Cast(F64, F32), bits, F32)
     nan = np.isnan(np.array(floats))
@@ -262,7 +262,7 @@ def test_wide_scale_round_trips_exactly(dtype, factor, divide):
     assert not lost.size or f"except for values near the {edge} of the type" in op.exactness(dtype).reason
 
 
-def test_wide_types_stay_what_they_are():
+def test_scaling_keeps_wide_types():
     for dtype in (F32, F64):
         assert Multiply(0.3).widened().result(dtype) == dtype
         assert not Multiply(0.3).widened().exactness(dtype).exact
@@ -354,7 +354,7 @@ def test_blockwise_equals_the_complete_array(block, shape, data):
 @given(
     shape=st.sampled_from([(1, 200), (1, 1, 150), (1, 3, 1, 70), (2, 1, 100), (1,), (), (0,), (0, 3), (3, 0)])
 )
-def test_blocks_of_one_long_row(block, shape):
+def test_long_row_is_processed_in_blocks(block, shape):
     seen = []
     source, target = noise(shape, F32, 2), np.zeros(shape, F32.carrier)
 

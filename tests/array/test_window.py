@@ -53,7 +53,7 @@ def test_window_equals_the_slice(known, data):
 
 
 @given(known=lazy_arrays(depth=2), data=st.data())
-def test_padding_is_zeros_after_it(known, data):
+def test_padding_appends_zeros(known, data):
     shape = longer(data.draw, known.truth.shape)
     assert_reads(pad_array(known.array, shape), filled(known.truth, shape), data)
 
@@ -72,14 +72,14 @@ def test_repeat_repeats_each_element(known, times, data):
 
 
 @given(known=lazy_arrays(depth=1), data=st.data())
-def test_cutting_off_what_was_padded_gives_the_array(known, data):
+def test_removing_the_padding_restores_the_array(known, data):
     shape = longer(data.draw, known.truth.shape)
     array = window(pad_array(known.array, shape), (0,) * len(shape), known.truth.shape)
     assert_reads(array, known.truth, data)
 
 
 @given(data=st.data())
-def test_costs_are_those_of_what_is_read(data):
+def test_window_costs_equal_the_reads(data):
     source = stored(noise((5, 4), F32), F32)
     wide = pad_array(source, (9, 4))
     region = data.draw(regions(wide.shape))
@@ -109,12 +109,12 @@ def test_window_beyond_the_edge_is_refused(start, shape):
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (3, 1), (3,), (3, 2, 1)])
-def test_padding_to_less_is_refused(shape):
+def test_padding_to_a_smaller_shape_is_refused(shape):
     with pytest.raises(ShapeError, match="cannot make an array smaller"):
         pad_array(stored(noise((3, 2), F32), F32), shape)
 
 
-def test_functions_of_elements_go_below_a_window_and_above_padding():
+def test_element_functions_apply_below_windows_and_above_padding():
     """Zeros that were added are values like others: a function of them need not be zero."""
     source = stored(noise((3, 2), BF16), BF16)
     assert isinstance(elementwise(window(source, (1, 0), (2, 2)), Cast(F32)), Window)

@@ -82,7 +82,7 @@ def test_unmatched_drop_pattern_is_refused(broken):
     assert "*.lora_A.*" in result.stderr
 
 
-def test_dropping_a_needed_tensor_is_refused(broken):
+def test_dropping_a_required_tensor_is_refused(broken):
     result = broken(options=["--drop", "model.norm.*"])
     assert result.exit_code == 3
     assert "model.norm.weight is missing because it was dropped" in result.stderr

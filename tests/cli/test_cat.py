@@ -84,7 +84,7 @@ def test_cat_reads_only_the_selected_region(tmp_path):
     assert np.shape(ckpttools.cat(tmp_path, "x", memory="64MiB").values) == (7, 7)
 
 
-def test_statistics_are_those_of_the_selection(model):
+def test_statistics_cover_only_the_selection(model):
     report = ckpttools.cat(model, "model.embed.weight[::7, 3]", stats=True)
     expected = EMBEDDING[::7, 3].astype("f8")
     assert report.statistics.elements == len(expected)
@@ -107,7 +107,7 @@ def test_npy_file_is_never_replaced(model, tmp_path):
     assert done.exit_code == 2 and (tmp_path / "x.npy").read_bytes() == b"mine"
 
 
-def test_json_keeps_values_that_are_not_finite(model):
+def test_json_keeps_non_finite_values(model):
     report = json.loads(ckpt("cat", model, "special", "--json").stdout)
     assert report["values"] == ["NaN", "Infinity", "-Infinity", 0.1]
 
@@ -138,12 +138,12 @@ def test_quantized_weights_print_as_values_or_as_stored(tmp_path):
     assert stored.dtype == "float8_e4m3fn" and max(map(abs, stored.values)) > 1
 
 
-def test_texts_print_as_texts():
+def test_strings_are_printed_as_text():
     assert ckpttools.cat(Tree({("a", 0): Text("hello")}), "a/0").values == "hello"
 
 
 @pytest.mark.parametrize("options", [{"stats": True}, {"output": "x.npy"}, {"index": 0}])
-def test_texts_have_no_statistics_indices_or_files(options, tmp_path, monkeypatch):
+def test_strings_support_no_statistics_indices_or_files(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="a/0 is not an array"):
         ckpttools.cat(Tree({("a", 0): Text("hello")}), "a/0", **options)

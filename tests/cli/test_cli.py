@@ -245,7 +245,7 @@ class TestConvert:
         succeed("convert", "hf-to-maxtext", llama, tmp_path / "new", "--resume")
         assert not (tmp_path / "new.partial").exists()
 
-    def test_first_decision_is_at_most_seven_frames_below_main(
+    def test_command_body_is_at_most_seven_frames_below_main(
         self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         def count_callers(*_: object) -> None:
@@ -346,7 +346,7 @@ class TestDryRun:
         output = succeed("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "new", *options).stdout
         assert "\ndropped  1 array: lm_head.weight\n" in output
 
-    def test_dry_run_refuses_what_the_run_would_refuse(self, llama: Path, tmp_path: Path):
+    def test_dry_run_refuses_the_same_inputs_as_the_run(self, llama: Path, tmp_path: Path):
         (tmp_path / "new").write_text("")
         result = ckpt("convert", "hf-to-maxtext", llama, tmp_path / "new", "--dry-run")
         assert result.exit_code == 2
@@ -516,7 +516,7 @@ class TestUnits:
     @pytest.mark.parametrize(
         ("number", "text"), [(12, "12"), (1_235_814_400, "1.24 B"), (671_000_000_000, "671 B")]
     )
-    def test_counts(self, number: int, text: str):
+    def test_format_count_abbreviates_numbers(self, number: int, text: str):
         assert units.format_count(number) == text
 
     def test_format_duration_prints_hours_minutes_seconds(self):
@@ -568,7 +568,7 @@ class TestLaterSteps:
     )
 
     @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-    def test_unfinished_later_step_is_warned_of(self, command: tuple[object, ...]):
+    def test_unfinished_later_step_causes_a_warning(self, command: tuple[object, ...]):
         result = succeed(*command, self.RUN, "--json")
         assert result.stderr.startswith(f"Warning: step 1 of {self.RUN} is opened; later ones have no")
         assert "step 2: no _METADATA, commit timestamp null" in result.stderr
@@ -576,10 +576,10 @@ class TestLaterSteps:
         if command[0] not in ("diff", "verify"):
             assert "Warning" not in succeed(*command, self.RUN, "--json", "--step", 1).stderr
 
-    def test_conversion_warns_of_an_unfinished_later_step(self, tmp_path: Path):
+    def test_conversion_warns_about_an_unfinished_later_step(self, tmp_path: Path):
         assert "no finished tree" in succeed("convert", "to-zarr3", self.RUN, tmp_path / "out").stderr
 
-    def test_damaged_later_step_is_warned_of(self, tmp_path: Path):
+    def test_damaged_later_step_causes_a_warning(self, tmp_path: Path):
         run = shutil.copytree(self.RUN.parent / "cm_default", tmp_path / "a run")
         (run / "5" / "_CHECKPOINT_METADATA").write_text("{")
         result = ckpt("convert", "to-zarr3", run, tmp_path / "out")

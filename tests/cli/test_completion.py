@@ -38,7 +38,7 @@ def answer(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("line", COMPLETED)
-def test_shell_gets_completions_and_nothing_on_stderr(line):
+def test_completions_go_to_stdout_only(line):
     done = answer(line)
     assert (done.returncode, done.stderr) == (0, "")
     assert " ".join(item.partition(",")[2] for item in done.stdout.split()) == COMPLETED[line]
@@ -47,7 +47,7 @@ def test_shell_gets_completions_and_nothing_on_stderr(line):
 @pytest.mark.parametrize(
     ("line", "instruction"), [("ckpt conv", "no such request"), ("ckpt no-such-command -", "bash_complete")]
 )
-def test_shell_gets_no_message_where_nothing_can_be_completed(line, instruction):
+def test_no_completions_print_no_message(line, instruction):
     done = answer(line, _CKPT_COMPLETE=instruction)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 

@@ -99,7 +99,7 @@ def function_of(command: str) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_command_has_the_flags_that_its_function_declares(name):
+def test_command_flags_match_function_declarations(name):
     given = {param.name: param for param in COMMANDS[name].params if isinstance(param, click.Option)}
     declared = {item.name: item for item in options_of(function_of(name)) if item.flag is not None}
     assert given.keys() - declared.keys() - OUTPUT == ONLY_FLAGS.get(name, set())
@@ -113,7 +113,7 @@ def test_command_has_the_flags_that_its_function_declares(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_function_has_the_arguments_that_it_declares(name):
+def test_function_arguments_match_declarations(name):
     call, parameters = CALLS[name], inspect.signature(CALLS[name]).parameters
     own = {item.name: item for item in parameters.values() if item.kind is item.KEYWORD_ONLY}
     declared = {item.name: item for item in options_of(call)}

@@ -116,7 +116,7 @@ def anchors(page):
             yield name if result[name] == 1 else f"{name}-{result[name] - 1}"
 
 
-def test_every_heading_of_the_reference_is_linked_once():
+def test_every_reference_heading_is_linked_once():
     page = ROOT / "docs" / "reference.md"
     links = re.findall(r"\]\(#([\w-]+)\)", page.read_text())
     assert links == list(anchors(page))[1:]
@@ -536,7 +536,7 @@ def test_every_command_has_an_example():
         assert "Examples:" in section, section.splitlines()[0]
 
 
-def test_map_names_existing_modules():
+def test_architecture_map_names_existing_modules():
     page = (ROOT / "docs" / "architecture.md").read_text()
     named = re.findall(r"`(\w+(?:/\w+)*\.py)`", page)
     assert len(named) > 30

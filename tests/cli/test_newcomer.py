@@ -54,7 +54,7 @@ def index(model: Path) -> dict[str, object]:
     return {"weight_map": {path[0]: name for name, tree in files.items() for path in tree}}
 
 
-class TestThereAndBack:
+class TestRoundTripWithSidecars:
     """Hugging Face's directory through another format is one again, which `transformers` loads."""
 
     def side_files(self, location: Path) -> dict[str, bytes]:
@@ -88,7 +88,7 @@ class TestThereAndBack:
         assert inspect_tree(ckpttools.open(model)).sidecars == ()
 
 
-class TestALostFile:
+class TestMissingFiles:
     """One cause, one code: whatever the checkpoint itself names and that is not there is bad input."""
 
     COMMANDS = (
@@ -152,7 +152,7 @@ class TestDoctor:
         (location / "7/items/manifest.ocdbt").unlink()
         return location
 
-    def test_doctor_applies_fixes_in_turn(self, tmp_path):
+    def test_doctor_applies_fixes_in_order(self, tmp_path):
         location = self.unmerged(tmp_path)
         for mark in location.rglob("commit_success.txt"):
             mark.unlink()
@@ -184,7 +184,7 @@ class TestDoctor:
         assert ckpt("doctor", location, "--fix", "merge", "--fix", "none").exit_code == 2
         assert not (location / "7/items/manifest.ocdbt").exists()
 
-    def test_bad_path_does_not_stop_fixes_of_others(self, model, tmp_path):
+    def test_bad_path_does_not_stop_other_fixes(self, model, tmp_path):
         (tmp_path / "run").mkdir()
         location = damaged_run(model, tmp_path / "run")
         result = ckpt("doctor", location, "--fix", "commit-marker", "--json")
@@ -205,7 +205,7 @@ class TestDoctor:
         assert any(line.removeprefix("next").strip() == told["command"] for line in lines)
 
 
-class TestWhatItIs:
+class TestRecognizedInputs:
     """What a command does not take is told to be what it is, with the command that fits."""
 
     def test_hint_names_the_reverse_conversion(self, model, tmp_path):
@@ -241,7 +241,7 @@ class TestWhatItIs:
         findings = json.loads(ckpt("doctor", tmp_path, "--json").stdout)["findings"]
         assert any(finding["check"] == "config" and "LoRA adapter" in finding["what"] for finding in findings)
 
-    def test_similar_model_name_is_not_taken_for_its_family(self, model, tmp_path):
+    def test_similar_model_name_is_not_matched_to_a_family(self, model, tmp_path):
         config = json.loads((model / "config.json").read_text()) | {"model_type": "deepseek_v99"}
         (model / "config.json").write_text(json.dumps(config))
         told = run("convert", "hf-to-maxtext", model, tmp_path / "out", code=3)
@@ -280,7 +280,7 @@ class TestWhatItIs:
             assert "got      stacked-training, linen flavor" in told
             assert f"/{step}/items DST --like HF_DIR` converts it to a Hugging Face checkpoint" in told
 
-    def test_other_orbax_checkpoints_are_described(self, model, tmp_path):
+    def test_orbax_checkpoints_of_other_programs_are_described(self, model, tmp_path):
         told = run("convert", "hf-to-maxtext", ORBAX / "cm_default", tmp_path / "out", code=3)
         assert "this Orbax checkpoint has neither" in told
         assert "params.dense.kernel" in told and "hint     `ckpt inspect tree" in told
@@ -415,7 +415,7 @@ class TestLines:
         assert wrap("x" * 50, 30) == ["x" * 50]
         assert wrap("", 30) == [""]
 
-    def test_command_in_a_sentence_is_not_wrapped(self):
+    def test_commands_in_sentences_are_not_wrapped(self):
         command = "`ckpt doctor '/some where/else' --fix merge`"
         assert wrap(f"it is so: {command}, says more", 30) == ["it is so:", f"{command},", "says more"]
 
@@ -524,7 +524,7 @@ def test_size_without_unit_gets_a_suggestion(tmp_path):
     assert "did you mean" not in told
 
 
-def test_unmapped_arrays_hint_at_carry(tmp_path):
+def test_unmapped_arrays_hint_names_carry(tmp_path):
     source = GOLDEN / "gemma3" / "hf"
     told = " ".join(run("convert", "hf-to-maxtext", source, tmp_path / "out").split())
     assert "with --carry the reverse conversion restores them" in told
@@ -540,7 +540,7 @@ def test_dry_run_reports_interrupted_conversion(model, tmp_path):
     assert "out.partial exists" in succeed(*planned).output
 
 
-def test_doctor_advice_on_casts_is_true(tmp_path):
+def test_doctor_advice_on_casts_works(tmp_path):
     module = "model.layers.0.self_attn.q_proj"
     packed = {
         f"{module}.qweight": np.zeros((8, 64), "i4"),

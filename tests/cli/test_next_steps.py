@@ -117,7 +117,7 @@ class TestMaxText:
         assert expected in next_steps(run).uses
         assert ckpttools.resolve(base_output_directory=tmp_path / "out", run_name="mine").loads
 
-    def test_nnx_parameters_suggest_linen_flavour(self, tmp_path):
+    def test_nnx_parameters_suggest_linen_flavor(self, tmp_path):
         ckpttools.strip_optimizer(TRAINED, tmp_path / "it", flavour="nnx")
         assert not ckpttools.resolve(load_parameters_path=tmp_path / "it/0/items").loads
         (use,) = next_steps(tmp_path / "it").uses
@@ -159,12 +159,12 @@ class TestTransformers:
         assert next_steps(tmp_path / "hf").uses[0].startswith("MineForConditionalGeneration.from")
 
 
-class TestNothingIsSaid:
+class TestNoNextSteps:
     def test_partial_model_has_no_next_steps(self, converted, tmp_path):
         done = succeed("select", converted, tmp_path / "part", "--drop", "*norm*")
         assert "next" not in done.stderr
 
-    def test_uncomputable_dtype_has_no_next_steps(self, converted, tmp_path):
+    def test_unsupported_dtype_has_no_next_steps(self, converted, tmp_path):
         ckpttools.cast(converted, tmp_path / "new", dtype="float8_e4m3fn")
         assert next_steps(tmp_path / "new") is None
 
@@ -213,7 +213,7 @@ class TestAdapters:
         assert f"ckpt adapter to-maxtext {adapter} DST --base BASE" in summary(adapter).next
         assert next_steps(adapter).uses[0] == f'PeftModel.from_pretrained(model, "{adapter}")'
 
-    def test_unsupported_adapters_get_no_refused_command(self, tmp_path):
+    def test_unsupported_adapters_get_no_maxtext_command(self, tmp_path):
         """DoRA and factors of embeddings have no place in MaxText; of another kind nothing is read."""
         for name in ("dora", "embeddings"):
             found = summary(PEFT / name)
@@ -253,7 +253,7 @@ class TestAdapters:
         assert "contains LoRA adapters that are not merged" in told and "merge_and_unload" in told
 
 
-class TestWhatTrainersLeave:
+class TestTrainerCheckpoints:
     def test_advised_commands_can_be_run(self, tmp_path, monkeypatch):
         """Each makes what the next loads: the model of the hub that the trainers were given, to the bit."""
         monkeypatch.chdir(tmp_path)
@@ -290,7 +290,7 @@ class TestWhatTrainersLeave:
         succeed(*shlex.split(built)[1:])
         assert ckpttools.verify("DST", hub).equal
 
-    def test_hint_drops_optimizer_among_the_weights(self, tmp_path, monkeypatch):
+    def test_hint_drops_optimizer_state_mixed_with_weights(self, tmp_path, monkeypatch):
         """Where a trainer put all in one dictionary, whose names are joined."""
         monkeypatch.chdir(tmp_path)
         hub = FIXTURES / "torch/trainers/hub"
@@ -369,7 +369,7 @@ class TestWhatTrainersLeave:
         assert ckpttools.diff("out", "maxtext").equal
 
     @pytest.mark.parametrize("sides", [(0, 1), (1, 0)])
-    def test_verify_knows_names_of_torchtitan(self, sides, tmp_path, monkeypatch):
+    def test_verify_recognizes_torchtitan_names(self, sides, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         hub, titan = (FIXTURES / "torch" / "trainers" / name for name in ("hub", "torchtitan/step-10"))
         shutil.copytree(titan, "bare", ignore=shutil.ignore_patterns("config.json"))
@@ -397,7 +397,7 @@ def test_resume_hint_names_the_directory(tmp_path):
 
 
 @pytest.mark.parametrize(("declared", "count"), [({"keep": "*"}, 2), ({"drop": "*layers.1.*"}, 0)])
-def test_partial_model_has_no_uses(tmp_path, declared, count):
+def test_partial_model_suggests_no_loader(tmp_path, declared, count):
     """All names of its family are there, but not all of its layers."""
     write_llama(tmp_path / "hf", num_hidden_layers=2)
     ckpttools.select(tmp_path / "hf", tmp_path / "out", **declared)
@@ -414,7 +414,7 @@ def test_only_text_layers_are_counted():
     assert absent_layers(of_text, ["h.0.norm.weight"]) == absent_layers({}, names) == set()
 
 
-def test_peft_is_advised_only_for_loadable_names(tmp_path):
+def test_peft_is_suggested_only_for_loadable_names(tmp_path):
     for prefix, count in ((None, 2), ("base_model.model", 1)):
         ckpttools.select(PEFT / "plain", tmp_path / "out", keep="*", prefix=prefix, overwrite=True)
         uses = next_steps(tmp_path / "out").uses

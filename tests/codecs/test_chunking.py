@@ -47,7 +47,7 @@ def test_padding_never_doubles_an_axis(case):
 
 
 @given(st.integers(0, 8), st.integers(1, 64), st.sampled_from((1024, 3072, 4096)), st.sampled_from((1, 2, 4)))
-def test_divisible_first_axis_is_divided_evenly(power, odd, columns, itemsize):
+def test_divisible_first_axis_is_split_evenly(power, odd, columns, itemsize):
     shape = (odd << power, columns)
     chunk = chunk_shape(shape, itemsize, ())
     nbytes = prod(shape) * itemsize

@@ -125,7 +125,7 @@ class TestMeshes:
         with pytest.raises(UsageError):
             parse_spec(text, parse_mesh("x=4,y=2"))
 
-    def test_layer_spec_does_not_cut_unstacked_arrays(self):
+    def test_layer_spec_does_not_split_unstacked_arrays(self):
         mesh = parse_mesh("8")
         assert parse_spec("layer", mesh).pieces(2, None, mesh) == (1, 1)
 
@@ -204,7 +204,7 @@ class TestReads:
         assert (rows.reads, columns.reads) == (1, count_runs((8, 8), Region((0, 0), (8, 2)))) == (1, 8)
         assert rows.over_read == columns.over_read == 1
 
-    def test_indivisible_axis_is_not_cut(self):
+    def test_indivisible_axis_is_not_split(self):
         mesh = parse_mesh("3")
         result = predict(array((8, 6), (8, 6)), mesh, parse_spec("axis0", mesh), None)
         assert (result.cut, result.uneven, result.over_read) == ((1, 1), True, 1)
@@ -414,7 +414,7 @@ class TestAdvice:
     def test_advice_accepts_sufficient_spec(self, spec):
         assert self.subjects(array((8, 8), (8, 8)), mesh="2", spec=spec) == []
 
-    def test_layer_spec_cuts_only_stacked_layers(self):
+    def test_layer_spec_splits_only_stacked_layers(self):
         tree = ckpttools.open(ORBAX / "maxtext_run")
         mesh = MeshShape({"0": 2})
         report = inspect_chunks(tree, storage_of(tree), "params/*", mesh, parse_spec("layer", mesh))
@@ -482,7 +482,7 @@ class TestCommand:
         assert result.exit_code == code
         assert words in result.output
 
-    def test_many_chunk_files_are_one_line_for_each_array(self, tmp_path):
+    def test_chunk_files_fold_into_one_line_per_array(self, tmp_path):
         values = values_of(F32, (64, 2))
         arrays = {(name,): (zarr3([LITTLE], [2, 2]), values) for name in "ab"}
         item = write_item(tmp_path / "item", arrays, use_ocdbt=False)

@@ -177,7 +177,7 @@ class TestCodecs:
 NAMES = [("a.b", "c"), ("a/b c", "d"), ("a", "b/c"), ("layers", 0, "k"), ("layers", 1, "k"), ("ü",)]
 
 
-class TestLeftOut:
+class TestOmittedChunks:
     """Chunks of nothing but the fill value may have been left out, but only if the metadata says so."""
 
     TRUTH = np.concatenate([np.zeros((3, 4)), np.ones((3, 4))]).astype("float32")
@@ -269,7 +269,7 @@ def filled(item: Path) -> np.ndarray:
     return ts.open({"driver": "zarr3", "kvstore": spec | {"path": "w/"}}, open=True).result().read().result()
 
 
-class TestDecodingOnce:
+class TestDecodedChunkCache:
     """A coded piece that is read read block by read block is not decoded for every read block."""
 
     @pytest.fixture

@@ -67,7 +67,7 @@ def locations(tmp_path_factory):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-class TestWritten:
+class TestWrittenFiles:
     def test_every_leaf_round_trips(self, locations, codec):
         back = ckpttools.open(locations / codec)
         assert_same(back, EVERYTHING)
@@ -101,7 +101,7 @@ class TestWritten:
         write(EVERYTHING, ZarrWriter(CODECS[codec]), tmp_path / "again", jobs=1)
         assert contents(tmp_path / "again") == contents(locations / codec)
 
-    def test_orbax_does_not_claim_zarr_output(self, locations, codec):
+    def test_zarr_output_is_not_identified_as_orbax(self, locations, codec):
         assert orbax.FORMAT.why_not(parse(locations / codec))
 
 
@@ -174,7 +174,7 @@ def test_any_tree_round_trips_through_zarr_and_orbax(data, tmp_path):
         tree = back
 
 
-class TestMadeByZarrPython:
+class TestZarrPythonHierarchies:
     """Hierarchies that know nothing of this package."""
 
     TRUTH = np.arange(7 * 5, dtype=np.float32).reshape(7, 5)
@@ -229,7 +229,7 @@ class TestMadeByZarrPython:
         self.check(tmp_path / "z", truth)
 
     @pytest.mark.parametrize(("name", "fill"), [("float32", 7.5), ("float64", float("nan")), ("int16", -3)])
-    def test_omitted_chunks_have_the_fill_value(self, tmp_path, name, fill):
+    def test_omitted_chunks_read_as_the_fill_value(self, tmp_path, name, fill):
         built = zarr.create_group(tmp_path / "z").create_array(
             "a", shape=(7, 5), chunks=(3, 2), dtype=name, fill_value=fill
         )
@@ -264,17 +264,17 @@ class TestMadeByZarrPython:
         self.check(tmp_path / "o")
 
 
-class TestReaderRefuses:
+class TestReaderErrors:
     def location(self, tmp_path: Path, codec: Zstd | None = None) -> Path:
         write(Tree({("a", "w"): array("float32", 5, 3)}, Metadata(step=0)), ZarrWriter(codec), tmp_path / "z")
         return tmp_path / "z"
 
-    def test_non_zarr_locations_are_not_accepted(self, tmp_path):
+    def test_non_zarr_locations_are_not_matched(self, tmp_path):
         assert zarr3_read.FORMAT.why_not(parse(tmp_path)) == "no zarr.json here"
         (tmp_path / "file").write_text("")
         assert zarr3_read.FORMAT.why_not(parse(tmp_path / "file")) == "not a directory"
 
-    def test_orbax_items_are_not_accepted(self, tmp_path):
+    def test_orbax_items_are_not_matched_as_zarr(self, tmp_path):
         writer = OrbaxWriter(ocdbt=False)
         write(Tree({(): array("float32", 5)}), writer, tmp_path / "run")
         item = tmp_path / "run" / "0" / "items"
@@ -319,7 +319,7 @@ class TestReaderRefuses:
             zarr3_read.FORMAT.open(parse(location), ReadOptions())
 
 
-class TestWriterRefuses:
+class TestWriterErrors:
     def refused(self, *paths: tuple[str | int, ...]) -> FormatError:
         with pytest.raises(FormatError) as caught:
             ZarrWriter().layout(Tree({path: array("int8", 2) for path in paths}), 1 << 20)

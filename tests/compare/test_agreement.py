@@ -287,7 +287,7 @@ def of(edit: Edit, *picks: int) -> Edit:
     ],
     ids=["text", "bit", "lost", "state", "scale", "name"],
 )
-def test_each_difference_counts(kinds, edit, is_equal):
+def test_every_difference_counts(kinds, edit, is_equal):
     sides = [model("qwen3", kind) for kind in kinds]
     assert verdicts(edit(sides[0], zero), sides[1]) == [is_equal] * 4
 
@@ -308,7 +308,7 @@ def test_prefixes_and_computed_buffers_do_not_count(kind, edit, is_equal):
     assert verdicts(edit(model("qwen3", "hf"), zero), model("qwen3", kind)) == [is_equal] * 4
 
 
-def test_training_state_of_one_side_counts_unless_parameters_are_compared():
+def test_one_sided_training_state_counts_unless_only_parameters_are_compared():
     training = add_state(model("qwen3", "scanned"), lambda count: count - 1)
     for other in ("hf", "scanned", "unscanned"):
         assert verdicts(training, model("qwen3", other)) == [False] * 4

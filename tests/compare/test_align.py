@@ -70,7 +70,7 @@ class TestHuggingFaceAgainstMaxText:
         assert both.sizes["head_dim"] == 16
 
     @pytest.mark.parametrize("missing", ["model.norm.weight", "model.layers.2.mlp.up_proj.weight"])
-    def test_missing_and_extra_arrays_refuse_nothing(self, missing: str):
+    def test_missing_and_extra_arrays_do_not_prevent_alignment(self, missing: str):
         hf = hugging_face("llama3.1")
         leaves = {path: leaf for path, leaf in hf.items() if dotted(path) != missing}
         extra = lazy(np.ones(3, np.float32))
@@ -252,7 +252,7 @@ class TestMaxTextAgainstMaxText:
         )
 
 
-class TestNothingIsLeftOutThatBothHave:
+class TestCommonArraysAreCompared:
     """Where neither is of a training, whatever the names."""
 
     WEIGHTS: ClassVar = {

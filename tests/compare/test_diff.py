@@ -189,7 +189,7 @@ class TestMeasures:
         assert of_pair(a, b, Tolerances(ulp=1)).outcome == "differs"
         assert of_pair(a, b, Tolerances(rtol=0.1)).is_equal
 
-    def test_nan_and_zero_bits_are_counted_apart(self):
+    def test_nan_and_zero_bits_are_counted_separately(self):
         quiet, other, zero, minus = 0x7FC00000, 0x7FC00001, 0, 0x80000000
         a, b = ([quiet, quiet, zero, zero], [quiet, other, zero, minus])
         sides = [stored(np.array(v, np.uint32), DTYPES["float32"]) for v in (a, b)]
@@ -225,7 +225,7 @@ class TestMeasures:
         assert (result.differing, result.beyond) == (1, 1)
 
     @given(parts=st.lists(st.integers(0, 40), min_size=1, max_size=5), seed=st.integers(0, 99))
-    def test_deviations_of_parts_add_up(self, parts: list[int], seed: int):
+    def test_deviations_of_parts_are_additive(self, parts: list[int], seed: int):
         dtype = DTYPES["float16"]
         a, b = (noise((sum(parts),), dtype, seed + k) for k in range(2))
         total, start = Deviation(), 0
@@ -238,7 +238,7 @@ class TestMeasures:
         assert total == deviation(a, b, (dtype, dtype))
 
     @given(known=lazy_arrays(depth=3))
-    def test_any_array_equals_its_values(self, known):
+    def test_any_array_equals_its_materialized_values(self, known):
         truth = stored(np.array(known.truth, order="C"), known.array.dtype)
         assert of_pair(known.array, truth).outcome == "equal"
 

@@ -146,7 +146,7 @@ PLANTED: dict[str, tuple[str, Edit, list[str], str]] = {
 }
 
 
-class TestPlanted:
+class TestPlantedCauses:
     """Each cause, in a converted model against the Hugging Face one it was made from."""
 
     @SCANS

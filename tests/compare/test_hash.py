@@ -150,7 +150,7 @@ def test_digest_accepts_parts_from_several_threads():
 
 
 @given(st.data(), shapes(min_rank=1))
-def test_array_without_room_can_be_hashed_again(data, shape):
+def test_hashing_can_be_retried_after_insufficient_memory(data, shape):
     dtype = DTYPES["uint16"]
     truth = noise(shape, dtype)
     parts = data.draw(tilings(shape))
@@ -290,7 +290,7 @@ def test_split_and_joined_arrays_keep_their_values(data, shape, count):
     assert all(np.array_equal(seen[name], array.read().view(np.uint16)) for name, array in arrays.items())
 
 
-def test_columns_without_room_are_read_again():
+def test_columns_that_do_not_fit_are_reread():
     """Chunks of columns, each decoded whole for all layers; there is room for some layers at a time."""
     dtype, layer = DTYPES["uint16"], 64 * 64 * 2
     truth = noise((64, 6, 64), dtype)
@@ -450,7 +450,7 @@ def test_unrelated_layers_can_be_hashed_as_stored(tmp_path):
     assert len(run("hash", tmp_path / "odd", "--whole").splitlines()) == 5
 
 
-def test_optimizer_state_of_another_form_is_unchanged():
+def test_optimizer_state_with_other_shapes_is_hashed_as_stored():
     tree = StackLayers()(layered()).tree
     factored = ("opt_state", 0, "v_row", "params", "decoder", "layers", "mlp", "wi_0", "kernel")
     odd = Tree({**tree, factored: stored(noise((24,), DTYPES["float32"]), DTYPES["float32"])}, tree.metadata)

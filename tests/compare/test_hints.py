@@ -151,7 +151,7 @@ def obeyed(hint: str, **locations: Path) -> list[list[str]]:
     return [[known.get(word, word) for word in text.split()[1:]] for text in hint.split("`")[1::2]]
 
 
-def test_hint_explains_names_of_two_kinds(tmp_path):
+def test_hint_explains_differing_name_styles(tmp_path):
     source, manifest = GOLDEN / "llama3.1" / "hf", tmp_path / "m.json"
     convert(tmp_path / "maxtext", "llama3.1")
     assert ckpt("hash", source, "--manifest", manifest).exit_code == 0

@@ -168,7 +168,7 @@ def test_existing_manifest_is_not_overwritten(written):
     run("hash", golden_checkpoint(scan=True), "--manifest", path.parent / "no" / "directory", code=5)
 
 
-def test_unfinished_name_and_links_are_kept(tmp_path):
+def test_foreign_unfinished_file_and_links_are_kept(tmp_path):
     """Somebody's file with the name of an unfinished manifest, and a link that leads nowhere."""
     mine, link = tmp_path / "m.json.partial", tmp_path / "link.json"
     mine.write_text("mine")
@@ -232,7 +232,7 @@ WRITERS = {
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("task_bytes", [64 << 20, 1 << 20])
-def test_convert_writes_manifest_and_reads_nothing_twice(tmp_path, name, stacked, task_bytes):
+def test_convert_writes_manifest_without_rereading(tmp_path, name, stacked, task_bytes):
     tree = decoder()
     tree = StackLayers()(tree).tree if stacked else tree
     with patch.object(planning, "LARGEST_TASK", task_bytes):
@@ -366,7 +366,7 @@ def test_damaged_manifest_is_refused(written, damage):
     assert "manifest" in text or "algorithm" in text
 
 
-class TestOneThatIsKilled:
+class TestKilledManifestWriter:
     def built(self):
         return hash_tree(ckpttools.open(GOLDEN / "llama3.1" / "hf"), **PLENTY)
 

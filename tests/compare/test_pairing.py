@@ -19,7 +19,7 @@ def digests(side: dict[str, tuple[str, tuple[int, ...]]]) -> dict[str, Digest]:
 
 
 @given(SIDES, SIDES, st.sampled_from(["*", "p", "[p-r]", "x"]))
-def test_every_array_is_paired_or_left_over(a: dict, b: dict, pattern: str):  # type: ignore[type-arg]
+def test_every_array_is_paired_or_unpaired(a: dict, b: dict, pattern: str):  # type: ignore[type-arg]
     both = Pairing(digests(a), digests(b), (Remark("said"),)).matching(pattern)
     paired = [name for name, _, _ in both.pairs]
     assert sorted([*paired, *both.only_a, *both.only_b]) == sorted({**both.a, **both.b})

@@ -424,7 +424,7 @@ def test_manifest_covers_carried_arrays(tmp_path):
     assert "1 array with different values" in run(paths[0], *manifest, code=1)
 
 
-def test_manifest_of_a_selection_counts_the_arrays_outside_of_it(tmp_path):
+def test_manifest_of_a_selection_counts_unselected_arrays(tmp_path):
     save_model(tmp_path / "hf", {})
     command_line.run("hash", tmp_path / "hf", "--filter", "*norm*", "--manifest", tmp_path / "m.json")
     text = run(tmp_path / "hf", "--manifest", tmp_path / "m.json")
@@ -506,7 +506,7 @@ def test_commands_name_the_array_with_invalid_booleans(tmp_path, memory):
 @pytest.mark.parametrize(
     ("value", "text"), [(None, "empty node (None)"), ({}, "empty node (Dict)"), ("a", "text 'a'")]
 )
-def test_nodes_that_are_not_arrays_are_described_and_counted_apart(tmp_path, value, text):
+def test_non_array_nodes_are_described_and_counted_separately(tmp_path, value, text):
     ocp = pytest.importorskip("orbax.checkpoint")
     ocp.PyTreeCheckpointer().save(tmp_path / "a", {"w": np.ones(3, "f4")})
     ocp.PyTreeCheckpointer().save(tmp_path / "b", {"w": np.ones(3, "f4"), "x": value})

@@ -147,7 +147,7 @@ def test_replace_validates_like_the_constructor() -> None:
         dataclasses.replace(Point(1), x=-1)
 
 
-def test_own_methods_of_the_class_are_kept() -> None:
+def test_methods_defined_by_the_class_are_kept() -> None:
     @dataclass(frozen=True)
     class Own:
         """A class that shows and compares in its own way."""

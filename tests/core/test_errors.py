@@ -44,7 +44,7 @@ def test_every_error_has_its_exit_code():
     assert {name: item.exit_code for name, item in LEAVES.items()} == CODES
 
 
-class TestCodes:
+class TestExitCodes:
     """docs/errors.md and `ckpt --help` say of every exit code what the program says."""
 
     def test_exit_code_page_lists_every_error(self):
@@ -141,7 +141,7 @@ def test_error_can_be_moved_to_another_location():
     assert error.location == "a" and error.hint == "copy it again"
 
 
-class TestLinesOfAnError:
+class TestErrorLines:
     """Sentences fit the terminal; what is to be copied, and whatever goes into a pipe, stays whole."""
 
     ERROR = FormatError(

@@ -46,7 +46,7 @@ def test_diff_imports_few_modules(converted: tuple[Path, list[str]]):
     assert len(imported_modules("diff", GOLDEN, converted[0])) < 220
 
 
-def test_plain_model_loads_only_its_format_family_and_no_scheme():
+def test_plain_model_imports_only_its_format_and_family():
     modules = imported_modules("inspect", "tree", GOLDEN)
     assert "ckpttools.formats.orbax.format" not in modules
     assert "ckpttools.quantized.schemes" not in modules

@@ -248,7 +248,7 @@ def targets(path):
     return [item.removeprefix("ckpttools.") for item in all_imported(path) if item.startswith("ckpttools.")]
 
 
-def test_every_module_is_in_a_room_and_every_room_has_modules():
+def test_modules_and_packages_match_the_import_rules():
     assert {room(path) for path in FILES} == ROOMS
     assert {name(path) for path in FILES if "/" not in name(path)} == {"__init__.py", "__main__.py"}
 
@@ -302,7 +302,7 @@ def test_only_stores_import_the_local_store():
     ] == []
 
 
-def test_rooms_import_only_allowed_rooms():
+def test_packages_import_only_allowed_packages():
     assert [
         f"{name(path)} imports {target}"
         for path in in_rooms(*MAY)
@@ -311,12 +311,12 @@ def test_rooms_import_only_allowed_rooms():
     ] == []
 
 
-def test_map_lists_rooms_in_order():
+def test_architecture_map_lists_packages_in_order():
     page = (ROOT.parent / "docs" / "architecture.md").read_text()
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*MAY, "cli", "testing"]
 
 
-def test_rooms_are_in_order():
+def test_package_dependencies_are_acyclic():
     """So that none imports another that imports it."""
     rooms = list(MAY)
     assert [
@@ -336,7 +336,7 @@ def test_package_does_not_import_the_command_line():
     ] == []
 
 
-def test_foreign_packages_stay_in_their_rooms():
+def test_third_party_imports_stay_in_allowed_packages():
     assert [
         f"{name(path)} imports {package}, which belongs in {ONLY_IN[package]}"
         for path in FILES
@@ -436,12 +436,12 @@ def test_families_are_data():
     } == {}
 
 
-def test_mapping_rooms_use_no_regular_expressions():
+def test_mapping_packages_use_no_regular_expressions():
     rooms = in_rooms("mapping", "model_families", "transforms")
     assert [name(path) for path in rooms if packages(path) & {"re", "regex"}] == []
 
 
-def test_flags_are_named_in_commands_only():
+def test_only_commands_name_flags():
     """The library says `option("dtype")`; a flag in one of its sentences is of a command that it names."""
     assert [
         f"{name(path)}: {text}"
@@ -465,7 +465,7 @@ def sentences(path):
 _COMMAND = re.compile(r"\b(ckpt|hf|vllm|sbatch|az|aws|gcloud)\b")
 
 
-def test_mapping_has_no_code_per_direction():
+def test_mapping_has_no_direction_specific_code():
     twins = ("to_hf", "to_maxtext", "saving_to", "reverse")
     assert [
         f"{name(path)}:{node.lineno} {word}"
@@ -507,6 +507,6 @@ def test_tests_do_not_import_other_tests():
     ] == []
 
 
-def test_samples_stay_small():
+def test_fixtures_stay_small():
     files = (path for path in (ROOT.parent / "fixtures").rglob("*") if path.is_symlink() or path.is_file())
     assert sum(path.lstat().st_size for path in files) < 20_000_000

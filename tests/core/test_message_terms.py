@@ -87,7 +87,7 @@ def flags(text: str) -> str:
     # Terms differ between processes.
     ids=lambda text: "" if TERM_START in text else text,
 )
-def test_terms_are_written_as_each_audience_writes_them(term: str, python: str, command_line: str):
+def test_terms_render_for_python_and_the_command_line(term: str, python: str, command_line: str):
     assert render(term) == python
     assert flags(term) == command_line
 
@@ -100,7 +100,7 @@ def test_shell_quotes_values():
     ]
 
 
-def test_error_shows_terms_of_python_and_keeps_them():
+def test_error_renders_python_terms_and_keeps_the_originals():
     error = UsageError("it exists", got=option("tied"), hint=f"use {option('overwrite', True)}")
     assert str(error) == "it exists\n  got      `tied`\n  hint     use overwrite=True"
     assert error.hint == "use overwrite=True" and error.details()[1] == ("hint", error.hint)
@@ -110,12 +110,12 @@ def test_error_shows_terms_of_python_and_keeps_them():
     assert TERM_START not in repr(UsageError(option("tied")))
 
 
-def test_warning_shows_terms_of_python():
+def test_warning_renders_python_terms():
     assert str(LaterStepWarning(f"name it with {option('step')}")) == "name it with `step`"
 
 
 @given(NAMES)
-def test_names_never_become_terms(name: str):
+def test_names_are_never_parsed_as_terms(name: str):
     text = f"{name}: use {option('overwrite', True)}, {name}"
     assert render(text) == f"{name}: use overwrite=True, {name}"
     shown = printable_text(render(printable(text)))

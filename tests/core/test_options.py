@@ -146,7 +146,7 @@ def test_ambiguous_values_are_refused(name, value, expected):
         (ckpttools.Resources, {"jobs": 0}, "an integer of at least 1 or None"),
     ],
 )
-def test_option_objects_are_checked_like_call_arguments(make, declared, expected):
+def test_option_objects_are_validated_like_call_arguments(make, declared, expected):
     with pytest.raises(UsageError, match=rf"^`{next(iter(declared))}` cannot be this") as refused:
         make(**declared)
     assert refused.value.expected == expected
@@ -158,7 +158,7 @@ def test_single_value_becomes_a_list():
         ckpttools.Select(kep="params/*")
 
 
-def test_chunks_are_text_or_shapes_by_pattern():
+def test_chunks_option_accepts_text_or_shapes_by_pattern():
     expected = parse_chunks("*/wo/kernel=512x1x-,*/step=")
     assert parse_chunks({"*/wo/kernel": [512, np.int64(1), None], "*/step": ()}) == expected
     assert CHUNKS.parsed(expected) is expected
@@ -167,7 +167,7 @@ def test_chunks_are_text_or_shapes_by_pattern():
             CHUNKS.parsed(wrong)
 
 
-def test_foreign_options_are_accepted_only_with_defaults():
+def test_irrelevant_options_are_accepted_only_with_defaults():
     assert parse_options([SIZE], {"fast": True, "count": None}, lambda: ALL, "")["most_bytes"] == 2048
     for options in ({"fast": False}, {"kind": "b"}, {"nobodys": None}):
         with pytest.raises(UsageError, match="it is not so") as caught:
@@ -175,7 +175,7 @@ def test_foreign_options_are_accepted_only_with_defaults():
         assert caught.value.expected == "none but most_bytes"
 
 
-def test_options_become_flags_that_pass_given_values():
+def test_options_become_flags_and_pass_values():
     seen = []
 
     def body(**own):

@@ -89,7 +89,7 @@ def same(a: Tree, b: Tree) -> bool:
     return leaves_by_package(a) == leaves_by_package(b)
 
 
-class TestNewest:
+class TestNewestVersion:
     @SCANS
     @EVERY_MODEL
     def test_converted_leaves_match_golden_checkpoints(self, converted, model, scan):
@@ -133,7 +133,7 @@ class TestEveryVersion:
     @pytest.mark.parametrize("target", VERSIONS)
     @EVERY_VERSION
     @EVERY_MODEL
-    def test_stack_writes_the_layout_of_another_version(self, converted, model, version, target):
+    def test_stack_writes_the_layout_of_a_given_version(self, converted, model, version, target):
         """What was taken apart goes back as it was, or as a version wants it that is named."""
         tree = ckpttools.open(converted(model, True, version))
         single = UnstackLayers()(tree).tree
@@ -144,7 +144,7 @@ class TestEveryVersion:
     @pytest.mark.parametrize("target", VERSIONS)
     @EVERY_VERSION
     @EVERY_MODEL
-    def test_remap_moves_to_another_version(self, converted, model, version, target):
+    def test_remap_converts_to_another_version(self, converted, model, version, target):
         tree, expected = (ckpttools.open(converted(model, True, item)) for item in (version, target))
         if version == target:
             with pytest.raises(UsageError, match=f"already has the layout of MaxText {target}"):
@@ -154,7 +154,7 @@ class TestEveryVersion:
             assert same(built, expected)
             assert built.metadata.custom == expected.metadata.custom
 
-    def test_unknown_family_is_not_moved_between_versions(self, converted):
+    def test_unknown_family_is_not_converted_between_versions(self, converted):
         """Qwen3.5 has the same names, and all versions stack it as the older one stacks Qwen3-Next."""
         tree = ckpttools.open(converted("qwen3-next", True, GOLDEN_VERSION))
         bare = tree.with_metadata(config=None)
@@ -171,7 +171,7 @@ class TestEveryVersion:
 
 
 class TestRouterBias:
-    def test_newest_version_has_layers_first(self, converted):
+    def test_newest_version_stacks_layers_first(self, converted):
         new, old = (ckpttools.open(converted("deepseek3", True, item)) for item in (NEWEST, GOLDEN_VERSION))
         path = tuple(BIAS.split("/"))
         assert (new.arrays[path].shape, old.arrays[path].shape) == ((2, 4), (4, 2))
@@ -190,7 +190,7 @@ class TestRouterBias:
         single = to_maxtext(source, ToMaxText(scan=False)).state
         assert same(UnstackLayers(axis)(state).tree, single)
 
-    def test_bias_collection_becomes_parameters(self, converted):
+    def test_bias_collection_is_converted_to_parameters(self, converted):
         """MaxText's own converter puts it where only one of its ways of loading looks."""
         tree = ckpttools.open(converted("deepseek3"))
         bias = tuple(BIAS.split("/"))
@@ -215,7 +215,7 @@ class TestRouterBias:
 
     @SCANS
     @pytest.mark.parametrize("wrapped", [(), ("value",)])
-    def test_training_state_moves_between_versions_and_back(self, converted, scan, wrapped):
+    def test_training_state_round_trips_between_versions(self, converted, scan, wrapped):
         """MaxText 0.2.5 keeps it in `nnx_aux`, without moments; e591f30 among the parameters."""
         training = trained(ckpttools.open(converted("deepseek3")), wrapped)
         old = ckpttools.open(converted("deepseek3", True, GOLDEN_VERSION))
@@ -234,7 +234,7 @@ class TestRouterBias:
         with pytest.raises(UsageError, match=r"already has the layout of MaxText 0\.2\.5"):
             ForVersion()(training)
 
-    def test_remap_moves_training_state_between_versions(self, converted, tmp_path):
+    def test_remap_converts_training_state_between_versions(self, converted, tmp_path):
         ckpttools.save(trained(ckpttools.open(converted("deepseek3"))), tmp_path / "training")
         run("remap", tmp_path / "training", tmp_path / "old", "--maxtext", GOLDEN_VERSION)
         done = run("remap", tmp_path / "old", tmp_path / "new", "--maxtext", NEWEST)
@@ -298,7 +298,7 @@ def _is_beyond(path: TreePath, count: int) -> bool:
     return any(f".experts.{number}." in str(path[0]) for number in range(count, 4))
 
 
-def test_linear_attention_does_not_show_its_cycle(converted):
+def test_linear_attention_layers_do_not_determine_the_cycle(converted):
     tree = ckpttools.open(converted("qwen3-next", False))
     with pytest.raises(FormatError, match="the names of their cycle"):
         StackLayers(cycle=4)(tree)

@@ -46,7 +46,7 @@ def test_every_failing_call_is_survived(cases, scenario):
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_probe_that_cannot_be_removed_ends_the_command_before_it_writes(cases, number):
+def test_unremovable_probe_stops_the_command_before_writing(cases, number):
     """The probe tells whether a rename can move the old checkpoint. A later run would not remove it."""
     case = cases(next(item for item in SCENARIOS if item.name == "hf-to-maxtext-overwrite"))
     for is_lasting in (True, False):

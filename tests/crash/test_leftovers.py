@@ -106,7 +106,7 @@ def test_same_command_with_changed_source_is_explained(left):
 
 
 @pytest.mark.parametrize("moment", ["halfway", "synced"])
-def test_content_without_its_mark_is_foreign(left, moment):
+def test_unmarked_content_is_not_adopted(left, moment):
     what = left(_NEW, moment)
     (what.partial / "content" / _MARK).unlink()
     for model in (MODEL, OTHER):
@@ -129,7 +129,7 @@ def test_content_without_a_journal_is_refused(left, scenario):
 
 
 @pytest.mark.parametrize("moment", ["halfway", "complete"])
-def test_journal_without_content_starts_anew(left, moment):
+def test_journal_without_content_restarts(left, moment):
     for model in (MODEL, OTHER):
         what = left(_NEW, moment)
         shutil.rmtree(what.partial / "content")
@@ -137,7 +137,7 @@ def test_journal_without_content_starts_anew(left, moment):
 
 
 @pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda item: item.name)
-def test_destination_with_mark_of_another_plan_is_kept(left, scenario):
+def test_destination_marked_by_another_plan_is_kept(left, scenario):
     """As after a crash, or as copied from one."""
     for journal in (True, False):
         what = left(scenario, "named")
@@ -170,7 +170,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda item: item.name)
-def test_destination_without_its_mark_is_checked(left, scenario):
+def test_unmarked_destination_is_checked(left, scenario):
     """What it replaced stays; where that is nothing, its files tell whether the journal speaks of them."""
     what = left(scenario, "named")
     (what.destination / _MARK).unlink()
@@ -185,7 +185,7 @@ def test_destination_without_its_mark_is_checked(left, scenario):
 
 
 @pytest.mark.parametrize("change", [*CHANGES, "the journal"])
-def test_changed_destination_without_its_mark_is_kept(left, change):
+def test_changed_unmarked_destination_is_kept(left, change):
     what = left(_NEW, "named")
     (what.destination / _MARK).unlink()
     if change == "the journal":
@@ -200,7 +200,7 @@ def test_changed_destination_without_its_mark_is_kept(left, change):
 
 @pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda item: item.name)
 @pytest.mark.parametrize("change", CHANGES)
-def test_conversion_edited_by_hand_is_not_called_done(left, scenario, change):
+def test_manually_edited_conversion_is_not_reported_as_done(left, scenario, change):
     """Killed when the checkpoint had its name, and then somebody edits it."""
     what = left(scenario, "named")
     CHANGES[change](what.destination / "0" / "items" / "hf" / "config.json")
@@ -211,7 +211,7 @@ def test_conversion_edited_by_hand_is_not_called_done(left, scenario, change):
     assert what.run(MODEL, overwrite=True)[0] == _MADE
 
 
-def test_journal_without_inventory_does_not_mean_done(left):
+def test_journal_without_inventory_is_not_complete(left):
     what = left(_NEW, "named")
     journal = what.destination.with_name(f"{what.destination.name}.partial") / "journal.ckpttools"
     data = journal.read_bytes()
@@ -222,7 +222,7 @@ def test_journal_without_inventory_does_not_mean_done(left):
     assert what.run(MODEL, overwrite=True)[0] == _MADE
 
 
-def test_file_added_by_hand_is_kept(left):
+def test_manually_added_file_is_kept(left):
     what = left(_NEW, "named")
     (what.destination / "README.md").write_text("mine")
     args = _NEW.args(what.case.runner.root, MODEL)

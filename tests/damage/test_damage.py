@@ -154,7 +154,7 @@ class TestChecks:
         assert len(self.reported(tmp_path / "model", "sidecar-json")) == (not is_whole)
 
     @pytest.mark.parametrize("name", ["weights.safetensors", "pytorch_model.safetensors", "a b.safetensors"])
-    def test_weight_names(self, tmp_path, name):
+    def test_nonstandard_weight_names_are_fixed_by_the_advice(self, tmp_path, name):
         model = base("llama", 1)
         model.shards = {name: model.shards["model.safetensors"]}
         model.write(tmp_path / "model")
@@ -222,7 +222,7 @@ class TestChecks:
         assert result["level"] == level and "rope_type" in result["what"]
 
     @pytest.mark.parametrize("dtype", ["bfloat17", "torch.floaty"])
-    def test_dtype_that_does_not_exist_is_an_error(self, tmp_path, dtype):
+    def test_nonexistent_dtype_is_an_error(self, tmp_path, dtype):
         model = base("llama", 2)
         model.config["dtype"] = dtype
         model.write(tmp_path / "model")
@@ -246,7 +246,7 @@ class TestChecks:
         model.write(tmp_path / "model")
         assert not self.reported(tmp_path / "model", "config-values")
 
-    def test_conversion_reports_values_that_cannot_be_computed_with(self, tmp_path):
+    def test_conversion_reports_unusable_config_values(self, tmp_path):
         model = base("llama", 2)
         model.config |= {"rope_theta": -1.0, "hidden_act": "swiglu"}
         model.write(tmp_path / "model")
@@ -288,7 +288,7 @@ class TestChecks:
 
     @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "policy."])
     @pytest.mark.parametrize("is_one", [True, False])
-    def test_name_prefixes(self, tmp_path, prefix, is_one):
+    def test_prefixed_names_are_fixed_by_the_advice(self, tmp_path, prefix, is_one):
         model = base("llama", 1)
         (file,) = model.shards
         tensors = model.shards[file]
@@ -299,7 +299,7 @@ class TestChecks:
 
     @pytest.mark.parametrize("architectures", [["LlamaModel"], ["LlamaForSequenceClassification"], ["Other"]])
     @pytest.mark.parametrize("how", ["drop", "crop", "whole"])
-    def test_layers_are_checked_under_another_head(self, tmp_path, architectures, how):
+    def test_layers_are_checked_for_other_heads(self, tmp_path, architectures, how):
         model = base("llama", 1)
         (file,) = model.shards
         name = "model.layers.1.mlp.up_proj.weight"

@@ -78,7 +78,7 @@ def content(top):
     return {path.relative_to(top): path.read_bytes() if path.is_file() else None for path in top.rglob("*")}
 
 
-class TestSound:
+class TestHealthyCheckpoints:
     @pytest.mark.parametrize("name", sorted(path.name for path in ORBAX.iterdir() if path.is_dir()))
     def test_orbax_fixtures_have_expected_findings(self, name):
         assert told(ORBAX / name) == UNSOUND.get(name, set())
@@ -588,7 +588,7 @@ class TestSafetensors:
         assert [entry.level for entry in result] == ["warning"]
         assert "does not name 1 tensor of its files: model.norm.weight" in result[0].what
 
-    def test_index_with_outside_path_is_reported(self, tmp_path):
+    def test_index_with_path_outside_the_model_is_reported(self, tmp_path):
         folder = self.folder(tmp_path)
         self.rename(folder, {**self.named(folder), "x": "../other.safetensors"})
         assert "outside" in only(folder, "safetensors-index").what
@@ -683,7 +683,7 @@ class TestSafetensors:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
 
 
-class TestMerge:
+class TestMergeFix:
     def unmerged(self, tmp_path):
         run = copy(ORBAX / "lazy_2proc", tmp_path)
         item = run / "7" / "items"
@@ -709,7 +709,7 @@ class TestMerge:
         np.testing.assert_array_equal(restored["params"]["params"]["w"], expected["params"]["params"]["w"])
         assert {keystr(path) for path in ckpttools.open(item)} == {"step", "params/params/w"}
 
-    def test_merge_is_done_once(self, tmp_path):
+    def test_merge_runs_once(self, tmp_path):
         item = self.unmerged(tmp_path)
         mend(item, "merge")
         before = content(item)
@@ -767,7 +767,7 @@ class TestMerge:
         assert content(item) == before
 
 
-class TestCommandsToPaste:
+class TestPastedCommands:
     """A path is one word to the shell, whatever is in it."""
 
     NAME = "a dir; $(false) 'x"
@@ -1078,7 +1078,7 @@ def outcome(top):
     return diagnosis
 
 
-class TestGarbage:
+class TestArbitraryBytes:
     @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
     @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
     @given(damages=damages)

@@ -85,7 +85,7 @@ def model(path: Path, **changes: Any) -> dict[str, np.ndarray]:
     return write_llama(path, **({"head_dim": 4} | changes))
 
 
-class TestModels:
+class TestModelFixes:
     @pytest.mark.parametrize("name", ["weights.safetensors", "llama.safetensors", "consolidated.safetensors"])
     def test_advice_fixes_weight_names(self, top: Path, name: str) -> None:
         model(top / "m")
@@ -262,7 +262,7 @@ class TestOrbax:
         assert_sound(run, "commit", expected)
 
     @pytest.mark.parametrize("where", ["run", "step"])
-    def test_advice_sets_unfinished_step_aside(self, top: Path, where: str) -> None:
+    def test_advice_moves_unfinished_step_aside(self, top: Path, where: str) -> None:
         run = Path(shutil.copytree(ORBAX / "unfinished_commit_file", top / "run"))
         expected = values(run / "1")
         for path in (run / "2", *(run / "2").rglob("*")):
@@ -272,7 +272,7 @@ class TestOrbax:
         assert values(run) == expected
 
     @pytest.mark.parametrize("name", ["state", "model"])
-    def test_advice_opens_items_of_another_name(self, top: Path, name: str) -> None:
+    def test_advice_opens_items_with_another_name(self, top: Path, name: str) -> None:
         run = top / "run"
         for step in (1, 2, 3):
             arrays = {"w": np.full(3, step, F32)}

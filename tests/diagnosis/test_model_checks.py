@@ -99,7 +99,7 @@ def test_lfs_pointer_is_reported_and_never_written(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", SIDECARS)
-def test_copy_refuses_pointers_in_location_of_sidecars(tmp_path, name):
+def test_copy_refuses_pointers_in_place_of_sidecars(tmp_path, name):
     model = save_model(tmp_path / "m")
     (model / name).write_text(POINTER)
     with pytest.raises(FormatError, match="Git LFS pointer") as refused:
@@ -108,7 +108,7 @@ def test_copy_refuses_pointers_in_location_of_sidecars(tmp_path, name):
     assert not (tmp_path / "copy").exists()
 
 
-def test_copy_refuses_pointers_that_a_training_step_carries(tmp_path):
+def test_copy_refuses_pointers_in_a_training_step(tmp_path):
     ckpttools.hf_to_maxtext(save_model(tmp_path / "m"), tmp_path / "run")
     (config,) = (tmp_path / "run").rglob("config.json")
     (config.parent / "tokenizer.json").write_text(POINTER)
@@ -127,7 +127,7 @@ def test_copy_refuses_pointers_that_a_training_step_carries(tmp_path):
     ],
 )
 @pytest.mark.parametrize("level", ["", "0", "0/items"])
-def test_doctor_checks_files_that_a_checkpoint_carries(tmp_path, name, text, check, level):
+def test_doctor_checks_carried_files(tmp_path, name, text, check, level):
     ckpttools.hf_to_maxtext(save_model(tmp_path / "m"), tmp_path / "mt")
     (config,) = (tmp_path / "mt").rglob("config.json")
     assert doctor(tmp_path / "mt" / level).findings == ()
@@ -138,7 +138,7 @@ def test_doctor_checks_files_that_a_checkpoint_carries(tmp_path, name, text, che
 @pytest.mark.parametrize(
     "name", ["pytorch_model.bin", "onnx/model.onnx", "original/consolidated.00.pth", "figure.png", "x.gguf"]
 )
-def test_copy_reports_pointers_in_location_of_other_files(tmp_path, name):
+def test_copy_reports_pointers_in_place_of_other_files(tmp_path, name):
     model = save_model(tmp_path / "m")
     (model / name).parent.mkdir(exist_ok=True)
     (model / name).write_text(POINTER)
@@ -157,7 +157,7 @@ def test_copy_reports_pointers_in_location_of_other_files(tmp_path, name):
         ("adapter_config.json", '{"peft_type": "LORA"}', "adapter files next to a complete model"),
     ],
 )
-def test_commands_that_exit_0_report_what_doctor_reports(tmp_path, name, text, what):
+def test_successful_commands_report_doctor_findings(tmp_path, name, text, what):
     model = save_model(tmp_path / "m")
     (model / name).write_text(text)
     assert any(what in item.what for item in doctor(model).findings if item.level == "error")
@@ -186,7 +186,7 @@ PAGE = "<!DOCTYPE html><html><title>Sign in</title>" + " " * 5000
     ("text", "what"),
     [("", "empty"), (PAGE, "a web page"), (ANNEX, "a git-annex pointer"), (POINTER, "a Git LFS pointer")],
 )
-def test_tokenizers_that_were_not_downloaded_are_never_written(tmp_path, name, text, what):
+def test_undownloaded_tokenizers_are_never_written(tmp_path, name, text, what):
     model = save_model(tmp_path / "m")
     (model / name).write_text(text)
     assert [level for level, result in reported(model, "sidecar-files") if what in result] == ["error"]
@@ -196,7 +196,7 @@ def test_tokenizers_that_were_not_downloaded_are_never_written(tmp_path, name, t
 
 
 @pytest.mark.parametrize("start", ["\n", "\n<\n", "\n{\n", "IQ== 0\n", "\0\0\0\0\0\0\0\0", "PK"])
-def test_other_tokenizers_are_copied_as_they_are(tmp_path, start):
+def test_other_tokenizers_are_copied_unchanged(tmp_path, start):
     model = save_model(tmp_path / "m")
     (model / "tokenizer.model").write_text(start)
     assert doctor(model).findings == ()
@@ -274,7 +274,7 @@ def test_model_next_to_adapter_files_is_identified_as_a_model(tmp_path, weights,
 
 
 @pytest.mark.parametrize("config", [True, False])
-def test_adapter_is_identified_as_one(tmp_path, config):
+def test_adapter_is_identified_as_an_adapter(tmp_path, config):
     adapter = with_adapter_files(save_model(tmp_path / "m"))
     (adapter / "model.safetensors").unlink()
     if not config:
@@ -340,7 +340,7 @@ def test_written_layer_types_match_the_layers(tmp_path, writer, types):
 
 
 @pytest.mark.parametrize("types", [[FULL] * 2, [FULL] * 5, [FULL, SLIDING, FULL, FULL], [FULL, SLIDING]])
-def test_conversion_to_maxtext_refuses_layer_types_of_another_number_of_layers(tmp_path, types):
+def test_conversion_refuses_mismatched_layer_types(tmp_path, types):
     model = save_model(tmp_path / "m", layers=3, layer_types=types)
     expected = f"layer_types has {len(types)} entries, and num_hidden_layers is 3"
     with pytest.raises(FormatError, match=expected):
@@ -381,7 +381,7 @@ NAMES = {
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("names", NAMES)
-def test_names_with_another_prefix_are_recognized(tmp_path, names, tied):
+def test_prefixed_names_are_recognized(tmp_path, names, tied):
     plain = arrays_of(head=not tied)
     source = save_model(tmp_path / "m", with_names(plain, NAMES[names]), tie_word_embeddings=tied)
     ckpttools.hf_to_maxtext(source, tmp_path / "mt")
@@ -510,7 +510,7 @@ def test_language_models_without_a_head_are_damaged(tmp_path, prefix):
 
 
 @pytest.mark.parametrize("lost", ["norm.weight", "layers.1.mlp.up_proj.weight"])
-def test_backbones_that_lost_an_array_are_damaged(tmp_path, lost):
+def test_backbones_missing_an_array_are_damaged(tmp_path, lost):
     arrays = with_names(arrays_of(head=False), body(""))
     del arrays[lost]
     source = save_model(tmp_path / "m", arrays, architectures=["LlamaModel"], tie_word_embeddings=False)
@@ -633,7 +633,7 @@ def test_learned_values_are_never_treated_as_buffers(tmp_path, name):
         lambda arrays: arrays.update({"n": arrays.pop("model.norm.weight")}),
     ],
 )
-def test_doctor_reports_what_a_conversion_refuses(tmp_path, damage):
+def test_doctor_reports_inputs_that_a_conversion_refuses(tmp_path, damage):
     arrays = arrays_of()
     damage(arrays)
     source = save_model(tmp_path / "m", arrays)
@@ -694,7 +694,7 @@ def assert_refused_unless_forced(models, path, reason="compute different functio
 
 
 @pytest.mark.parametrize("difference", DIFFERENT)
-def test_average_refuses_configs_of_different_computations(tmp_path, difference):
+def test_average_refuses_configs_that_compute_differently(tmp_path, difference):
     models = [save_model(tmp_path / "a"), save_model(tmp_path / "b", **DIFFERENT[difference])]
     assert_refused_unless_forced(models, tmp_path / "mean")
 
@@ -708,7 +708,7 @@ def test_average_reports_unknown_fields_as_uncertain(tmp_path, field):
 
 @pytest.mark.parametrize("missing", [["hidden_act"], ["rope_theta"], ["hidden_act", "rope_theta"]])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "deepseek_v3", "qwen3_moe"])
-def test_absent_config_fields_have_defaults_of_transformers(kind, missing):
+def test_absent_config_fields_have_transformers_defaults(kind, missing):
     stated = {**LLAMA, "model_type": kind}
     silent = {name: value for name, value in stated.items() if name not in missing}
     assert config_differences(silent, stated) == []
@@ -764,14 +764,14 @@ def test_absent_config_fields_equal_only_their_default(kind, field, value, defau
         ("qwen3_next", "layer_types"),
     ],
 )
-def test_absent_config_fields_without_known_default_differ(kind, field, value):
+def test_absent_config_fields_without_a_known_default_differ(kind, field, value):
     (result,) = config_differences({"model_type": kind}, {"model_type": kind, field: value})
     assert "not stated" in str(result)
     assert "no known default" in str(result) or "unknown field" in str(result)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "gpt_oss", "gemma3_text", "olmo3", "new_type"])
-def test_full_attention_is_no_default_of_hybrid_models(kind):
+def test_hybrid_models_do_not_default_to_full_attention(kind):
     assert config_differences({"model_type": kind}, {"model_type": kind, "layer_types": [FULL, FULL]})
 
 
@@ -820,7 +820,7 @@ def test_older_and_newer_rotary_configs_compare_equal(kind, older, newer):
 
 
 @pytest.mark.parametrize("difference", ["rope_theta", "norm epsilon"])
-def test_average_reads_configurations_that_maxtext_checkpoints_carry(tmp_path, difference):
+def test_average_reads_configs_carried_by_maxtext_checkpoints(tmp_path, difference):
     models = [save_model(tmp_path / "a"), save_model(tmp_path / "b", **DIFFERENT[difference])]
     built = [tmp_path / f"{model.name}-maxtext" for model in models]
     for model, path in zip(models, built, strict=True):

@@ -164,7 +164,7 @@ class TestPlans:
         names = {".".join(map(str, path)) for path in ckpttools.open(tmp_path / "out").arrays}
         assert names == {f"x.{'.'.join(map(str, path))}" for path in ckpttools.open(HF).arrays}
 
-    def test_confirmed_function_may_have_moved(self, tmp_path: Path) -> None:
+    def test_confirmed_function_may_be_relocated(self, tmp_path: Path) -> None:
         (tmp_path / "mine.py").write_text("def mapped(path, array):\n    return f'x.{path}'\n")
         plan = planned(tmp_path, "remap", HF, tmp_path / "out", "--map", tmp_path / "mine.py:mapped")
         (tmp_path / "mine.py").rename(tmp_path / "moved.py")
@@ -228,7 +228,7 @@ def test_family_named_by_checkpoint_never_runs(
 
 
 @pytest.mark.parametrize("command", [("inspect", "tree"), ("doctor",), ("convert", "hf-to-maxtext")])
-def test_code_that_config_names_never_runs(
+def test_code_named_by_config_never_runs(
     command: tuple[str, ...], tmp_path: Path, evil: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`auto_map`, with which transformers runs files of a repository (trust_remote_code)."""
@@ -333,7 +333,7 @@ def test_page_covers_all_inputs() -> None:
 
 
 @pytest.mark.parametrize(("subject", "statement", "proof"), list(statements()))
-def test_every_statement_has_a_test(subject: str, statement: str, proof: str) -> None:
+def test_every_security_statement_has_a_test(subject: str, statement: str, proof: str) -> None:
     for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::([\w:]+))?`", proof):
         tree = ast.parse((ROOT / file).read_text())
         if name:

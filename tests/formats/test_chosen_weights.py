@@ -54,7 +54,7 @@ def write_other(model: Path, name: str) -> dict[str, np.ndarray]:
         "sub/x.safetensors.index.json",
     ],
 )
-def test_the_named_file_is_read_and_outputs_do_not_name_it(model, tmp_path, name):
+def test_named_weights_file_is_read_but_not_named_in_outputs(model, tmp_path, name):
     arrays = write_other(model, name)
     choose(model, name)
     text = run("cast", model, tmp_path / "out", "--dtype", "float32")
@@ -74,7 +74,7 @@ def test_the_named_file_is_read_and_outputs_do_not_name_it(model, tmp_path, name
     "name",
     ["gone.safetensors", "", "model.bin", "../m/model.safetensors", 3, "gone.safetensors.index.json", "."],
 )
-def test_names_that_transformers_cannot_load_are_refused(model, name):
+def test_names_unloadable_by_transformers_are_refused(model, name):
     choose(model, name)
     with pytest.raises(CheckpointError, match=FIELD) as caught:
         ckpttools.open(model)
@@ -85,6 +85,6 @@ def test_names_that_transformers_cannot_load_are_refused(model, name):
     assert ckpttools.open(model / "model.safetensors").arrays
 
 
-def test_null_names_nothing(model):
+def test_null_weights_name_is_ignored(model):
     choose(model, None)
     assert ckpttools.open(model).metadata.notes.remarks == ()

@@ -60,7 +60,7 @@ class TestChanged:
         }[request.param]
 
     @pytest.mark.parametrize("change", ["written", "replaced"])
-    def test_while_it_is_converted(self, planned, model, tmp_path, change):
+    def test_sidecar_changed_during_conversion_is_refused(self, planned, model, tmp_path, change):
         tokenizer, out = model / "tokenizer.json", tmp_path / "out"
         conversion: Prepared = planned()
 
@@ -189,7 +189,7 @@ def test_sidecars_do_not_depend_on_the_target(tmp_path):
         ("encoder.weight", FormatError, "has neither Hugging Face nor MaxText names"),
     ],
 )
-def test_orbax_without_config_names_what_it_lacks(tmp_path, name, error, next_step):
+def test_orbax_without_config_names_the_missing_files(tmp_path, name, error, next_step):
     plan_save({name: np.ones((4, 2), np.float32)}, "orbax").run(tmp_path / "a")
     with pytest.raises(error, match=next_step):
         plan_to_maxtext(tmp_path / "a")

@@ -163,7 +163,7 @@ def test_hint_can_be_pasted(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("words", ((), ("ls",), ("inspect", "tree")))
-def test_commands_that_look_list_the_members(tmp_path, words):
+def test_read_commands_list_the_members(tmp_path, words):
     for name in ("actor", "critic"):
         shutil.copytree(ORBAX / "cm_best_metrics", tmp_path / name)
     output = succeed(*words, tmp_path).output
@@ -200,13 +200,13 @@ def test_ls_accepts_several_paths(tmp_path):
         (("ckpt_1", "ckpt_2"), LocationKind.RUN),
     ],
 )
-def test_names_decide_where_no_metadata_does(tmp_path, names, kind):
+def test_file_names_decide_without_metadata(tmp_path, names, kind):
     for name in names:
         _bare(tmp_path / name)
     assert detect(tmp_path).kind is kind
 
 
-def test_kinds_of_single_paths(tmp_path):
+def test_single_paths_have_expected_kinds(tmp_path):
     (tmp_path / "empty").mkdir()
     _notes(tmp_path / "notes")
     write_llama(tmp_path / "model", num_hidden_layers=2)

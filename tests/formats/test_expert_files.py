@@ -78,7 +78,7 @@ def files(directory, model, change, config=None):
 
 
 @pytest.mark.parametrize("model", WRITTEN)
-def test_both_expert_layouts_give_the_same_checkpoint(model, tmp_path):
+def test_both_expert_layouts_convert_to_the_same_checkpoint(model, tmp_path):
     source = files(tmp_path / "hf", model, WRITTEN[model])
     ckpttools.hf_to_maxtext(source, tmp_path / "made", scan=False)
     ckpttools.hf_to_maxtext(golden(model), tmp_path / "expected", scan=False)

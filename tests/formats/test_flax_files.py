@@ -50,7 +50,7 @@ def test_flax_file_is_read(tmp_path):
     assert "complex (a complex number)" in tree.metadata.notes.remarks[0]
 
 
-def test_bfloat16_and_the_states_of_trainers(tmp_path):
+def test_bfloat16_trainer_states_are_read(tmp_path):
     """`flax.training.checkpoints` writes files without an ending."""
     import jax.numpy as jnp
 
@@ -62,7 +62,7 @@ def test_bfloat16_and_the_states_of_trainers(tmp_path):
     run("verify", tmp_path / "out", "--against", file)
 
 
-def test_arrays_in_pieces(tmp_path, monkeypatch):
+def test_arrays_stored_in_pieces_are_read(tmp_path, monkeypatch):
     """Those of more than a gibibyte; here of more than 20 bytes."""
     monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 20)
     values = {"w": np.arange(60, dtype="i4").reshape(3, 4, 5), "v": np.arange(5, dtype="i2")}
@@ -88,7 +88,7 @@ def test_sharded_directory_is_read_by_its_index(tmp_path):
         open_tree(tmp_path)
 
 
-def test_streams(tmp_path):
+def test_streamed_state_is_read(tmp_path):
     """EasyLM packs each array by itself, beside its path."""
     packer = msgpack.Packer()
     parts = {("params", "w"): np.arange(6, dtype="f4"), ("params", "b"): np.ones(2, "f2")}
@@ -149,7 +149,7 @@ def test_any_state_round_trips(tmp_path_factory, value):
 
 @settings(max_examples=150)
 @given(st.binary(max_size=12), st.integers(0, 400), st.integers(0, 12))
-def test_damage_is_refused_or_read(tmp_path_factory, noise, at, cut):
+def test_damaged_file_is_refused_or_read(tmp_path_factory, noise, at, cut):
     """Bytes put in and taken out anywhere: an error of ours, or other values; never another error."""
     file = tmp_path_factory.mktemp("f") / "m.msgpack"
     data = serialization.msgpack_serialize(VALUES)
@@ -183,7 +183,7 @@ def test_hostile_files_are_refused(tmp_path, data, says):
     assert says in run("hash", tmp_path / "m.msgpack", code=3)
 
 
-def test_values_without_end_are_bounded(tmp_path, monkeypatch):
+def test_oversized_values_are_bounded(tmp_path, monkeypatch):
     (tmp_path / "m.msgpack").write_bytes(b"\x81\xa1a\xdd\x00\x20\x00\x00" + b"\xc0" * (1 << 21))
     assert "more than 2,000,000 values" in run("hash", tmp_path / "m.msgpack", code=3)
 
@@ -292,7 +292,7 @@ def test_damaged_latest_state_is_not_replaced_by_an_older_one(tmp_path, left):
 
 @pytest.mark.parametrize("step", (1, 2, 10))
 @pytest.mark.parametrize("left", (0, 1, 5, -9))
-def test_every_state_in_a_directory_is_examined(tmp_path, step, left):
+def test_doctor_examines_every_state_in_a_directory(tmp_path, step, left):
     folder = tmp_path / "run"
     folder.mkdir()
     for number in (1, 2, 10):
@@ -308,7 +308,7 @@ def test_every_state_in_a_directory_is_examined(tmp_path, step, left):
     assert {item.step for item in ckpttools.ls(folder).steps if item.unfinished} == {step}
 
 
-def test_zeros_in_location_of_a_state_are_damage(tmp_path):
+def test_zero_filled_state_is_damaged(tmp_path):
     written(tmp_path / "checkpoint_2")
     (tmp_path / "checkpoint_1").write_bytes(bytes(100))
     (tmp_path / "checkpoint_3x").write_bytes(bytes(100))
@@ -317,13 +317,13 @@ def test_zeros_in_location_of_a_state_are_damage(tmp_path):
     ]
 
 
-def test_files_of_other_programs_are_not_states(tmp_path):
+def test_files_of_other_programs_are_not_flax_states(tmp_path):
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1"')
     (tmp_path / "checkpoint_3").write_bytes(b"PK\x03\x04")
     assert "is not a checkpoint of a known format" in run("hash", tmp_path, code=3)
 
 
-def test_placeholders_of_several_processes_are_not_read_as_text(tmp_path):
+def test_multiprocess_placeholders_are_not_read_as_text(tmp_path):
     """`flax.training.checkpoints` writes them next to the file, and a placeholder into it."""
     file = written(tmp_path / "checkpoint_10", {"w": "//GDAPlaceholder:w", "b": np.ones(3, "f4")})
     zarr_array(tmp_path / "checkpoint_10_gda/w", np.ones((2, 2), "f4"))
@@ -366,7 +366,7 @@ class TestStepsInFilesAndDirectories:
         ],
         ids=lambda steps: "+".join(steps),
     )
-    def test_latest_step_and_list_are_those_of_flax(self, run_of, steps):
+    def test_latest_step_and_listing_match_flax(self, run_of, steps):
         run = run_of(**steps)
         expected = [int(step) for step in checkpoints.available_steps(run)]
         assert sorted(expected) == [item.step for item in ckpttools.ls(run).steps]
@@ -391,20 +391,20 @@ class TestStepsInFilesAndDirectories:
         report = ckpttools.copy(run, tmp_path / "copy")
         assert [*report.left_out] == ["checkpoint_2"] and (tmp_path / "copy/checkpoint_1").is_file()
 
-    def test_prune_leaves_files(self, run_of):
+    def test_prune_keeps_single_file_states(self, run_of):
         run = run_of(step_1="msgpack", step_2="orbax", step_3="orbax")
         fates = {fate.step: fate.fate for fate in ckpttools.prune(run, keep_last=1).steps}
         assert fates == {1: "left alone", 2: "deleted", 3: "kept"}
         assert [int(step) for step in checkpoints.available_steps(run)] == [1, 3]
 
-    def test_directories_of_other_names_do_not_count(self, run_of):
+    def test_directories_with_other_names_are_not_steps(self, run_of):
         run = run_of(step_9="orbax", step_10="msgpack")
         (run / "checkpoint_9").rename(run / "9")
         assert ckpttools.open(run).metadata.step == 9
 
 
 @pytest.mark.parametrize("chosen", [[100], [200], [100, 300], [100, 200, 300], 1, 2, 5])
-def test_copy_takes_the_chosen_states_of_a_directory(tmp_path, chosen):
+def test_copy_copies_the_selected_states(tmp_path, chosen):
     for step in (100, 200, 300):
         written(tmp_path / f"run/checkpoint_{step}", {"w": np.full(3, step, "f4")})
     (tmp_path / "run/config.json").write_text("{}")
@@ -416,7 +416,7 @@ def test_copy_takes_the_chosen_states_of_a_directory(tmp_path, chosen):
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
 
 
-def test_copy_of_a_state_that_does_not_exist_lists_the_steps(tmp_path):
+def test_copy_of_a_missing_state_lists_the_steps(tmp_path):
     written(tmp_path / "run/checkpoint_100", {"w": np.ones(3, "f4")})
     result = ckpt("copy", tmp_path / "run", tmp_path / "out", "--step", "7")
     assert result.exit_code == 2

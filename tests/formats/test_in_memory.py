@@ -43,7 +43,7 @@ def contents(location: Location) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("family", "source"), SOURCES, ids=["-".join(item) for item in SOURCES])
-def test_conversions_make_the_same_bytes(tmp_path, memory, family, source):
+def test_conversions_write_the_same_bytes_in_memory(tmp_path, memory, family, source):
     """Both ways, scanned and unscanned, for every golden model."""
     local, held = parse(tmp_path), copied(parse(GOLDEN / family / source), memory / "hf")
     for scan in (True, False):
@@ -109,7 +109,7 @@ def test_every_command_works_in_memory(tmp_path, memory):
         assert contents(memory / name) == contents(parse(tmp_path) / name), name
 
 
-def test_conversion_stopped_in_memory_resumes(memory):
+def test_interrupted_conversion_in_memory_resumes(memory):
     class StopError(Exception):
         pass
 

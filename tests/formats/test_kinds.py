@@ -46,7 +46,7 @@ class TestKinds:
     @pytest.mark.parametrize("stacked", [True, False])
     @pytest.mark.parametrize("trained", [True, False])
     @pytest.mark.parametrize("axis", [0, 1])
-    def test_four(self, stacked, trained, axis):
+    def test_kind_combines_stacking_and_training(self, stacked, trained, axis):
         tree = linen_state(model(stacked, axis), 7, {"scan_layers": stacked})
         assert tree.metadata.step == 7
         assert tree["step",].read().item() == 7
@@ -58,7 +58,7 @@ class TestKinds:
         assert view.contradictions == ()
 
     @given(layered())
-    def test_every_layout(self, case):
+    def test_every_layout_is_recognized(self, case):
         stacked, single = view_of(case.stacked), view_of(case.single)
         suffix = "training" if case.trained else "inference"
         assert (stacked.kind, single.kind) == (f"stacked-{suffix}", f"unstacked-{suffix}")
@@ -72,7 +72,7 @@ class TestKinds:
         assert stacked.contradictions == single.contradictions == ()
 
     @given(layered())
-    def test_numbers_of_layers_are_those_of_the_other_side(self, case):
+    def test_layer_counts_match_the_other_layout(self, case):
         stacks = layer_stacks(decoder_parameters(view_of(case.stacked).parameters), case.axis)
         keys = [key for stack in stacks for key in stack.layer_keys]
         singles = {
@@ -82,7 +82,7 @@ class TestKinds:
 
     @settings(max_examples=50)
     @given(trees())
-    def test_any_tree_at_all(self, tree):
+    def test_arbitrary_trees_have_a_kind(self, tree):
         assert view_of(tree).kind is None or "decoder" in str(list(tree))
 
     @pytest.mark.parametrize("leaves", [{}, {("model.norm.weight",): array(3)}, {(): array(3)}])
@@ -108,7 +108,7 @@ class TestKinds:
         assert (view.kind, view.scan_axis, view.layers) == ("stacked-inference", 1, ())
         assert "different numbers of layers" in view.contradictions[0]
 
-    def test_leading_layers_count_on(self):
+    def test_leading_layers_continue_the_count(self):
         leaves = {("decoder", f"layers_{k}", "a"): array(2) for k in range(3)}
         leaves |= {("decoder", "scanned_blocks", f"layers_{k}", "a"): array(2, 4) for k in range(2)}
         stacks = layer_stacks(decoder_parameters(leaves), 1)
@@ -117,7 +117,7 @@ class TestKinds:
 
 
 class TestGolden:
-    def test_training(self):
+    def test_golden_training_state_is_recognized(self):
         view = view_of(ckpttools.open(TRAINED))
         assert (view.kind, view.flavour, view.scan_axis) == ("stacked-training", LINEN, 1)
         assert view.layers == (LayerGroup("decoder/layers", 4, "stacked"),)
@@ -125,13 +125,13 @@ class TestGolden:
         assert (view.metadata.step, view.random_states, view.contradictions) == (1, 30, ())
 
     @pytest.mark.parametrize("scan", [True, False])
-    def test_converted(self, scan):
+    def test_golden_conversions_are_recognized(self, scan):
         view = view_of(ckpttools.open(golden_checkpoint(scan)))
         assert view.kind == f"{'stacked' if scan else 'unstacked'}-inference"
         assert (view.optimizer, view.contradictions, view.layers[0].length) == (None, (), 4)
 
     @pytest.mark.parametrize("name", ["maxtext_nnx", "maxtext_run"])
-    def test_samples(self, name):
+    def test_orbax_samples_are_training_states(self, name):
         tree = ckpttools.open(ORBAX / name)
         assert view_of(tree).kind == "stacked-training"
         assert view_of(tree).optimizer.name == "adamw"
@@ -171,15 +171,15 @@ def mirrored(head, *wrapping):
 
 
 class TestOptimizers:
-    def test_none(self):
+    def test_state_without_optimizer_is_recognized(self):
         assert view_of(state()).optimizer is None
 
-    def test_flat_adam(self):
+    def test_flat_adam_state_is_recognized(self):
         moments = [*mirrored(("opt_state", "mu"), "params"), *mirrored(("opt_state", "nu"), "params")]
         tree = state((("opt_state", "count"), array()), *moments)
         assert view_of(tree).optimizer == Optimizer("adam_pax", ("opt_state/mu", "opt_state/nu"))
 
-    def test_chain_beside_its_module(self):
+    def test_chain_next_to_its_module_is_recognized(self):
         head = ("optimizer", "opt_state", 0)
         moments = [*mirrored((*head, "mu")), *mirrored((*head, "nu"))]
         leaves = [((*path, "value"), item) for path, item in moments]
@@ -194,21 +194,21 @@ class TestOptimizers:
         assert view_of(tree).flavour.name == "nnx"
 
     @pytest.mark.parametrize("momentum", [True, False])
-    def test_descent(self, momentum):
+    def test_sgd_state_is_recognized(self, momentum):
         trace = mirrored(("opt_state", 0, "trace"), "params") if momentum else []
         tree = state((("opt_state", 0), Empty("None")), (("opt_state", 1, "count"), array()), *trace)
         assert view_of(tree).optimizer == Optimizer("sgd", ("opt_state/0/trace",) if momentum else ())
 
-    def test_descent_without_any_state_is_training(self):
+    def test_sgd_without_state_is_training(self):
         tree = state((("opt_state", 0), Empty("None")), (("opt_state", 1), Empty("None")))
         assert view_of(tree).kind == "stacked-training"
 
-    def test_unknown(self):
+    def test_unrecognized_moments_are_an_unknown_optimizer(self):
         odd = ("opt_state", 0, "v_row", "params", "embedding"), array(1)
         assert view_of(state(odd)).optimizer == Optimizer("unknown", ("opt_state/0/v_row",), mirrored=False)
 
 
-class TestFlavours:
+class TestFlavors:
     @given(layered(), st.sampled_from([None, *FLAVOURS]))
     def test_unwrapping_and_wrapping_are_inverse(self, case, other):
         for tree in (case.single, case.stacked):
@@ -221,11 +221,11 @@ class TestFlavours:
 
     @settings(max_examples=50)
     @given(trees())
-    def test_any_tree_at_all(self, tree):
+    def test_arbitrary_trees_have_a_flavor(self, tree):
         assert with_parameters(tree, view_of(tree).parameters).leaves == tree.leaves
 
     @given(layered())
-    def test_parameters_alone(self, case):
+    def test_wrapped_parameters_exclude_other_state(self, case):
         wrapped = {case.flavour.wrapped(path) for path in view_of(case.stacked).parameters}
         rest = {path for path in case.stacked if path[0] in ("opt_state", "nnx_aux", "step")}
         assert wrapped | rest == set(case.stacked)
@@ -233,12 +233,12 @@ class TestFlavours:
         assert all(path[0] == "decoder" for path in view_of(case.stacked).parameters)
 
     @pytest.mark.parametrize("flavour", FLAVOURS)
-    def test_names(self, flavour):
+    def test_flavor_is_recognized_from_names(self, flavour):
         tree = Tree({flavour.wrapped(path): item for path, item in MODEL.items()})
         assert view_of(tree).flavour == flavour
         assert view_of(tree).parameters == MODEL
 
-    def test_other_models_stay(self):
+    def test_other_models_are_unchanged(self):
         other = {("critic", "decoder", "x"): array(2), ("step",): array()}
         tree = Tree({("base", *path): item for path, item in MODEL.items()} | other)
         assert view_of(tree).parameters == MODEL
@@ -261,7 +261,7 @@ class TestFlavours:
         kernel = ("decoder", "layers", "self_attention", "value", "kernel")
         assert view_of(Tree({(*kernel, "value"): array(2)})).parameters.keys() == {kernel}
 
-    def test_golden(self):
+    def test_golden_training_state_unwraps_to_nnx_names(self):
         plain = view_of(ckpttools.open(TRAINED)).parameters
         nnx = {tuple(path.split("/"))[:-1] for path in golden_leaves("paramonly_scanned_0")}
         assert set(plain) == nnx
@@ -279,11 +279,11 @@ class TestFlavours:
         ((), "parameter"),
     ],
 )
-def test_roles(path, expected):
+def test_paths_have_expected_roles(path, expected):
     leaf = words() if {"rngs", "step"} & {*path} else array()
     assert roles(Tree({path: leaf})).of(path) == expected
 
 
-def test_lazy_arrays_hold_what_numpy_does():
+def test_lazy_arrays_equal_numpy_arrays():
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert np.array_equal(lazy(values).read(), values)

@@ -45,7 +45,7 @@ def without_saying_so(host: Path) -> None:
 
 
 @pytest.mark.parametrize("says_left_out", [False, True])
-def test_one_host_of_several(tmp_path, says_left_out):
+def test_checkpoint_of_one_host_is_reported(tmp_path, says_left_out):
     shutil.copytree(HOSTS, tmp_path / "run")
     host, other = tmp_path / "run/local_host2", tmp_path / "run/local_host3/3/state"
     if says_left_out:
@@ -144,7 +144,7 @@ def calls_of(work: Callable[[], None], limit: int = 1_000_000) -> int:
     return count
 
 
-def test_damaged_shape_with_countless_chunks_is_handled(tmp_path):
+def test_damaged_shape_with_huge_chunk_count_is_handled(tmp_path):
     item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [1]), np.ones(2, F32))}, use_ocdbt=False)
     document = json.loads((item / "w/zarr.json").read_bytes())
 

@@ -74,7 +74,7 @@ def assert_same(root):
 
 
 @given(indexes, st.integers(2, 9))
-def test_round_trip(entries, node_entries):
+def test_index_round_trips(entries, node_entries):
     index = encode(entries.items(), NODES, node_entries=node_entries)
     result = read(in_memory(index))
     assert result == entries
@@ -82,14 +82,14 @@ def test_round_trip(entries, node_entries):
 
 
 @given(indexes, st.integers(2, 9), st.randoms())
-def test_order_of_entries_does_not_matter(entries, node_entries, random):
+def test_entry_order_does_not_matter(entries, node_entries, random):
     shuffled = random.sample(list(entries.items()), len(entries))
     sizes = {"node_entries": node_entries}
     assert encode(shuffled, NODES, **sizes) == encode(entries.items(), NODES, **sizes)
 
 
 @given(st.integers(0, 300), st.integers(2, 9))
-def test_shape_of_the_tree(count, node_entries):
+def test_tree_height_and_node_count_are_as_expected(count, node_entries):
     index = encode([(b"%d" % i, b"") for i in range(count)], NODES, node_entries=node_entries)
     levels = [-(-count // node_entries)]
     while levels[-1] > 1:
@@ -97,12 +97,12 @@ def test_shape_of_the_tree(count, node_entries):
     assert (index.num_nodes, index.height) == (sum(levels), len(levels) - 1)
 
 
-def test_large_numbers():
+def test_large_offsets_round_trip():
     entries = {b"a": Extent("big", 2**40 + 3, 2**33 + 1), b"b": Extent("big", 0, 2**63 - 1)}
     assert read(in_memory(encode(entries.items(), NODES))) == entries
 
 
-def test_longest_key_and_largest_inline_value():
+def test_longest_key_and_largest_inline_value_round_trip():
     entries = {b"k" * 65535: b"v" * 2**20}
     assert read(in_memory(encode(entries.items(), NODES))) == entries
 
@@ -120,7 +120,7 @@ def layers(count, file="d/data"):
 
 @settings(max_examples=25, deadline=None)
 @given(entries=indexes, node_entries=st.integers(2, 9))
-def test_tensorstore_lists_our_keys(tmp_path_factory, entries, node_entries):
+def test_tensorstore_lists_keys(tmp_path_factory, entries, node_entries):
     root = tmp_path_factory.mktemp("db")
     put(root, encode(entries.items(), NODES, node_entries=node_entries))
     store = database(root)
@@ -131,13 +131,13 @@ def test_tensorstore_lists_our_keys(tmp_path_factory, entries, node_entries):
 
 
 @pytest.mark.parametrize("node_entries", [2, 7, 1000])
-def test_tensorstore_reads_our_values(tmp_path, node_entries):
+def test_tensorstore_reads_values(tmp_path, node_entries):
     put(tmp_path, encode(layers(200), NODES, node_entries=node_entries))
     (tmp_path / "d/data").write_bytes(b"".join(struct.pack("<I", i) for i in range(200)))
     assert len(assert_same(tmp_path)) == 200
 
 
-def test_values_in_several_files_below_the_root(tmp_path):
+def test_values_in_several_data_files_are_read(tmp_path):
     data = {"model.safetensors": b"first", "d/äö": b"second", "d/deep/er": b"third", "d!": b"4"}
     entries = [(f.encode(), Extent(f, 1, len(data[f]) - 1)) for f in data]
     put(tmp_path, encode(entries, "index", node_entries=3), "index")
@@ -158,7 +158,7 @@ def test_tensorstore_reads_100_000_entries(tmp_path, node_entries, height):
     assert read(in_memory(index)) == entries
 
 
-def test_statistics_and_time_are_those_of_the_tree(tmp_path):
+def test_manifest_statistics_match_the_tree(tmp_path):
     index = encode(layers(200), NODES, node_entries=7, commit_time_ns=12, uuid=b"u" * 16)
     put(tmp_path, index)
     dump = ts.ocdbt.dump(ts.KvStore.open(f"file://{tmp_path}/").result()).result()
@@ -173,7 +173,7 @@ def test_statistics_and_time_are_those_of_the_tree(tmp_path):
     assert dump["config"]["max_decoded_node_bytes"] == 100_000_000
 
 
-def test_empty_index(tmp_path):
+def test_empty_index_round_trips(tmp_path):
     index = encode([], NODES)
     assert (index.nodes, index.num_nodes, index.height) == (b"", 0, 0)
     put(tmp_path, index)
@@ -198,7 +198,7 @@ def test_tensorstore_can_continue_writing(tmp_path):
 
 @pytest.mark.parametrize("compression", [None, {"id": "zstd", "level": 3}])
 @pytest.mark.parametrize("node_bytes", [1000, 100_000_000])
-def test_databases_of_tensorstore(tmp_path, compression, node_bytes):
+def test_tensorstore_databases_are_read(tmp_path, compression, node_bytes):
     sizes = {"max_decoded_node_bytes": node_bytes, "max_inline_value_bytes": 50}
     store = database(tmp_path, compression=compression, **sizes)
     for commit in range(3):
@@ -210,7 +210,7 @@ def test_databases_of_tensorstore(tmp_path, compression, node_bytes):
     assert {type(entry) for entry in index.values()} == {bytes, Extent}
 
 
-def test_empty_after_deletion(tmp_path):
+def test_database_is_empty_after_deletion(tmp_path):
     store = database(tmp_path)
     store[b"key"] = b"value"
     store.delete_range(ts.KvStore.KeyRange()).result()
@@ -225,7 +225,7 @@ def test_version_tree_nodes_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("node_bytes", [400, 100_000_000])
-def test_paths_are_relative_to_the_database_a_node_comes_from(tmp_path, node_bytes):
+def test_paths_are_relative_to_the_database_of_the_node(tmp_path, node_bytes):
     sizes = {"max_decoded_node_bytes": node_bytes, "max_inline_value_bytes": 8}
     context = ts.Context()
     merged = database(tmp_path, context, **sizes)
@@ -241,7 +241,7 @@ def test_paths_are_relative_to_the_database_a_node_comes_from(tmp_path, node_byt
 
 
 @pytest.mark.parametrize(("node_entries", "height"), [(100, 0), (30, 1), (4, 3)])
-def test_tree_of_another_directory(tmp_path, node_entries, height):
+def test_nodes_in_another_directory_are_read(tmp_path, node_entries, height):
     """A manifest that names the nodes of `part/` with the base path `part/`."""
     inner = encode(layers(100), NODES, node_entries=node_entries)
     put(tmp_path / "part", inner)
@@ -257,7 +257,7 @@ def test_tree_of_another_directory(tmp_path, node_entries, height):
 # ---- errors of encode
 
 
-def test_duplicate_key():
+def test_encoding_refuses_duplicate_keys():
     with pytest.raises(FormatError, match=r"b'twice' occurs twice"):
         encode([(b"twice", b"1"), (b"other", b""), (b"twice", b"2")], NODES)
 
@@ -272,7 +272,7 @@ def test_invalid_entry_is_refused(entry):
     assert "key" in caught.value.location
 
 
-def test_key_too_long():
+def test_overlong_key_is_refused():
     with pytest.raises(FormatError, match="65,535"):
         encode([(b"k" * 65536, b"")], NODES)
 
@@ -336,21 +336,21 @@ def node_with(body):
     return framed(body, "0cdb20de")
 
 
-def test_wrong_magic():
+def test_wrong_magic_is_refused():
     wrong = error(with_manifest(b"PK\3\4" + sample().manifest[4:]))
     assert "not an OCDBT manifest" in wrong.message
     assert (wrong.location, wrong.got) == ("manifest.ocdbt", "magic 504b0304")
     assert wrong.expected == "magic 0cdb3a2a"
 
 
-def test_manifest_in_the_location_of_a_node():
+def test_manifest_in_place_of_a_node_is_refused():
     node = framed(b"")
     wrong = error(with_node(node))
     assert "not an OCDBT B+tree node" in wrong.message
     assert wrong.location == node_location(node)
 
 
-def test_truncated_manifest_of_any_length():
+def test_truncated_manifests_are_refused():
     whole = sample().manifest
     for length in range(len(whole)):
         wrong = error(with_manifest(whole[:length]))
@@ -359,7 +359,7 @@ def test_truncated_manifest_of_any_length():
     assert wrong.expected == f"{len(whole)} bytes"
 
 
-def test_truncated_node():
+def test_truncated_node_is_refused():
     index = sample()
     size = len(index.nodes)
     wrong = error(in_memory(ocdbt_encode.EncodedIndex(index.manifest, index.nodes[:-1], 1, 0)))
@@ -391,7 +391,7 @@ def test_checksum_mismatch_names_location_and_both_values():
     assert wrong.expected == f"0x{node[-4:][::-1].hex()}"
 
 
-def test_unknown_version_and_compression():
+def test_unknown_version_and_compression_are_refused():
     body = body_of(sample().manifest)
     version = error(with_manifest(framed(body, head=b"\1\0")))
     assert "unknown format version" in version.message
@@ -401,7 +401,7 @@ def test_unknown_version_and_compression():
     assert (compression.got, compression.expected) == ("2", "0 (none) or 1 (zstd)")
 
 
-def test_unknown_compression_in_the_configuration():
+def test_unknown_compression_in_the_config_is_refused():
     body = bytearray(body_of(sample().manifest))
     body[16 + 1 + 2 + 4 + 1] = 7
     assert "unknown configured compression" in error(with_manifest(framed(bytes(body)))).message
@@ -412,7 +412,7 @@ def test_invalid_zstd_is_refused():
     assert "zstd" in wrong.message
 
 
-def test_numbered_manifests(tmp_path):
+def test_numbered_manifests_are_refused(tmp_path):
     database(tmp_path, manifest_kind="numbered").write(b"key", b"value").result()
     wrong = error(below(tmp_path))
     assert "checkpoints do not use" in wrong.message
@@ -420,7 +420,7 @@ def test_numbered_manifests(tmp_path):
     assert wrong.location == "manifest.ocdbt"
 
 
-def test_manifest_without_a_version():
+def test_manifest_without_a_version_is_refused():
     config = body_of(sample().manifest)[:25]
     assert "no version" in error(with_manifest(framed(config + bytes(12)))).message
 
@@ -454,7 +454,7 @@ def error_without_hint(fetch):
     return caught.value
 
 
-def test_data_file_id_outside_the_table():
+def test_out_of_range_data_file_id_is_refused():
     wrong = error(with_node(node_with(b"\0\1\1\0f\1\1a\1\1\3\0")))
     assert "not in the table" in wrong.message
     assert (wrong.got, wrong.expected) == ("3", "below 1, the size of the table")

@@ -146,7 +146,7 @@ def long_keys(count, length=60_000):
     return frame(MANIFEST_MAGIC, manifest_body(0, 0, len(node))), node
 
 
-def test_doctor_accepts_the_limit(tmp_path):
+def test_doctor_accepts_a_memory_limit(tmp_path):
     location, (manifest, node) = tmp_path / "ocdbt.process_0", long_keys(100)
     (location / "d").mkdir(parents=True)
     (location / "manifest.ocdbt").write_bytes(manifest)
@@ -160,7 +160,7 @@ def test_doctor_accepts_the_limit(tmp_path):
     assert not (tmp_path / "manifest.ocdbt").exists()
 
 
-def test_limit_can_be_raised_and_excludes_the_size_on_disk():
+def test_index_limit_can_be_raised_and_excludes_stored_size():
     count, (manifest, node) = 100, long_keys(100)
     fetch = database(manifest, node)
     assert len(node) < 1000

@@ -254,7 +254,7 @@ class TestDamaged:
             ckpttools.open(item)
         assert caught.value.got == "a/b and a.b are both 'a.b'"
 
-    def test_file_name_outside_of_the_directory_is_reported(self, tmp_path):
+    def test_file_name_outside_the_directory_is_reported(self, tmp_path):
         outside = write_item(
             tmp_path / "outside", {("w",): (zarr3([LITTLE], [2]), np.zeros(2))}, use_ocdbt=False
         )

@@ -103,7 +103,7 @@ class TestItemsWithoutArrays:
             assert len(ckpttools.open(step.parent).arrays) == NUM_MODEL
 
     @pytest.mark.parametrize("name", ["numbers", "numbers_and_strings"])
-    def test_lost_index_of_numbers_is_still_an_error(self, tmp_path, name):
+    def test_missing_index_of_numbers_is_an_error(self, tmp_path, name):
         source = saved(tmp_path / "0", ONLY_NUMBERS[name])
         shutil.rmtree(source / "ocdbt.process_0")
         (source / "manifest.ocdbt").unlink()
@@ -214,7 +214,7 @@ class TestTrainingStateInTwoItems:
         items = dict(zip(names, (MODEL, OPTIMIZERS[optimizer]), strict=True))
         return saved_step(tmp_path / "run", config={"text": "x"}, **items)
 
-    def test_roles(self, step, names):
+    def test_arrays_of_two_items_have_roles(self, step, names):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ChosenItemWarning)
             report = ckpttools.inspect(step)
@@ -224,11 +224,11 @@ class TestTrainingStateInTwoItems:
         kinds = {item.name: item.kind for item in listing.items}
         assert kinds == {names[0]: "parameters", names[1]: "optimizer", "config": "other"}
 
-    def test_strip_leaves_the_item_of_the_model(self, tmp_path, step, names):
+    def test_strip_keeps_the_model_item(self, tmp_path, step, names):
         run("strip-optimizer", step, tmp_path / "out")
         assert_same_leaves(restored(tmp_path / "out" / "0" / "items"), MODEL)
 
-    def test_conversions_keep_both(self, tmp_path, step, names, optimizer):
+    def test_conversions_keep_both_items(self, tmp_path, step, names, optimizer):
         run("convert", "to-orbax", step.parent, tmp_path / "orbax", "--level", "item")
         got = restored(tmp_path / "orbax")
         assert set(got) == set(names)
@@ -238,7 +238,7 @@ class TestTrainingStateInTwoItems:
         assert ckpttools.open(tmp_path / "tensors").arrays.keys() == ckpttools.open(step).arrays.keys()
         run("diff", step, tmp_path / "orbax")
 
-    def test_diff_sees_the_optimizer(self, tmp_path, step, names, optimizer):
+    def test_diff_compares_the_optimizer_item(self, tmp_path, step, names, optimizer):
         other = jax.tree.map(lambda leaf: leaf + 1, OPTIMIZERS[optimizer])
         changed = saved_step(tmp_path / "other", **{names[0]: MODEL, names[1]: other})
         output = run("diff", step, changed, code=1)

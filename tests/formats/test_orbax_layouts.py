@@ -42,7 +42,7 @@ def stated(leaf: dict[str, object]) -> dict[str, object]:
 
 class TestWrittenByOrbax:
     @ITEMS
-    def test_paths_and_their_classification(self, name):
+    def test_paths_have_expected_classification(self, name):
         tree, leaves = open_tree(ORBAX / name), EXPECTED[name]
         assert list(tree) == [tuple(leaf["keys"]) for leaf in leaves]
         assert tree.metadata.scalars == {tuple(leaf["keys"]) for leaf in leaves if "scalar" in leaf}
@@ -51,18 +51,18 @@ class TestWrittenByOrbax:
         assert tree.metadata.location == str(ORBAX / name)
 
     @pytest.mark.parametrize("name", COMPLETE)
-    def test_values(self, name):
+    def test_values_match_orbax(self, name):
         tree = open_tree(ORBAX / name)
         got = [as_expected(leaf) for leaf in tree.values()]
         assert got == [stated(leaf) for leaf in EXPECTED[name]]
 
     @pytest.mark.parametrize("name", COMPLETE)
-    def test_regions(self, name):
+    def test_regions_match_the_array(self, name):
         for array in open_tree(ORBAX / name).arrays.values():
             check_regions(array, array.read(), 4)
 
     @pytest.mark.parametrize("name", PARTIAL)
-    def test_chunks_of_other_hosts_are_missed_by_name(self, name):
+    def test_missing_chunks_of_other_hosts_are_named(self, name):
         tree = open_tree(ORBAX / name)
         missing = 0
         for leaf, array in zip(EXPECTED[name], tree.values(), strict=True):
@@ -86,12 +86,12 @@ class TestWrittenByOrbax:
         assert leaves_by_package(tree) == golden_leaves("llama3.1", True)
         assert (tree.metadata.step, tree.metadata.custom) == (0, {"scan_layers": True})
 
-    def test_all_fixtures_are_expected(self):
+    def test_all_fixtures_have_expectations(self):
         assert {path.parent.relative_to(ORBAX).as_posix() for path in ORBAX.rglob("_METADATA")} == set(
             EXPECTED
         )
 
-    def test_nested_values(self):
+    def test_nested_values_are_restored(self):
         nested = open_tree(ORBAX / "tree_zoo").nested()
         assert (nested["empty_dict"], nested["empty_list"], nested["str"]) == ({}, [], "hello")
         assert isinstance(nested["list"], list)
@@ -129,7 +129,7 @@ class TestLocations:
     def test_step_can_be_chosen(self):
         assert open_tree(ORBAX / "cm_default", ReadOptions(step=0)).metadata.custom == {"hello": 0}
 
-    def test_user_metadata_only_in_the_item_is_read(self):
+    def test_user_metadata_stored_only_in_the_item_is_read(self):
         assert open_tree(ORBAX / "handmade_bare").metadata.custom == {"scan_layers": True}
 
     def test_checkpoint_without_commit_files_is_read(self, tmp_path):
@@ -192,7 +192,7 @@ class TestLocations:
             assert str(step / "state") in caught.value.hint
         assert len(open_tree(step / "state")) == 1
 
-    def test_finished_save_is_preferred_to_one_in_progress(self, tmp_path):
+    def test_finished_save_is_preferred_to_unfinished_save(self, tmp_path):
         run = shutil.copytree(ORBAX / "unfinished_atomic_rename", tmp_path / "run")
         (run / "2.orbax-checkpoint-tmp").rename(run / "1.orbax-checkpoint-tmp")
         assert open_tree(run, ReadOptions(step=1)).metadata.location == str(run / "1" / "items")
@@ -201,7 +201,7 @@ class TestLocations:
         with pytest.raises(UsageError, match="step 9 does not exist"):
             open_tree(ORBAX / "cm_default", ReadOptions(step=9))
 
-    def test_permission_denied(self, monkeypatch):
+    def test_denied_listing_is_reported(self, monkeypatch):
         def denied(path):
             raise PermissionError(13, "Permission denied", str(path))
 
@@ -210,7 +210,7 @@ class TestLocations:
             open_tree(ORBAX / "cm_default")
         assert caught.value.got == "Permission denied (errno 13)"
 
-    def test_permission_denied_below(self, monkeypatch):
+    def test_denied_child_directory_is_reported(self, monkeypatch):
         location = ORBAX / "cm_default"
         looked_at = os.stat
 
@@ -228,14 +228,14 @@ class TestLocations:
         assert caught.value.got == "Permission denied (errno 13)"
 
 
-class TestUnmerged:
+class TestUnmergedIndexes:
     """Without the merged index the databases of the processes are read together."""
 
     @pytest.mark.parametrize(
         "name",
         ["multihost_plain/5/items", "lazy_2proc/7/items", "lazy_workers/1/items", "pytree_ocdbt1_zarr30"],
     )
-    def test_values(self, tmp_path, name):
+    def test_unmerged_values_match_orbax(self, tmp_path, name):
         item = shutil.copytree(ORBAX / name, tmp_path / "item")
         (item / "manifest.ocdbt").unlink()
         shutil.rmtree(item / "d")

@@ -114,33 +114,33 @@ def results(runs, every_leaf, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("checkpoint", "case"), [(name, case) for name in CASES for case in CASES[name]])
-def test_loads(results, checkpoint, case):
+def test_orbax_loads_every_checkpoint(results, checkpoint, case):
     assert results[checkpoint][case] == "", results[checkpoint][case]
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-def test_every_leaf_loads(results, loader):
+def test_orbax_loads_all_leaf_kinds(results, loader):
     assert results[EVERY][loader] == "", results[EVERY][loader]
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_every_checkpoint_meets_every_loader_and_every_target(number):
+def test_every_checkpoint_has_every_loader_and_target(number):
     chosen = [case.rpartition("-") for case in some_cases(number)]
     assert {loader for loader, _, _ in chosen} >= {*LOADERS, "maxtext_parameters"}
     assert {target for _, _, target in chosen} >= {"none", "unsharded", *SHARDED, *METADATA}
     assert {*some_cases(number)} <= {*EVERY_CASE}
 
 
-class TestEveryLeaf:
+class TestAllLeafKinds:
     """Every dtype that zarr has, numbers, text, empty leaves, lists: also for readers that are not Orbax."""
 
-    def test_tensorstore(self, every_leaf):
+    def test_tensorstore_reads_all_leaf_kinds(self, every_leaf):
         expected = {
             "/".join(map(str, path)): described(array.read()) for path, array in EVERY_LEAF.arrays.items()
         }
         assert all_described(arrays_by_tensorstore(every_leaf / "0" / "items")) == expected
 
-    def test_package(self, every_leaf):
+    def test_package_reads_all_leaf_kinds(self, every_leaf):
         tree = ckpttools.open(every_leaf)
         assert list(tree) == list(EVERY_LEAF)
         assert tree.metadata.scalars == EVERY_LEAF.metadata.scalars
@@ -156,7 +156,7 @@ class TestManyChunks:
     """The checkpoints with small chunks are what they are meant to be."""
 
     @pytest.mark.parametrize("name", [name for name, how in CHECKPOINTS.items() if how[2]])
-    def test_grids_are_ragged(self, runs, name):
+    def test_chunk_grids_are_ragged(self, runs, name):
         ragged = [
             path
             for path, array in opened_by_tensorstore(runs[name] / "0" / "items").items()
@@ -174,7 +174,7 @@ class TestManyChunks:
         assert query.chunk_layout.read_chunk.shape == (22, 1, 4, 16)
 
     @pytest.mark.parametrize("name", CHECKPOINTS)
-    def test_values(self, runs, name):
+    def test_values_of_many_chunks_match_golden_data(self, runs, name):
         family, scan, _ = CHECKPOINTS[name]
         item = runs[name] / "0" / "items"
         assert leaves_by_package(ckpttools.open(item)) == golden_leaves(family, scan)

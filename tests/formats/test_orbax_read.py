@@ -52,7 +52,7 @@ def shapes(tree) -> dict[str, object]:
 class TestWrittenByMaxText:
     @SCANS
     @LEVELS
-    def test_opens_at_every_level(self, scan, level):
+    def test_checkpoint_opens_at_every_level(self, scan, level):
         tree = open_tree(golden_checkpoint(scan) / level)
         expected = {
             path: leaf if isinstance(leaf, str) else [leaf["shape"], leaf["dtype"]]
@@ -72,7 +72,7 @@ class TestWrittenByMaxText:
         assert list(open_tree(item)) == paths
 
     @SCANS
-    def test_shapes_are_those_tensorstore_sees(self, scan):
+    def test_shapes_match_tensorstore(self, scan):
         item = golden_checkpoint(scan) / "0" / "items"
         seen = {
             path: [list(array.shape), array.dtype.name] for path, array in opened_by_tensorstore(item).items()
@@ -83,13 +83,13 @@ class TestWrittenByMaxText:
     def test_scalars_are_recorded(self, scan):
         assert open_tree(golden_checkpoint(scan)).metadata.scalars == {("step",)}
 
-    def test_kind(self):
+    def test_golden_checkpoints_have_a_kind(self):
         stacked, unstacked = (view_of(open_tree(golden_checkpoint(scan))) for scan in (True, False))
         assert (stacked.kind, stacked.flavour, stacked.scan_axis) == ("stacked-inference", LINEN, 1)
         assert (unstacked.kind, unstacked.flavour) == ("unstacked-inference", LINEN)
 
     @SCANS
-    def test_values(self, scan):
+    def test_values_match_golden_data(self, scan):
         assert leaves_by_package(open_tree(golden_checkpoint(scan))) == golden_leaves("llama3.1", scan)
 
     def test_opening_reads_no_array(self, tmp_path):
@@ -187,7 +187,7 @@ class TestSteps:
             open_tree(run / "30" / level)
 
     @pytest.mark.parametrize("level", ["", "items"])
-    def test_path_and_different_step_contradict(self, run, level):
+    def test_contradicting_path_and_step_are_refused(self, run, level):
         assert open_tree(run / "10" / level, ReadOptions(step=10)).metadata.step == 10
         with pytest.raises(UsageError, match="step 0 does not exist") as caught:
             open_tree(run / "10" / level, ReadOptions(step=0))
@@ -324,7 +324,7 @@ class TestSteps:
         assert self.opened(run, 10).step == 10
         assert not recwarn.list
 
-    def test_several_items_must_be_chosen_from(self, run):
+    def test_item_of_several_must_be_chosen(self, run):
         shutil.copytree(run / "10" / "items", run / "10" / "other")
         with pytest.raises(FormatError, match="several items") as caught:
             self.opened(run)
@@ -332,7 +332,7 @@ class TestSteps:
         assert open_tree(run / "10" / "other").metadata.step == 10
 
 
-class TestBareSteps:
+class TestStepsWithoutItems:
     """`Checkpointer.save(run / "5")` puts the files of step and item into one directory."""
 
     @pytest.fixture
@@ -365,14 +365,14 @@ class TestBareSteps:
         assert not steps_around(open_tree(run / "6")).unfinished
 
     @pytest.mark.parametrize("old", [("5",), ("5", "6")])
-    def test_steps_of_old_versions_are_steps_too(self, run, old):
+    def test_steps_of_old_versions_are_recognized(self, run, old):
         """Not items of the run, of which one would be taken for all there is."""
         for step in old:
             (run / step / "_CHECKPOINT_METADATA").unlink()
         assert open_tree(run).metadata.step == 6
         assert open_tree(run / "5").metadata.step == 5
 
-    def test_any_name_will_do(self, run):
+    def test_step_directory_may_have_any_name(self, run):
         (run / "6").rename(run / "final")
         assert open_tree(run / "final").metadata.step is None
 

@@ -147,21 +147,21 @@ class TestOrbaxManyDataFiles(TestOrbaxFiles):
         return OrbaxWriter(step=None, zarr3=False, target_data_file_bytes=1000)
 
 
-class TestLoads:
+class TestLoaders:
     """Every public loader of Orbax restores every layout."""
 
     @pytest.mark.parametrize("loader", LOADERS)
     @EVERY
-    def test_every_leaf_without_a_target(self, results, name, loader):
+    def test_every_leaf_loads_without_a_target(self, results, name, loader):
         assert results[f"everything/{name}"][loader] == ""
 
     @EVERY
-    def test_every_array_into_shards(self, results, name):
+    def test_every_array_loads_sharded(self, results, name):
         assert results[f"arrays/{name}"] == dict.fromkeys(loaders_of("arrays", name), "")
 
     @pytest.mark.parametrize("loader", LOADERS)
     @pytest.mark.parametrize("name", [name for name in COMBINATIONS if name.startswith("ocdbt")])
-    def test_many_data_files(self, results, name, loader):
+    def test_many_data_files_are_loaded(self, results, name, loader):
         assert results[f"target/{name}"][loader] == ""
 
     @pytest.mark.parametrize("loader", LOADERS)
@@ -170,10 +170,10 @@ class TestLoads:
         assert results[f"bare/{name}"][loader] == ""
 
 
-class TestReadsBack:
+class TestReadBack:
     @pytest.mark.parametrize("kind", ["everything", "arrays"])
     @EVERY
-    def test_by_the_package(self, runs, name, kind):
+    def test_package_reads_every_layout(self, runs, name, kind):
         back = ckpttools.open(runs / kind / name)
         tree = EVERYTHING if kind == "everything" else ARRAYS
         assert_same(back, tree)
@@ -185,14 +185,14 @@ class TestReadsBack:
         assert_same(ckpttools.open(runs / "bare" / name), BARE)
 
     @EVERY
-    def test_by_tensorstore(self, runs, name):
+    def test_tensorstore_reads_every_layout(self, runs, name):
         item = runs / "arrays" / name / str(STEP) / ITEM
         for path, entry in ARRAYS.arrays.items():
             opened = open_by_tensorstore(item, name, dotted(path))
             assert described(opened.read().result()) == described(entry.read()), path
 
     @EVERY
-    def test_grids_are_cut(self, runs, name):
+    def test_large_arrays_are_split_into_chunks(self, runs, name):
         item = runs / "arrays" / name / str(STEP) / ITEM
         opened = open_by_tensorstore(item, name, "ranks.2.kernel")
         chunk = opened.chunk_layout.read_chunk.shape
@@ -210,11 +210,11 @@ def open_by_tensorstore(item: Path, name: str, array: str) -> ts.TensorStore:
 
 class TestFiles:
     @RAW
-    def test_two_runs_give_the_same_bytes(self, runs, tmp_path, name):
+    def test_two_runs_write_the_same_bytes(self, runs, tmp_path, name):
         write(EVERYTHING, writer(name), tmp_path / "again", jobs=1)
         assert contents(tmp_path / "again") == contents(runs / "everything" / name)
 
-    def test_compressed_chunks_are_the_same_whoever_makes_them(self, runs, tmp_path):
+    def test_compressed_chunks_equal_those_of_tensorstore(self, runs, tmp_path):
         write(EVERYTHING, writer("files-zarr3-zstd:3"), tmp_path / "again", jobs=1)
         assert contents(tmp_path / "again") == contents(runs / "everything" / "files-zarr3-zstd:3")
 
@@ -228,7 +228,7 @@ class TestFiles:
         assert list(step["item_handlers"]) == [ITEM]
         assert step["custom_metadata"] == EVERYTHING.metadata.custom
 
-    def test_layout_without_ocdbt(self, runs):
+    def test_layout_without_ocdbt_has_a_directory_per_array(self, runs):
         item = runs / "arrays" / "files-zarr3-raw" / str(STEP) / ITEM
         assert (item / "dtypes.bfloat16" / "zarr.json").is_file()
         assert (item / "dtypes.bfloat16" / "c" / "0" / "0").stat().st_size == 30
@@ -238,7 +238,7 @@ class TestFiles:
         assert (item / "ranks.0" / "0").stat().st_size == 4
 
     @pytest.mark.parametrize("version", ["zarr2", "zarr3"])
-    def test_codecs_in_documents(self, runs, version):
+    def test_array_documents_name_the_codecs(self, runs, version):
         locations = [
             runs / "arrays" / f"files-{version}-{codec}" / str(STEP) / ITEM / "sharded"
             for codec in ("raw", "zstd:3")
@@ -284,7 +284,7 @@ class TestTargetSize:
         assert max(sizes.values()) <= TARGET
         assert sum(sizes.values()) >= ARRAYS.nbytes
 
-    def test_compressed_files_are_larger_by_one_chunk_at_most(self, runs):
+    def test_compressed_files_exceed_the_target_by_at_most_one_chunk(self, runs):
         sizes = self.sizes(runs / "target" / "ocdbt-zarr3-zstd:3")
         assert len(sizes) > 5
         # zstd may add a few bytes to noise.
@@ -297,7 +297,7 @@ class TestTargetSize:
         assert_same(ckpttools.open(tmp_path / "run"), ARRAYS)
 
     @pytest.mark.parametrize("name", ["ocdbt-zarr3-raw", "ocdbt-zarr2-zstd:3"])
-    def test_reads_back(self, runs, name):
+    def test_split_data_files_read_back(self, runs, name):
         assert_same(ckpttools.open(runs / "target" / name), ARRAYS)
 
     @given(st.lists(st.integers(1, 4000), max_size=12), st.integers(1, 5000))
@@ -373,14 +373,14 @@ class TestEncodedChunks:
         monkeypatch.setattr(chunking, "LARGEST", 64 << 20)
 
     @pytest.mark.parametrize("limit", [64 << 20, 3 << 20, 1 << 20, 4096])
-    def test_they_fit(self, limit):
+    def test_encoded_chunks_fit_the_memory_limit(self, limit):
         layout = OrbaxWriter(compression=Zstd()).layout(large(), limit)
         (placement,) = layout.placements.values()
         assert placement.chunk_nbytes <= min(limit, LARGEST_ENCODED)
         assert isinstance(placement.home, Appended)
 
     @pytest.mark.parametrize("jobs", [1, 2, 64])
-    def test_small_memories_are_enough(self, jobs):
+    def test_small_memory_limits_are_sufficient(self, jobs):
         plan = build(large(), OrbaxWriter(compression=Zstd()), memory=128 << 20, jobs=jobs)
         assert plan.projected_peak <= 128 << 20
 
@@ -412,7 +412,7 @@ class TestCompression:
     @pytest.mark.parametrize(
         ("text", "expected"), [("none", None), ("zstd", Zstd(3)), ("zstd:1", Zstd(1)), ("zstd:19", Zstd(19))]
     )
-    def test_names(self, text, expected):
+    def test_compression_names_are_parsed(self, text, expected):
         assert parse_compression(text) == expected
 
     @pytest.mark.parametrize("text", ["lz4", "zstd:", "zstd:0", "zstd:20", "zstd:-1", "ZSTD", "", "zstd:1.5"])
@@ -430,12 +430,12 @@ class TestCompression:
         assert zstandard.ZstdDecompressor().decompress(encoded) == bytes(data)
         assert zstandard.get_frame_parameters(encoded).content_size == len(data)
 
-    def test_memory_grows_with_the_level(self):
+    def test_compression_memory_grows_with_the_level(self):
         low, middle, high = (Zstd(level).working_bytes for level in (3, 9, HIGHEST_LEVEL))
         assert low < 4 << 20 < middle < 32 << 20 < high < 128 << 20
 
 
-class TestRefusals:
+class TestRefusedTrees:
     def refused(self, tree: Tree, name: str = "ocdbt-zarr3-raw", **options: Any) -> FormatError:
         with pytest.raises(FormatError) as caught:
             writer(name, **options).layout(tree, 1 << 20)
@@ -455,7 +455,7 @@ class TestRefusals:
         )
         assert 'dtype="bfloat16"' in error.hint
 
-    def test_arrays_without_elements(self):
+    def test_arrays_without_elements_are_refused(self):
         error = self.refused(Tree({("w",): array("float32", 0, 3), ("v",): array("float32", 2)}))
         assert error.message == "Orbax cannot store arrays without elements:\n    w: [0, 3]"
         assert 'format="zarr3"' in error.hint
@@ -500,6 +500,6 @@ def test_zarr2_spellings_are_tensorstores(tmp_path, name):
     assert from_zarr2(theirs["dtype"]) == dtype
 
 
-def test_stored_helpers_write_the_declared_layout():
+def test_test_helpers_write_the_declared_layout():
     assert {leaf.dtype.name for path, leaf in ARRAYS.arrays.items() if path[0] == "dtypes"} == set(ZARR3)
     assert stored(values((4,), DTYPES["int2"]), DTYPES["int2"]).read().astype(int).min() >= -2

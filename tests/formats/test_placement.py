@@ -39,7 +39,7 @@ def buffer_of(truth, region, placement):
 
 @settings(max_examples=200)
 @given(placements(), st.data())
-def test_tiles_written_in_any_order_make_the_chunks(case, data):
+def test_tiles_written_in_any_order_fill_the_chunks(case, data):
     placement, dtype = case
     truth = noise(placement.shape, dtype, 1)
     ranges = {index: placement.chunk_range(index) for index in grid_indices(placement.shape, placement.chunk)}
@@ -107,7 +107,7 @@ def test_chunks_are_contiguous(case):
 
 
 @given(placements(), st.data())
-def test_estimates_are_near_the_truth(case, data):
+def test_estimates_are_close_to_actual_counts(case, data):
     placement, _ = case
     region = data.draw(regions(placement.shape))
     count = len(list(placement.runs(region)))
@@ -150,7 +150,7 @@ def test_different_placements_have_different_descriptions():
     assert Placement((4,), 2, (1,), HOMES[0]).described not in described
 
 
-def test_padding_is_part_of_the_file_but_of_no_run():
+def test_padding_belongs_to_the_file_but_to_no_run():
     placement = Placement((5,), 1, (3,), DataFile("f"))
     assert placement.nbytes == 6
     assert sum(run.nbytes for run in placement.runs(Region.whole((5,)))) == 5

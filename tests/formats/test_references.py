@@ -319,7 +319,7 @@ def test_stack_of_transposed_matrices_has_a_chunk_per_matrix(weights):
     assert [location[1] for location in result.locations()] == [weight.offset for weight in weights]
 
 
-def test_heads_are_atoms_of_the_same_bytes(weights):
+def test_head_atoms_reference_the_same_bytes(weights):
     result = chunks(stack([relayout(weight, [(2, 3), (4,)], (2, 0, 1), (1, 1, 1)) for weight in weights], 1))
     assert result.chunk == (4, 1, 2, 3)
     assert result.codecs[0]["configuration"]["order"] == [1, 2, 3, 0]
@@ -345,7 +345,7 @@ def test_outer_axis_of_a_range_can_be_indexed_and_sliced(weights):
     assert (result.chunk, next(result.locations())[1]) == ((3, 4), weights[0].offset + 16)
 
 
-def test_second_block_keeps_its_location(weights):
+def test_second_block_of_a_stack_keeps_its_location(weights):
     """A stack lists the blocks of its parts, also of one that is the second of two."""
     pair = Stack((2, 6, 4), BF16, tuple(weights), 0)
     taken = tuple(Take((6, 4), BF16, pair, 0, index) for index in (1, 0))
@@ -376,7 +376,7 @@ def test_indexed_inner_axis_cannot_be_shared(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["raw", "zstd"])
-def test_stacking_needs_chunks_of_one_layer(stores, kind):
+def test_stacking_by_reference_needs_single_layer_chunks(stores, kind):
     tree = stores[kind]
     layers = [tree.arrays["float32", f"w{k}"] for k in range(LAYERS)]
     assert chunks(stack(layers, 1)).chunk == (2, 1, 12, 3)
@@ -433,7 +433,7 @@ def test_mode_follows_the_option_or_the_command():
         (["--reference", "--compression", "zstd"], ANY, ANY),
     ],
 )
-def test_mode_of_option_combinations(options, copying, sharing):
+def test_option_combinations_have_expected_mode(options, copying, sharing):
     for shares, mode in ((False, copying), (True, sharing)):
         seen = []
 
@@ -545,7 +545,7 @@ def test_small_values_of_an_index_stay_in_the_index(tmp_path):
     assert_same(ckpttools.open(tmp_path / "out"), source.with_metadata(step=0))
 
 
-def test_shards_of_several_pieces_are_shared_whole(tmp_path):
+def test_shards_of_several_pieces_are_shared_completely(tmp_path):
     import tensorstore as ts
 
     truth = np.arange(8 * 6 * 4, dtype=np.int32).reshape(8, 6, 4)
@@ -598,7 +598,7 @@ def by_reference(model: Path, out: Path, scan: bool = True, jobs: int | None = N
     return plan_to_maxtext(model, ToMaxText(scan=scan), writer=writer(ANY, out), resources=resources)
 
 
-def test_source_can_be_deleted(model, tmp_path):
+def test_referenced_source_can_be_deleted(model, tmp_path):
     before = digests(model)
     receipt = by_reference(model, tmp_path / "out").run(tmp_path / "out")
     assert digests(model) == before
@@ -658,7 +658,7 @@ def test_plain_copy_equals_unreferenced_conversion(model, tmp_path):
     assert (tmp_path / "plain" / item).read_bytes() == (tmp_path / "expected" / item).read_bytes()
 
 
-def test_square_matrices_under_a_transpose_codec_are_read_within_their_scratch(tmp_path):
+def test_transposed_square_matrices_are_read_within_their_scratch(tmp_path):
     side = 1200
     tree = hf_tree(tmp_path / "m.safetensors", w=noise((side, side), DTYPES["uint16"]).view(np.uint16))
     turned = Tree({("w",): relayout(tree.arrays["w",], [(side,), (side,)], (1, 0), (1, 1))}, Metadata(step=0))
@@ -819,7 +819,7 @@ def test_kill_nine_loses_nothing(model, tmp_path):
     assert digests(model) == before
 
 
-def test_weights_file_is_not_shared_for_a_scalar(model, tmp_path):
+def test_weights_file_is_not_shared_for_a_single_scalar(model, tmp_path):
     """All is cast but the step, which would keep the old weights on the disk."""
     plan_to_maxtext(model).run(tmp_path / "old")
     arguments = ["cast", str(tmp_path / "old"), str(tmp_path / "new"), "--dtype", "float32", "--json"]
@@ -849,7 +849,7 @@ def test_source_is_not_replaced_by_sharing_output(model, tmp_path):
     assert digests(tmp_path / "out") == before
 
 
-def test_nine_thousand_tensors_stay_within_the_memory_allowed(tmp_path):
+def test_nine_thousand_tensors_stay_within_the_memory_limit(tmp_path):
     """As a process, since the memory of this one is that of all tests before."""
     sizes = LlamaSizes(layers=1000, hidden=256, mlp=256, heads=1, kv_heads=1, head_dim=32, vocab=1000)
     write_llama(tmp_path / "hf", sizes, sparse=True)

@@ -254,7 +254,7 @@ def test_every_bit_round_trips(family, data, seed, scan):
 @pytest.mark.parametrize("family", [name for name in CONFIGS if name not in NEVER_SCANNED])
 @settings(max_examples=8)
 @given(data=st.data())
-def test_stacked_layers_are_the_single_ones_side_by_side(family, data):
+def test_stacked_layers_equal_the_single_layers(family, data):
     """Both layouts hold the same numbers: every element of the one is in the other."""
     tree = model(data.draw(CONFIGS[family]), 1)
     stacked, single = (to_maxtext(tree, ToMaxText(scan=scan)).state for scan in (True, False))
@@ -272,7 +272,7 @@ def _digest(tree: Tree) -> list[bytes]:
     ("family", "layers"),
     [("gemma2", 3), ("gpt-oss", 5), ("olmo3", 6), ("qwen3-next", 7), ("qwen3.5-moe", 7), ("llama4", 5)],
 )
-def test_layers_that_do_not_fit_their_groups_are_refused(family, layers):
+def test_incomplete_layer_groups_are_refused(family, layers):
     # Any will do: not the smallest, which takes half a second to find.
     config = find(CONFIGS[family], lambda config: True, settings=settings(phases=[Phase.generate]))
     inner = config.get("text_config", config)

@@ -115,7 +115,7 @@ def test_handmade_files_read_correctly(data, built, padding, folder):
 
 @few
 @given(built=tensors(tuple(ALL_CODES)))
-def test_tensors_come_in_the_order_of_their_bytes(built, folder):
+def test_tensors_are_in_byte_order(built, folder):
     path = file_at(folder, packed(built, sorted(built, reverse=True)))
     header = parse_header(LocalFile.at(path))
     assert [(item.begin, item.end) for item in header.entries] == sorted(
@@ -130,7 +130,7 @@ NUMPY_DTYPES += [ml_dtypes.bfloat16]
 
 @few
 @given(data=st.data(), dtypes=st.lists(st.sampled_from(NUMPY_DTYPES), min_size=1, max_size=5))
-def test_files_of_the_package_read_as_the_package_reads_them(data, dtypes, folder):
+def test_reader_matches_the_safetensors_package(data, dtypes, folder):
     rng = np.random.default_rng(len(dtypes))
     arrays = {}
     for k, dtype in enumerate(dtypes):
@@ -149,7 +149,7 @@ def test_files_of_the_package_read_as_the_package_reads_them(data, dtypes, folde
         assert tree[name,].read(region).tobytes() == expected[region.slices].tobytes()
 
 
-def test_eight_bit_floats_of_the_package(tmp_path):
+def test_eight_bit_floats_are_read(tmp_path):
     """The package writes them from numpy and cannot read them back into it."""
     values = np.arange(-3, 3).reshape(2, 3)
     arrays = {name: values.astype(getattr(ml_dtypes, name)) for name in ("float8_e4m3fn", "float8_e5m2")}
@@ -181,7 +181,7 @@ def test_elements_smaller_than_a_byte_are_read(data, built, folder):
 
 
 @pytest.mark.parametrize("code", ALL_CODES)
-def test_every_dtype_without_axes_or_elements(code, tmp_path):
+def test_scalars_and_empty_arrays_of_every_dtype_are_read(code, tmp_path):
     dtype = from_safetensors(code)
     raw = bytes(range(1, 9))[: max(1, dtype.bits // 8)]
     shape = [4] if dtype.packed else []
@@ -221,7 +221,7 @@ def test_valid_file_whose_length_looks_like_zip_is_read(tmp_path):
     assert opened(file_at(tmp_path, content))["x",].read().tolist() == [97]
 
 
-def test_metadata_of_the_tree(tmp_path):
+def test_tree_metadata_is_read(tmp_path):
     path = file_at(tmp_path, packed({"x": ("U8", [0], b"")}, metadata={"a": "b"}))
     assert opened(path).metadata.config is None
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
@@ -335,7 +335,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_broken_files(case, tmp_path):
+def test_broken_files_are_refused(case, tmp_path):
     content, words = BROKEN[case]
     error = refusal(file_at(tmp_path, content))
     assert str(tmp_path / "model.safetensors") in error.location
@@ -343,7 +343,7 @@ def test_broken_files(case, tmp_path):
     assert_says(error, *words)
 
 
-def test_truncation_tells_both_sizes(tmp_path):
+def test_truncation_error_states_both_sizes(tmp_path):
     content = file_of(TWO, b"12345678")
     error = refusal(file_at(tmp_path, content[:-3]))
     assert (error.got, error.expected) == (f"{len(content) - 3} bytes", f"{len(content)} bytes")
@@ -437,7 +437,7 @@ def shards(folder: Path, count: int = 3) -> dict[str, str]:
     return weight_map
 
 
-def test_shards_with_an_index(tmp_path):
+def test_shards_with_an_index_are_read(tmp_path):
     weight_map = shards(tmp_path)
     index = write_index(tmp_path, dict(reversed(weight_map.items())))
     for location in (tmp_path, index):
@@ -453,7 +453,7 @@ def test_index_with_another_name_is_read(tmp_path):
     assert list(opened(tmp_path)) == [("t0",), ("t1",), ("t2",)]
 
 
-def test_files_without_an_index(tmp_path):
+def test_files_without_an_index_are_refused(tmp_path):
     file_at(tmp_path, small("b"), "two.safetensors")
     file_at(tmp_path, small("a"), "one.safetensors")
     file_at(tmp_path, b"not ours", "._one.safetensors")
@@ -462,7 +462,7 @@ def test_files_without_an_index(tmp_path):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_numbered_files_without_an_index(first, tmp_path):
+def test_numbered_files_without_an_index_are_read(first, tmp_path):
     for k in range(2):
         file_at(tmp_path, small(f"t{k}"), f"w-{k + first}-of-2.safetensors")
     assert list(opened(tmp_path)) == [("t0",), ("t1",)]
@@ -470,7 +470,7 @@ def test_numbered_files_without_an_index(first, tmp_path):
     assert_says(refusal(tmp_path), "1 of the weight files", f"w-{first + 1 if first else 1}-of-2")
 
 
-def test_numbers_count_however_many_digits_they_have(tmp_path):
+def test_shard_numbers_may_have_any_number_of_digits(tmp_path):
     """The doctor and who reads are of one opinion."""
     names = ["w-1-of-3.safetensors", "w-02-of-3.safetensors", "w-003-of-3.safetensors"]
     for k, name in enumerate(names[:2]):
@@ -493,7 +493,7 @@ def test_single_file_takes_precedence_over_the_index(tmp_path):
     assert list(opened(tmp_path)) == [("single",)]
 
 
-def test_custom_metadata_of_all_shards(tmp_path):
+def test_custom_metadata_of_all_shards_is_merged(tmp_path):
     file_at(tmp_path, packed({}, metadata={"a": "1"}), "one.safetensors")
     file_at(tmp_path, packed({}, metadata={"b": "2"}), "two.safetensors")
     assert opened(tmp_path).metadata.custom == {"a": "1", "b": "2"}
@@ -521,7 +521,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_more_shards_than_open_files(tmp_path):
+def test_more_shards_than_open_files_are_read(tmp_path):
     before = open_files()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     weight_map = shards(tmp_path, 60)
@@ -559,7 +559,7 @@ def test_index_pointing_outside_is_refused(name, tmp_path):
     assert_says(refusal(tmp_path), "outside", repr(name), "do not trust")
 
 
-def test_index_of_tensors_that_its_files_lack_is_refused(tmp_path):
+def test_index_with_missing_tensors_is_refused(tmp_path):
     weight_map = shards(tmp_path)
     weight_map["more"] = weight_map["yet"] = weight_map["t0"]
     weight_map["t1"], weight_map["t2"] = weight_map["t2"], weight_map["t1"]
@@ -820,7 +820,7 @@ def values_of(folder):
     return {path[0]: float(item.read()[0]) for path, item in ckpttools.open(folder).arrays.items()}
 
 
-def test_misplaced_tensors_are_read_as_by_transformers(tmp_path):
+def test_misplaced_tensors_are_read_like_transformers(tmp_path):
     source = tmp_path / "m"
     source.mkdir()
     named = dict(save_shards(source, 2, 1))

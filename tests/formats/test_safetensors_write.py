@@ -95,9 +95,9 @@ def mixed_tree():
     return Tree(leaves, Metadata(step=3))
 
 
-class TestTheReferenceImplementation:
+class TestSafetensorsPackage:
     @pytest.mark.parametrize("separator", [".", "/"])
-    def test_reads_the_same_bytes(self, tmp_path, separator):
+    def test_package_reads_the_same_bytes(self, tmp_path, separator):
         tree = mixed_tree()
         write(tree, SafetensorsWriter(separator=separator), tmp_path / "out")
         result = dict(deserialize((tmp_path / "out" / "model.safetensors").read_bytes()))
@@ -107,7 +107,7 @@ class TestTheReferenceImplementation:
             assert (got["dtype"], tuple(got["shape"])) == (item.dtype.safetensors, item.shape)
             assert bytes(got["data"]) == file_bytes(item.read().view(item.dtype.carrier), item.dtype)
 
-    def test_opens_it_and_its_metadata(self, tmp_path):
+    def test_package_opens_the_file_and_its_metadata(self, tmp_path):
         tree = flat_tree({"a": array(), "b": array("int64", (2, 5))}, custom={"author": "somebody"})
         write(tree, ONE, tmp_path / "out")
         with safe_open(tmp_path / "out" / "model.safetensors", framework="numpy") as file:
@@ -116,7 +116,7 @@ class TestTheReferenceImplementation:
                 assert np.array_equal(file.get_tensor(path[0]), item.read(), equal_nan=True)
                 assert np.array_equal(file.get_slice(path[0])[1:], item.read()[1:], equal_nan=True)
 
-    def test_reads_every_shard(self, tmp_path):
+    def test_package_reads_every_shard(self, tmp_path):
         tree = mixed_tree()
         write(tree, SafetensorsWriter(20_000), tmp_path / "out")
         index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_bytes())
@@ -139,7 +139,7 @@ class TestTheReferenceImplementation:
         sizes=st.lists(st.integers(0, 30), min_size=1, max_size=20),
         limit=st.integers(1, 40),
     )
-    def test_shards_are_those_of_huggingface_hub(self, sizes, limit):
+    def test_shards_match_huggingface_hub(self, sizes, limit):
         theirs = split_state_dict_into_shards_factory(
             {str(k): size for k, size in enumerate(sizes)},
             get_storage_size=lambda size: size,
@@ -190,7 +190,7 @@ class TestLocations:
         named = [name for file in files for name in header(file)[0] if name != "__metadata__"]
         assert named == [f"params.layers_{k}.kernel" for k in range(1000)]
 
-    def test_arrays_without_elements_and_trees_without_arrays(self, tmp_path):
+    def test_empty_arrays_and_empty_trees_are_written(self, tmp_path):
         tree = flat_tree({"a": constant("bfloat16", (0, 7)), "b": constant("int8", (3, 0))})
         assert_same(come_back(tree, tmp_path / "a").with_metadata(custom={}), tree)
         tree = Tree({("opt_state",): Empty("Dict")}, Metadata(step=1))
@@ -269,7 +269,7 @@ STRUCTURED = Tree(
 )
 
 
-class TestTheWayBack:
+class TestRoundTrips:
     @pytest.mark.parametrize("limit", [None, 60])
     @pytest.mark.parametrize("separator", [".", "/"])
     def test_everything_round_trips(self, tmp_path, separator, limit):
@@ -303,7 +303,7 @@ class TestTheWayBack:
         # A name of a framework that says nothing may be there beside what the user said.
         assert dict(back.metadata.custom) in (custom, {**custom, "format": "pt"})
 
-    def test_plain_names_need_no_description(self, tmp_path):
+    def test_plain_names_have_no_description(self, tmp_path):
         tree = flat_tree({"model.layers.0.w": array(), "lm_head": array()}, custom={"note": "x"})
         back = come_back(tree, tmp_path / "out")
         assert header(tmp_path / "out" / "model.safetensors")[0]["__metadata__"] == {
@@ -312,7 +312,7 @@ class TestTheWayBack:
         }
         assert_same(back.with_metadata(custom={"note": "x"}), tree)
 
-    def test_another_framework_becomes_pt(self, tmp_path):
+    def test_unknown_framework_becomes_pt(self, tmp_path):
         tree = flat_tree({"w": array()}, custom={"format": "mlx"}, format="safetensors")
         assert come_back(tree, tmp_path / "out").metadata.custom == {"format": "pt"}
 
@@ -372,7 +372,7 @@ SOUND = {
 }
 
 
-class TestContradictions:
+class TestContradictingMetadata:
     @pytest.fixture
     def location(self, tmp_path):
         write(Tree({("a", "b"): array()}), ONE, tmp_path / "out")
@@ -384,7 +384,7 @@ class TestContradictions:
         for word in (flat.ENTRY, str(location), *words):
             assert word in str(caught.value)
 
-    def test_sound(self, location):
+    def test_consistent_description_is_accepted(self, location):
         rewritten(location, with_entry(SOUND))
         assert list(opened(location)) == [("a", "b")]
 
@@ -409,7 +409,7 @@ class TestContradictions:
         rewritten(location, with_entry({**SOUND, "leaves": [*LEAVES, [["a", "b"], "empty", "Dict"]]}))
         self.refused(location, 'described twice (1):\n    ["a", "b"]')
 
-    def test_later_version_is_refused(self, location):
+    def test_newer_description_version_is_refused(self, location):
         rewritten(location, with_entry({**SOUND, "version": 2, "leaves": "other"}))
         self.refused(location, "version 2", "update ckpttools")
 
@@ -439,12 +439,12 @@ class TestContradictions:
         ],
         ids=lambda entry: str(entry)[:60],
     )
-    def test_damage(self, location, entry):
+    def test_damaged_description_is_refused(self, location, entry):
         rewritten(location, with_entry(entry))
         self.refused(location, "damaged", "remove it")
 
 
-class TestRefused:
+class TestRefusedTrees:
     def refused(self, tree, location, *words, writer=ONE):
         with pytest.raises(FormatError) as caught:
             write(tree, writer, location / "out")
@@ -460,7 +460,7 @@ class TestRefused:
         words = ("""["y/z"] and ["y", "z"]: 'y/z'""",)
         self.refused(tree, tmp_path, *words, writer=SafetensorsWriter(separator="/"))
 
-    def test_leaves_without_data_have_no_name(self, tmp_path):
+    def test_leaves_without_data_are_refused(self, tmp_path):
         tree = Tree({("a", "b"): array(), ("a.b",): Empty("None"), ("x",): Text("t")})
         assert_same(come_back(tree, tmp_path / "out"), tree)
 
@@ -497,11 +497,11 @@ class TestRefused:
         tree = flat_tree({"w": array()}, custom={"good": 1, "bad": {1, 2}})
         self.refused(tree, tmp_path, "custom metadata 'bad'", "leave it out")
 
-    def test_write_refuses_text_that_is_not_unicode(self, tmp_path):
+    def test_write_refuses_invalid_unicode_text(self, tmp_path):
         tree = Tree({("a", "text"): Text("half \ud800"), ("w",): array()})
         self.refused(tree, tmp_path, '["a", "text"]', "surrogates not allowed", "replace")
 
-    def test_write_refuses_names_that_are_not_unicode(self, tmp_path):
+    def test_write_refuses_invalid_unicode_names(self, tmp_path):
         tree = Tree({("a", "half \ud800"): Empty("Dict"), ("w",): array()})
         self.refused(tree, tmp_path, r"half \ud800", "Unicode text", "rename")
 

@@ -137,7 +137,7 @@ def test_tied_drop_leaves_out_an_equal_head(tmp_path, tied, dtype):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("rows", [(0,), (ROWS - 1,), (3, 5, 7), range(ROWS)])
-def test_tied_drop_refuses_a_head_that_differs(tmp_path, tied, rows):
+def test_tied_drop_refuses_a_different_head(tmp_path, tied, rows):
     source = model(tmp_path / "hf", tied=tied, change=change_rows(*rows))
     result = ckpt("convert", "hf-to-maxtext", source, tmp_path / "maxtext", "--tied", "drop")
     assert result.exit_code == 3
@@ -189,7 +189,7 @@ def test_reverse_conversion_needs_no_option(tmp_path, tied, has_head, way):
     assert built.keys() | {HEAD} == expected.keys()
 
 
-def test_maxtext_to_hf_refuses_to_drop_a_head_that_differs(tmp_path):
+def test_maxtext_to_hf_refuses_to_drop_a_different_head(tmp_path):
     source = model(tmp_path / "hf", tied=False, change=change_rows(4))
     ckpttools.hf_to_maxtext(source, tmp_path / "maxtext")
     result = ckpt("convert", "maxtext-to-hf", tmp_path / "maxtext", tmp_path / "back", "--tied", "drop")
@@ -204,7 +204,7 @@ def test_maxtext_to_hf_refuses_to_drop_a_head_that_differs(tmp_path):
 
 
 @pytest.mark.parametrize("to", ["maxtext", "hf"])
-def test_load_refuses_to_drop_a_head_that_differs(tmp_path, to):
+def test_load_refuses_to_drop_a_different_head(tmp_path, to):
     source = model(tmp_path / "hf", tied=False, change=change_rows(4))
     if to == "hf":
         ckpttools.hf_to_maxtext(source, tmp_path / "maxtext")
@@ -284,7 +284,7 @@ def set_config(directory, **fields):
 
 @settings(max_examples=25)
 @given(st.sets(st.integers(0, ROWS - 1)), st.floats(0.25, 64, width=16))
-def test_doctor_counts_the_rows_of_a_head_that_differ(rows, step):
+def test_doctor_counts_differing_head_rows(rows, step):
     def change(arrays):
         for row in rows:
             arrays[HEAD][row, 1] = arrays[HEAD][row, 1].astype(np.float32) + step
@@ -419,7 +419,7 @@ def test_command_for_a_repeated_head_leads_to_a_healthy_model(tmp_path):
     assert doctor(tmp_path / "made").healthy and findings_of(tmp_path / "made") == []
 
 
-def test_conversions_do_not_compare_a_tied_head_as_a_check():
+def test_conversions_do_not_compare_a_tied_head_twice():
     assert "tied_head" in OWN_CHECKS
 
 

@@ -42,7 +42,7 @@ def source(tmp_path_factory):
 
 class TestOrbaxToOrbax:
     @pytest.mark.parametrize("options", STORAGE.values(), ids=STORAGE)
-    def test_everything_survives(self, source, tmp_path, options):
+    def test_conversion_keeps_every_leaf(self, source, tmp_path, options):
         run("to-orbax", source, tmp_path / "out", *options)
         back = ckpttools.open(tmp_path / "out")
         assert_same(back, EVERYTHING)
@@ -64,7 +64,7 @@ class TestOrbaxToOrbax:
         assert leaves_by_package(tree) == golden_leaves("llama3.1", scan)
         assert tree.metadata.custom == ckpttools.open(golden_checkpoint(scan)).metadata.custom
 
-    def test_step_and_item(self, source, tmp_path):
+    def test_step_and_item_options_are_applied(self, source, tmp_path):
         run("to-orbax", source, tmp_path / "out", "--step", STEP, "--as-step", 12, "--item", "state")
         assert (tmp_path / "out" / "12" / "state" / "_METADATA").is_file()
         assert ckpttools.open(tmp_path / "out").metadata.step == 12
@@ -73,7 +73,7 @@ class TestOrbaxToOrbax:
         run("to-orbax", source, tmp_path / "out")
         assert [location.name for location in (tmp_path / "out").iterdir()] == [str(STEP)]
 
-    def test_dtype(self, tmp_path):
+    def test_dtype_option_casts_floats(self, tmp_path):
         run("to-orbax", golden_checkpoint(True), tmp_path / "out", "--dtype", "float32")
         dtypes = {item.dtype.name for item in ckpttools.open(tmp_path / "out").arrays.values()}
         assert dtypes == {"float32", "int64"}
@@ -97,12 +97,12 @@ class TestZarr:
 
 
 @pytest.mark.parametrize("options", STORAGE.values(), ids=STORAGE)
-def test_hf_to_maxtext_in_every_layout(tmp_path, options):
+def test_hf_to_maxtext_writes_every_layout(tmp_path, options):
     run("hf-to-maxtext", HF, tmp_path / "out", *options)
     assert leaves_by_package(ckpttools.open(tmp_path / "out")) == golden_leaves("llama3.1", True)
 
 
-def test_safetensors_to_orbax(tmp_path):
+def test_safetensors_convert_to_orbax(tmp_path):
     run("to-orbax", HF, tmp_path / "out")
     assert (tmp_path / "out" / "0" / "items" / "manifest.ocdbt").is_file()
     ours, theirs = ckpttools.open(tmp_path / "out"), ckpttools.open(HF)
@@ -133,7 +133,7 @@ class TestMessages:
         run("to-orbax", tmp_path / "in", tmp_path / "out")
         assert list(ckpttools.open(tmp_path / "out")) == [("a\\b",)]
 
-    def test_arrays_without_elements(self, tmp_path):
+    def test_arrays_without_elements_are_refused(self, tmp_path):
         write(Tree({("w",): array("float32", 0)}, Metadata(step=0)), ZarrWriter(), tmp_path / "z")
         output = run("to-orbax", tmp_path / "z", tmp_path / "out", code=3)
         assert "without elements" in output
@@ -145,7 +145,7 @@ class TestMessages:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_small_floats_are_cast_as_the_message_says(tmp_path):
+def test_suggested_cast_of_small_floats_works(tmp_path):
     tensors = {"w": ("F6_E2M3", [4], bytes(3)), "v": ("F32", [1], bytes(4))}
     (tmp_path / "model.safetensors").write_bytes(packed(tensors))
     output = run("to-orbax", tmp_path / "model.safetensors", tmp_path / "out", code=3)

@@ -46,9 +46,9 @@ def files(location: Path):
     return {str(file.relative_to(location)): hashlib.sha256(file.read_bytes()).hexdigest() for file in result}
 
 
-class TestThereAndBack:
+class TestRoundTrips:
     @pytest.mark.parametrize("options", [(), ("--max-shard-size=40KB",), ("--separator=/",)], ids=str)
-    def test_orbax_is_the_same_tree_in_safetensors(self, orbax, tmp_path, options):
+    def test_orbax_tree_is_unchanged_in_safetensors(self, orbax, tmp_path, options):
         succeed("convert", "to-safetensors", orbax, tmp_path / "st", *options)
         expected, got = ckpttools.open(orbax), ckpttools.open(tmp_path / "st")
         assert_same(got, expected)
@@ -59,7 +59,7 @@ class TestThereAndBack:
         assert Empty("Dict") in [leaf for path, leaf in got.items() if path[0] == "opt_state"]
 
     @pytest.mark.parametrize("separator", [".", "/"])
-    def test_names_are_the_keys_joined(self, orbax, tmp_path, separator):
+    def test_names_are_joined_keys(self, orbax, tmp_path, separator):
         succeed("convert", "to-safetensors", orbax, tmp_path / "st", f"--separator={separator}")
         tree = ckpttools.open(orbax)
         with safe_open(tmp_path / "st" / "model.safetensors", framework="numpy") as file:
@@ -75,7 +75,7 @@ class TestThereAndBack:
         before, after = (location / "0" / "items" / "_METADATA" for location in (orbax, tmp_path / "orbax"))
         assert json.loads(after.read_bytes()) == json.loads(before.read_bytes())
 
-    def test_hugging_face_shards_become_one_file_and_shards_again(self, tmp_path):
+    def test_hugging_face_shards_can_be_merged_and_split(self, tmp_path):
         sharded = GOLDEN / "llama3.1" / "hf_sharded"
         succeed("convert", "to-safetensors", sharded, tmp_path / "one")
         assert set(files(tmp_path / "one")) == {"config.json", "model.safetensors"}
@@ -98,15 +98,15 @@ class TestThereAndBack:
             assert np.array_equal(tree["w", 0].read().view("u4"), noise((4,), DTYPES["int32"], step))
 
 
-class TestTheCommand:
-    def test_reports_the_result_and_leaves_no_files_behind(self, orbax, tmp_path):
+class TestCommand:
+    def test_command_reports_the_result_and_leaves_no_extra_files(self, orbax, tmp_path):
         output = succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--no-progress").stdout
         assert output.startswith(f"{tmp_path / 'st'}: ")
         assert [location.name for location in tmp_path.iterdir()] == ["st"]
         sidecars = {"hf/config.json", "hf/ckpttools.json"}
         assert set(files(tmp_path / "st")) == {"model.safetensors", *sidecars}
 
-    def test_cast_is_applied_and_its_loss_reported(self, orbax, tmp_path):
+    def test_cast_reports_its_loss(self, orbax, tmp_path):
         result = succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--dtype=fp16")
         assert "INEXACT" in result.stderr
         dtypes = {str(array.dtype) for array in ckpttools.open(tmp_path / "st").arrays.values()}
@@ -164,7 +164,7 @@ class TestTheCommand:
         assert set(ckpttools.open(tmp_path / "st")) == set(leaves)
 
 
-def test_two_runs_with_other_resources_give_the_same_files(orbax, tmp_path):
+def test_resources_do_not_change_the_files(orbax, tmp_path):
     for name, jobs, memory in (("a", 1, 128 * MIB), ("b", 4, 512 * MIB)):
         resources = Resources(memory=memory, jobs=jobs)
         plan_tree(ckpttools.open(orbax), SafetensorsWriter(40_000), resources).run(tmp_path / name)
@@ -178,7 +178,7 @@ main(sys.argv[1:])
 """
 
 
-def test_memory_is_kept(tmp_path):
+def test_conversion_stays_within_the_memory_limit(tmp_path):
     sizes = LlamaSizes(layers=2, hidden=2048, mlp=16384, heads=16, kv_heads=4, head_dim=128, vocab=8192)
     write_llama(tmp_path / "hf", sizes, sparse=True)
     words = ("to-safetensors", tmp_path / "hf", tmp_path / "st", "--memory=128MiB", "--json", "--no-progress")
@@ -188,7 +188,7 @@ def test_memory_is_kept(tmp_path):
     assert receipt["peak_bytes"] <= 128 * MIB
 
 
-def test_safetensors_loads_it_into_jax(tmp_path):
+def test_safetensors_package_loads_the_output_into_jax(tmp_path):
     from safetensors.flax import load_file
 
     # Its loader knows no float8 (safetensors 0.8).

@@ -59,7 +59,7 @@ class TestMetadataAndFiles:
         assert numbers["epoch",] == 3 and numbers["optim", "param_groups", 0, "lr"] == 1e-3
         assert str(tree["note"].value) == "hello"
 
-    def test_commands(self, tmp_path):
+    def test_commands_accept_distributed_checkpoints(self, tmp_path):
         run("select", DCP, tmp_path / "out", "--keep", "model", "--to", "safetensors")
         told = ckpt("diff", tmp_path / "out", FIXTURES / "dcp.safetensors").output
         assert "8 arrays equal" in told and "optim.exp_avg" in told
@@ -128,7 +128,7 @@ class TestMetadataAndFiles:
         expert = [row.reshape(8, 8)]
         assert refused(expert, b"a" * 8) and not refused(expert, b"a" * 8, processes=3)
 
-    def test_experts_of_some_processes(self, tmp_path):
+    def test_experts_may_belong_to_some_processes(self, tmp_path):
         """With pipelines each process has layers of its own, and of those all have alike experts."""
         (tmp_path / "file").write_bytes(b"a" * 8)
         file = parse(tmp_path / "file").open()
@@ -193,7 +193,7 @@ class TestSafetensors:
             file.unlink()
         assert f"some processes are missing:\n    shard-{rank:05d}-…\n" in run("hash", part, code=3)
 
-    def test_stages_of_a_pipeline_have_files_of_their_own(self, tmp_path):
+    def test_pipeline_stages_have_separate_files(self, tmp_path):
         """Of a file a process writes no part where it has nothing of it."""
         whole = {"first": np.arange(6.0), "second": np.arange(8.0), "third": np.arange(4.0)}
         cut = {"first": (1, 1, 2), "second": (2, 3, 2), "third": (3, 3, 2)}
@@ -238,12 +238,12 @@ class TestSafetensors:
             shutil.copy(file, part / file.name.replace("shard-00001", "shard-00005"))
         assert "two files have the same part of it" in run("hash", part, code=3)
 
-    def test_doctor_knows_it(self):
+    def test_doctor_recognizes_distributed_shards(self):
         told = ckpt("doctor", SHARDS).output
         assert "files of single processes of a PyTorch distributed checkpoint" in told and "--fix" not in told
 
 
-class TestRanks:
+class TestRankFiles:
     """`model_world_size_4_rank_0.pt` and so on, of DTensors on meshes of 4 and of 2 by 2."""
 
     def test_tensors_equal_those_gathered_by_processes(self):
@@ -303,7 +303,7 @@ class TestRanks:
                     assert {path: array.read().tobytes() for path, array in tree.arrays.items()} != truth
         assert told
 
-    def test_preferred_process_provides_values(self, tmp_path):
+    def test_preferred_process_provides_the_values(self, tmp_path):
         """Buffers that each process has for itself: none is taken unasked, and whose it is is told."""
         part = copied(RANKS, tmp_path / "c")
         for rank in range(4):
@@ -365,7 +365,7 @@ class TestRanks:
             save(tmp_path / f"model_world_size_2_rank_{rank}.pt", {"x": whole_tensor(np.ones(3, "f4"))})
         assert "no tensor in these files records" in run("hash", tmp_path, code=3)
 
-    def test_configuration_is_copied_along(self, tmp_path):
+    def test_configuration_is_copied(self, tmp_path):
         part = copied(RANKS, tmp_path / "c")
         (part / "huggingface").mkdir()
         (part / "huggingface/config.json").write_text('{"model_type": "tiny"}')
@@ -395,7 +395,7 @@ def boxes_of(shape, inner):
     st.data(),
     st.sampled_from(("uint8", "float32", "int64")),
 )
-def test_separately_saved_tensor_in_any_axis_order(tmp_path_factory, shape, data, dtype):
+def test_separately_saved_tensor_may_have_any_axis_order(tmp_path_factory, shape, data, dtype):
     """As torch saves a transposed one: its storage whole, and strides that fall in another order."""
     order = data.draw(st.permutations(range(len(shape))))
     stored = np.arange(np.prod(shape)).astype(dtype).reshape([shape[axis] for axis in order])
@@ -436,7 +436,7 @@ def test_regions_of_boxes_match_the_complete_array(cut, chosen, data):
             pieced(shape, DTYPES["float32"], [*pieces, Piece(Region.whole(shape), whole)])
 
 
-def test_damaged_metadata(tmp_path):
+def test_damaged_metadata_is_refused_or_read(tmp_path):
     part = copied(DCP, tmp_path / "c")
     whole = (part / ".metadata").read_bytes()
     for at in range(0, len(whole), 97):
@@ -461,7 +461,7 @@ def test_two_names_with_one_path_are_refused(tmp_path):
         open_tree(part)
 
 
-def test_uneven_parts_do_not_become_one_cell_per_row():
+def test_uneven_parts_are_not_split_by_row():
     """A vocabulary on a mesh of two axes: 151,937 rows that end at odd places."""
     rows, ends = 151_937, (0, 50_646, 75_969, 101_292, 151_937)
     whole = Constant((rows, 3), DTYPES["float32"], bytes(4))

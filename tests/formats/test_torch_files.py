@@ -106,7 +106,7 @@ def test_tar_from_before_2018_is_identified(tmp_path):
     assert "torch: it does not start like a torch.save file" in run("hash", tmp_path / "b.pt", code=3)
 
 
-def test_commands_accept_it(tmp_path):
+def test_commands_accept_torch_files(tmp_path):
     """A model of the hub with pytorch_model.bin: looked at, converted, proved, its configuration along."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in/pytorch_model.bin").write_bytes((FIXTURES / "pytorch_model.bin").read_bytes())
@@ -119,7 +119,7 @@ def test_commands_accept_it(tmp_path):
     assert "no errors" in ckpt("doctor", tmp_path / "in").output
 
 
-def test_adapter_is_not_a_model(tmp_path):
+def test_torch_adapter_is_not_a_model(tmp_path):
     save(tmp_path / "adapter_model.bin", {"base_model.model.x.lora_A.weight": whole(np.ones((2, 4), "f4"))})
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "me/base"}')
     told = run("convert", "hf-to-maxtext", tmp_path, tmp_path.parent / "out", code=3)
@@ -140,7 +140,7 @@ def sharded(folder: Path, files: dict[str, list[str]], named: dict[str, str]) ->
 NAMES = ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
 
 
-def test_shards_and_their_index(tmp_path):
+def test_indexed_shards_are_read(tmp_path):
     first, second = NAMES
     whole_one = sharded(tmp_path / "m", {first: ["a"], second: ["bb"]}, {"a": first, "bb": second})
     assert {path: array.read().tolist() for path, array in ckpttools.open(whole_one).arrays.items()} == {
@@ -190,7 +190,7 @@ THIRD = "pytorch_model-00003-of-00002.bin"
         ({FIRST: "a", SECOND: "b"}, {"a": FIRST, "b": SECOND, "c": SECOND}, None),
     ],
 )
-def test_shards_that_disagree_with_their_index_are_read_as_by_transformers(tmp_path, files, index, expected):
+def test_shards_contradicting_their_index_are_read_like_transformers(tmp_path, files, index, expected):
     """transformers updates one state dict with every file that the index names, in the order of the names."""
     values, loaded = {}, {}
     for number, (file, tensors) in enumerate(files.items()):
@@ -249,7 +249,7 @@ def address(array):
 
 
 @given(views(), st.data())
-def test_any_region_of_any_view(tmp_path_factory, drawn, data):
+def test_any_region_of_any_view_is_read(tmp_path_factory, drawn, data):
     view, array = drawn
     path = save(tmp_path_factory.mktemp("torch") / "x.pt", {"x": view}, data.draw(st.integers(2, 5)))
     lazy = ckpttools.open(path).arrays["x",]
@@ -288,7 +288,7 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN, st.integers(3, 5))
-def test_plain_values_come_back(value, protocol):
+def test_plain_values_are_restored(value, protocol):
     """Of protocol 2 bytes and sets are calls, and so records."""
     assert unpickled(pickle.dumps(value, protocol), anything, "x") == value
 
@@ -464,7 +464,7 @@ def test_two_keys_with_one_name_are_refused(tmp_path):
         ckpttools.open(save(tmp_path / "x.pt", {"a": {"b": tensor}, "a.b": tensor}))
 
 
-def test_copies_are_counted():
+def test_pickle_copies_are_limited():
     """A list of a thousand made an ordered dictionary ten thousand times."""
     items = b"]q\x00(" + b"K\x01K\x02\x86" * 1000 + b"e0"
     again = b"ccollections\nOrderedDict\nq\x01" + b"0h\x01h\x00\x85R" * 10_000
@@ -577,7 +577,7 @@ def test_member_with_another_name_is_refused(tmp_path):
     assert "is not at the offset in the archive's directory" in run("hash", path, code=3)
 
 
-def test_members_with_sizes_of_64_bits(tmp_path):
+def test_archive_members_with_64_bit_sizes_are_read(tmp_path):
     data, storages = pickled({"a": whole(np.arange(6, dtype="f4"))})
     with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_STORED) as archive:
         for name, content in {"data.pkl": data, "data/0": storages["0"]}.items():
@@ -672,7 +672,7 @@ def test_files_without_checksums_have_no_findings(tmp_path, monkeypatch):
         ("deepspeed/stage1/global_step3", "mp_rank_00_model_states.pt"),
     ],
 )
-def test_checksums_cover_everything_torch_saves(tmp_path, name, file):
+def test_checksums_cover_all_saved_data(tmp_path, name, file):
     """Of what is not read by default, such as moments, too."""
     source = tmp_path / "c"
     shutil.copytree(FIXTURES / name, source)

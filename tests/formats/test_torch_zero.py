@@ -22,7 +22,7 @@ TRAINED = FIXTURES.parent / "deepspeed"
 
 
 @pytest.mark.parametrize("stage", (1, 2, 3))
-def test_weights_match_the_script_of_deepspeed(stage):
+def test_weights_match_the_deepspeed_script(stage):
     """`zero_to_fp32.py` of DeepSpeed 0.19.8 on the same files; stage 2 with gaps behind parameters."""
     theirs = open_tree(FIXTURES / f"stage{stage}.safetensors").arrays
     ours = open_tree(FIXTURES / f"stage{stage}").arrays
@@ -47,7 +47,7 @@ def test_zero_weights_match_deepspeed_scripts(stage):
         assert ours[path].read().tobytes() == array.read().tobytes(), path
 
 
-def test_universal_checkpoints(tmp_path):
+def test_universal_checkpoints_are_read(tmp_path):
     source = tmp_path / "c"
     shutil.copytree(TRAINED / "stage1", source)
     (source / "latest").unlink()
@@ -63,7 +63,7 @@ def test_universal_checkpoints(tmp_path):
     assert "parameters are missing:\n    head.weight" in run("hash", source, code=3)
 
 
-def test_commands(tmp_path):
+def test_commands_accept_zero_checkpoints(tmp_path):
     source = FIXTURES / "stage3"
     run("convert", "to-safetensors", source, tmp_path / "out")
     run("verify", tmp_path / "out", "--against", source)
@@ -101,7 +101,7 @@ def test_absurd_number_of_processes_is_refused(tmp_path):
         (1, {"a": "3"}, "shapes"),
     ],
 )
-def test_values_of_other_kinds(tmp_path, counts, frozen, why):
+def test_non_tensor_values_are_read(tmp_path, counts, frozen, why):
     step = write_zero(tmp_path / "z", 2, [{"a": np.ones(3, "f4")}], 1)
     kept = whole(np.ones(3, "f4"))
     state = {"zero_stage": 2, "partition_count": counts, "single_partition_of_fp32_groups": [kept]}
@@ -216,7 +216,7 @@ def models(draw):
 
 @settings(max_examples=30)
 @given(models(), st.sampled_from((1, 2, 3)), st.integers(1, 7), st.integers(0, 40), st.booleans(), st.data())
-def test_any_model_on_any_number_of_processes(
+def test_any_model_is_read_from_any_number_of_processes(
     tmp_path_factory, groups, stage, world, cut_at, is_elastic, data
 ):
     """A parameter may lie in the vectors of several processes, and with stage 3 in two vectors of one."""

@@ -55,7 +55,7 @@ OUTER = st.sampled_from(((), ("model",), ("app", "model"), ("state_dict",)))
 
 
 @given(OUTER, PREFIXES, st.booleans(), st.sampled_from(("", "_fsdp_wrapped_module.", "_orig_mod.")))
-def test_wrapped_names_are_plain_again(outer, prefix, number, inner):
+def test_wrapped_names_are_unwrapped(outer, prefix, number, inner):
     """Around everything, before all names, and within a name: the arrays and their order stay."""
     wrapped = [(*outer, prefix + name.replace("0.self", f"0.{inner}self")) for name in NAMES]
     built = strip_wrappers(tree_of(wrapped, [("epoch",)] if number and outer else []))
@@ -108,7 +108,7 @@ def test_dropped_arrays_may_have_any_name():
     ("pattern", "expected"),
     [("optim", "optim.*"), ("opt?m", "opt?m.*"), ("norm", "norm"), ("*", "*"), ("nothing", "nothing")],
 )
-def test_keys_stand_for_all_below_them(pattern, expected):
+def test_dropping_a_key_drops_its_subtree(pattern, expected):
     assert expand_branches([pattern], ["norm", "norm.bias", "optim.state.a", "optim.lr"]) == (expected,)
 
 
@@ -148,7 +148,7 @@ SAME = {
 
 @settings(max_examples=20)
 @given(st.integers(1, 3), st.integers(1, 2), st.integers(1, 4), st.integers(1, 3), st.booleans())
-def test_llama_names_become_those_of_the_hub(heads, groups, pairs, embed, is_said):
+def test_llama_names_become_hub_names(heads, groups, pairs, embed, is_said):
     """Rows of queries and keys as torchtitan itself puts them in order (`_permute`); all else as it is."""
     arrays = llama_state(heads, groups, pairs, embed)
     config = {"model_type": "llama", "hidden_size": heads * 2 * pairs, "num_attention_heads": heads}
@@ -171,7 +171,7 @@ def test_llama_names_of_another_model_are_kept():
         to_maxtext(tree, ToMaxText())
 
 
-def test_file_of_one_of_several_devices_is_not_a_model():
+def test_single_device_shard_is_not_a_model():
     """As `consolidated.00.pth` beside others: every matrix is cut, every name is there."""
     tree = Select(drop=("optimizer", "train_state"))(ckpttools.open(TITAN)).tree
     half = {
@@ -235,7 +235,7 @@ def test_flax_names_are_refused_with_a_hint():
         to_maxtext(ckpttools.open(TRAINERS.parents[1] / "flax/llama"), ToMaxText())
 
 
-def test_safetensors_in_names_of_the_hub(tmp_path):
+def test_safetensors_output_uses_hub_names(tmp_path):
     """Refused where the hub has none; told where they are kept."""
     drop, told = ("optimizer", "train_state"), "--names hub writes Hub names"
     words = ("convert", "to-safetensors", TITAN, "--drop", "optimizer", "--drop", "train_state")
@@ -299,7 +299,7 @@ def test_partly_unreadable_list_does_not_prevent_reading(tmp_path):
     assert "ckpt inspect tree" in succeed(tmp_path).output
 
 
-def test_many_arrays_next_to_a_model_are_one_remark():
+def test_extra_arrays_are_reported_in_one_remark():
     """The hint would be below a hundred names that it is about; what is missing is named all the same."""
     titan = ckpttools.open(TITAN)
     moments = {

@@ -60,7 +60,7 @@ def test_adapter_as_like_is_refused(maxtext, tmp_path):
 
 @BOTH_WAYS
 @pytest.mark.parametrize("alone", [True, False])
-def test_adapters_of_maxtext(maxtext, tmp_path, way, alone):
+def test_maxtext_adapters_are_refused(maxtext, tmp_path, way, alone):
     tree = ckpttools.open(maxtext)
     factors = {
         (*path[:-1], f"kernel_lora_{item}"): lazy(np.zeros((64, 4, 8), np.float32))
@@ -84,7 +84,7 @@ def test_adapters_of_maxtext(maxtext, tmp_path, way, alone):
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_peft_wrapped_model_is_refused(tmp_path, apart):
+def test_peft_training_model_is_refused(tmp_path, apart):
     """As verl saves it: `base_layer` and `lora_A.default` in one state, perhaps `lora_adapter` beside it."""
     module = "base_model.model.model.layers.0.self_attn.q_proj"
     names = ("base_layer.weight", "lora_A.default.weight", "lora_B.default.weight")

@@ -128,7 +128,7 @@ def test_single_step_is_opened_from_its_run(tmp_path, name, declared, keys):
     assert "\n1 checkpoint of zarr-tree\n" in ckpt("doctor", tmp_path).output
 
 
-def test_saves_of_orbax_without_their_metadata_stay_refused(tmp_path):
+def test_orbax_saves_without_metadata_are_refused(tmp_path):
     """Half of a save is no tree of its own."""
     item = tmp_path / "items"
     shutil.copytree(ROOT / "fixtures/golden/llama3.1/maxtext_scanned/0/items", item)
@@ -162,7 +162,7 @@ def test_array_inside_another_is_kept(tmp_path, driver):
 
 @pytest.mark.parametrize(("driver", "document"), [("zarr", ".zarray"), ("zarr3", "zarr.json")])
 @pytest.mark.parametrize("shape", ((), (4,), (2, 2)))
-def test_chunks_without_their_metadata(tmp_path, driver, document, shape):
+def test_chunks_without_array_metadata_are_refused(tmp_path, driver, document, shape):
     """Of 100 arrays one would be missing, and nobody would be told."""
     for name in "ab":
         write(tmp_path / "c/m" / name, np.ones(shape, "f4"), driver)
@@ -353,7 +353,7 @@ def _legacy_item_below_a_legacy_item(root):
         _legacy_item_below_a_legacy_item,
     ),
 )
-def test_directories_above_several_checkpoints_name_the_one_to_open(tmp_path, make):
+def test_parent_of_several_checkpoints_lists_them(tmp_path, make):
     """Read as one tree, the arrays in files `checkpoint` would be missing without an error."""
     path = make(tmp_path / "run")
     told = run("hash", tmp_path / "run", code=3)
@@ -517,7 +517,7 @@ def test_commands_agree_on_the_steps_of_a_legacy_run(tmp_path, names, add, lates
     assert " no errors" in output.replace("\n", " ") or "healthy" in output
 
 
-def test_copy_takes_chosen_steps_of_a_legacy_run_and_adds_them(tmp_path):
+def test_copy_adds_selected_steps_of_a_legacy_run(tmp_path):
     for step in ("1", "2", "3"):
         write_legacy_item(tmp_path / "run" / step / "default")
     ckpttools.copy(tmp_path / "run", tmp_path / "copy", latest=1)
@@ -590,7 +590,7 @@ def test_legacy_run_with_a_damaged_latest_step_is_refused(tmp_path, change, mess
     ("committed", "opened", "finished"),
     [((9, 10), 10, [9, 10]), ((9,), 9, [9]), ((), None, []), ((10,), 10, [10])],
 )
-def test_legacy_run_in_a_bucket_follows_commit_files(tmp_path, cloud, committed, opened, finished):
+def test_legacy_run_in_a_bucket_uses_commit_files(tmp_path, cloud, committed, opened, finished):
     for step in (9, 10):
         write_legacy_item(tmp_path / "run" / str(step) / "default")
         if step in committed:
@@ -625,7 +625,7 @@ def _new_steps(run):
 
 @pytest.mark.parametrize("name", ["{}/default", "{}", "checkpoints/{}/state"])
 @pytest.mark.parametrize("add", [_empty_directories, _arrays_in_numbered_directories])
-def test_commands_recognize_a_legacy_run_by_any_of_its_steps(tmp_path, name, add):
+def test_any_step_identifies_a_legacy_run(tmp_path, name, add):
     root = tmp_path / "run"
     for step in (1, 2, 3):
         write_legacy_item(root / name.format(step))
@@ -652,7 +652,7 @@ def test_old_steps_before_many_new_ones_are_listed_and_copied(tmp_path):
     assert [step.step for step in ckpttools.ls(tmp_path / "copy").finished] == expected
 
 
-def test_steps_with_another_prefix_do_not_belong_to_a_run_of_new_steps(tmp_path):
+def test_steps_with_another_prefix_are_not_part_of_a_new_run(tmp_path):
     shutil.copytree(ROOT / "fixtures/golden/llama3.1/maxtext_scanned/0", tmp_path / "run/5")
     write_legacy_item(tmp_path / "run/backup_2/default")
     assert [step.step for step in ckpttools.ls(tmp_path / "run").steps] == [5]
@@ -666,7 +666,7 @@ def test_legacy_steps_are_found_next_to_other_numbered_directories(tmp_path):
     assert open_tree(tmp_path / "run").metadata.step == 10
 
 
-def test_only_step_of_a_legacy_run_follows_commit_files_and_the_given_number(tmp_path, cloud):
+def test_single_legacy_step_respects_commit_files_and_the_given_step(tmp_path, cloud):
     write_legacy_item(tmp_path / "run/10/default")
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     location = cloud.filled({str(path.relative_to(tmp_path)): path.read_bytes() for path in files}) / "run"
@@ -732,7 +732,7 @@ def _empty_earlier_step(run):
     ],
 )
 @pytest.mark.parametrize("directory", ["run", "run/checkpoints"])
-def test_doctor_names_the_legacy_step_for_which_commands_refuse_a_run(tmp_path, change, step, directory):
+def test_doctor_names_the_legacy_step_that_blocks_a_run(tmp_path, change, step, directory):
     for number in ("9", "10"):
         write_legacy_item(tmp_path / directory / number / "default")
     assert ckpttools.doctor(tmp_path / "run").healthy

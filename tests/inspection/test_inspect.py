@@ -202,7 +202,7 @@ class TestFold:
         lines = folded({"l_1": constant(1), "l_01": constant(1)})
         assert sorted(lines) == [("l_01", 1, 2), ("l_1", 1, 2)]
 
-    def test_array_above_other_arrays_is_counted(self):
+    def test_array_with_nested_arrays_is_counted(self):
         arrays = {"a": constant(1), "a.b": constant(2)}
         assert folded(arrays) == [("a", 2, 6), ("b", 1, 4)]
 

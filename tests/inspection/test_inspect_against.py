@@ -41,7 +41,7 @@ def config_of(model: str) -> dict[str, object]:
 
 class TestTrees:
     @given(st.dictionaries(NAMES, ARRAYS, max_size=8), st.dictionaries(NAMES, ARRAYS, max_size=8))
-    def test_difference_lists_turn_one_tree_into_the_other(
+    def test_difference_lists_transform_one_tree_into_the_other(
         self, mine: dict[TreePath, Constant], theirs: dict[TreePath, Constant]
     ):
         result = against_tree(Tree(mine), Tree(theirs))
@@ -175,7 +175,7 @@ class TestFamilies:
         )
         assert not against_family(tree, families()["llama"], config_of("llama3.1"), "config.json").reasons
 
-    def test_huge_layer_number_does_not_list_all_before_it(self):
+    def test_huge_layer_number_does_not_list_preceding_layers(self):
         tree = Tree(dict(ckpttools.open(LLAMA / "hf")))
         last = max(tree, key=keystr)
         odd = Tree({**tree, (f"model.layers.{10**30}.mlp.up_proj.weight",): tree[last]})
@@ -201,7 +201,7 @@ class TestFamilies:
         with pytest.raises(UsageError, match="only names can be compared"):
             against_family(tree, families()["llama"], pattern="*.mlp.*")
 
-    def test_names_only_comparison_is_reported(self):
+    def test_comparison_by_names_only_is_reported(self):
         """Gemma 3's unscanned layers do not tell how many form a cycle."""
         tree = maxtext_tree("gemma3", scan=False)
         result = against_family(tree, families()["gemma3"])

@@ -163,7 +163,7 @@ class TestFacts:
         assert facts["optimizer"] == "adamw, 11 arrays, 4.29 kB"
         assert facts["other"] == "3 arrays, 2 of them random states, 16 B"
 
-    def test_header_warns_of_an_unfinished_step(self):
+    def test_header_warns_about_an_unfinished_step(self):
         for name, directory in (
             ("unfinished_atomic_rename", "2.orbax-checkpoint-tmp"),
             ("unfinished_commit_file", "2"),
@@ -172,7 +172,7 @@ class TestFacts:
             assert facts["format"] == "orbax, step 1"
             assert facts["warning"].startswith(f"{directory}, next to step 1, is an unfinished save:")
 
-    def test_header_warns_of_mixed_dtypes(self):
+    def test_header_warns_about_mixed_dtypes(self):
         facts = facts_of(ORBAX / "multihost_plain")
         assert facts["parameters"] == "1.06 k (1,056), 2.18 kB: bfloat16 2.05 kB, float32 128 B"
         assert facts["warning"] == "parameters have mixed dtypes: 2 in bfloat16, 1 in float32"
@@ -269,7 +269,7 @@ class TestTree:
         save_file(arrays, tmp_path / "n.safetensors")
         assert "missing model.norm.weight" in facts_of(tmp_path / "n.safetensors", COLUMNS="200")["family"]
 
-    def test_array_above_others_counts_itself(self, tmp_path: Path):
+    def test_array_with_nested_arrays_counts_itself(self, tmp_path: Path):
         names = [f"layers.{k}.w{rest}" for k in range(3) for rest in ("", ".absmax", ".map")]
         save_file({name: np.ones(4, np.float32) for name in names}, tmp_path / "q.safetensors")
         (line,) = (line for line in lines_of(tmp_path / "q.safetensors") if "layers.{0..2}.w " in line)

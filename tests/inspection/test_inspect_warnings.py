@@ -52,32 +52,32 @@ def test_ordinary_trees_have_no_warnings():
     assert declared({}) == ()
 
 
-def test_unfinished_step_is_warned_of():
+def test_unfinished_step_causes_a_warning():
     (warning,) = declared({("a",): small()}, {"5": "no _METADATA"})
     assert warning == TreeWarning("unfinished-step", "5, next to step 4, is an unfinished save: no _METADATA")
 
 
 class TestScanLayers:
-    def test_missing_scan_layers_in_stacked_tree_is_warned_of(self):
+    def test_missing_scan_layers_in_stacked_tree_causes_a_warning(self):
         (warning,) = declared({LAYER: small()})
         assert warning.name == "no-scan-layers"
         assert "scan_layers=true" in warning.text
 
-    def test_missing_scan_layers_in_unstacked_tree_is_warned_of(self):
+    def test_missing_scan_layers_in_unstacked_tree_causes_a_warning(self):
         (warning,) = declared({("params", "params", "decoder", "layers_0", "norm", "scale"): small()})
         assert "scan_layers=false" in warning.text
 
     def test_missing_scan_layers_in_other_trees_is_ignored(self):
         assert declared({("weights",): small()}) == ()
 
-    def test_contradicting_scan_layers_is_warned_of(self):
+    def test_contradicting_scan_layers_causes_a_warning(self):
         (warning,) = declared({LAYER: small()}, custom={"scan_layers": False})
         assert warning.name == "contradiction"
         assert "scan_layers=false" in warning.text
 
 
 class TestGiantChunks:
-    def test_giant_chunks_are_warned_of(self):
+    def test_giant_chunks_cause_a_warning(self):
         big, bigger = chunked(128, MIB, chunk=(128, MIB)), chunked(256, MIB, chunk=(256, MIB))
         (warning,) = declared({("a", "x"): big, ("a", "y"): bigger, ("b",): small()})
         assert (warning.name, warning.arrays) == ("giant-chunk", ("a/x", "a/y"))
@@ -92,7 +92,7 @@ class TestGiantChunks:
 
 
 class TestFineChunks:
-    def test_many_small_chunks_are_warned_of(self):
+    def test_many_small_chunks_cause_a_warning(self):
         (warning,) = declared({("a",): chunked(2048, 1024, chunk=(2, 1024))})
         assert (warning.name, warning.arrays) == ("fine-chunks", ("a",))
         assert "a into 1,024 chunks of 4.1 kB" in warning.text

@@ -49,7 +49,7 @@ def unpacked(text: str) -> dict[str, Any]:
     return built
 
 
-class TestContents:
+class TestPackedContents:
     def test_packed_paths_round_trip(self):
         tree = ckpttools.open(HF)
         coded, paths = packed(tree, stats=False)["paths"], []
@@ -429,7 +429,7 @@ CONTRAST = """(() => {
 })()"""
 
 
-class TestOddPages:
+class TestUnusualPages:
     def show(self, chromium: Browser, tmp_path: Path, arrays: dict[str, np.ndarray], **options: Any) -> None:
         save_file(arrays, tmp_path / "a.safetensors")
         built = page(packed(ckpttools.open(tmp_path / "a.safetensors"), **options), "odd")
@@ -451,7 +451,7 @@ class TestOddPages:
         self.show(chromium, tmp_path, {"a\u202ebc\x1b[31m\n": np.ones(3, np.float32)})
         assert text(chromium, ".tile .name") == r"a\u202ebc\x1b[31m\n"
 
-    def test_array_above_others_can_be_selected(self, chromium: Browser, tmp_path: Path):
+    def test_array_with_nested_arrays_can_be_selected(self, chromium: Browser, tmp_path: Path):
         """Quantized weights have such names: w, w.absmax, and here one more w below it."""
         names = ("head", "layers.0.w", "layers.0.w.absmax", "layers.0.w.w")
         self.show(chromium, tmp_path, {name: np.ones((8, 8), np.float32) for name in names})

@@ -261,7 +261,7 @@ def test_empty_array_has_empty_statistics():
 
 
 @given(parts=st.lists(st.lists(st.floats(-1e6, 1e6), max_size=30), min_size=1, max_size=6))
-def test_moments_of_parts_add_up(parts: list[list[float]]):
+def test_moments_of_parts_are_additive(parts: list[list[float]]):
     built = [found_in(np.array(part)) for part in parts]
     total, whole = sum(built, Moments()), found_in(np.array([x for part in parts for x in part]))
     assert (total.elements, total.min, total.max, total.zeros) == (
@@ -430,7 +430,7 @@ class TestLayers:
             for layer, result in item.layers.items():
                 check(result, np.ascontiguousarray(whole[:, layer]).view(BF16.carrier), BF16)
 
-    def test_scanned_and_unscanned_agree(self):
+    def test_scanned_and_unscanned_statistics_agree(self):
         scanned, single = (
             inspect_stats(ckpttools.open(golden_checkpoint(scan)), memory=1 << 30, jobs=2, per_layer=True)
             for scan in (True, False)
@@ -547,7 +547,9 @@ class TestCommand:
             ([0, 1], {"zero": "50.00%"}),
         ],
     )
-    def test_histogram_zeros_are_zero(self, tmp_path: Path, values: list[float], lines: dict[str, str]):
+    def test_histogram_counts_zeros_separately(
+        self, tmp_path: Path, values: list[float], lines: dict[str, str]
+    ):
         save_file({"a": np.array(values, np.float32)}, tmp_path / "a.safetensors")
         shown = ckpt("inspect", "stats", tmp_path / "a.safetensors", "--histogram", COLUMNS="80").stdout
         result = {line[2:24].strip(): line[24:33].strip() for line in shown.splitlines() if "%  █" in line}

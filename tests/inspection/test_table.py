@@ -189,7 +189,7 @@ def test_missing_layer_is_listed():
 
 
 @pytest.mark.parametrize(("tied", "verdict"), [(True, "not expected"), (False, "expected")])
-def test_error_names_the_deciding_flag(tied, verdict):
+def test_error_names_the_undecided_flag(tied, verdict):
     error = refused(right_shapes(tied=not tied), tied=tied)
     reason = f"config.json: tie_word_embeddings is {str(tied).lower()}"
     assert f"head.weight is {verdict} because of {reason}" in error.hint
@@ -204,7 +204,7 @@ def test_extra_arrays_can_be_dropped_by_name():
     assert table(dropped=("blocks.*.rotary",)).to_left(unread(shapes), ["ext?a"]).dropped == mapped.dropped
 
 
-def test_family_drop_patterns_match_only_right_keys():
+def test_family_drop_patterns_match_only_right_side_keys():
     mapped = table().to_left(unread(right_shapes()))
     with pytest.raises(CoverageError):
         table(dropped=("layers_0.extra",)).to_right(mapped.arrays | unread({"layers_0.extra": (1,)}))
@@ -213,7 +213,7 @@ def test_family_drop_patterns_match_only_right_keys():
     assert caught.value.hint == 'to leave them out, `ckpttools.select("SRC", "DST", drop=["PATTERN"])` first'
 
 
-def test_dropping_a_needed_array_is_refused():
+def test_dropping_a_required_array_is_refused():
     with pytest.raises(CoverageError, match="1 array is missing"):
         table().to_left(unread(right_shapes()), ["embed.weight"])
 
@@ -437,7 +437,7 @@ def test_exact_stores_inexact_values_in_float32(values, size):
     assert back.read().astype(BF16.numpy).tobytes() == bits.tobytes()
 
 
-def test_exact_refuses_values_it_cannot_store():
+def test_exact_refuses_unrepresentable_values():
     built = Table((row("a: n <-> b: n", op=Scale("n", -0.5)),), {})
     with pytest.raises(
         UsageError, match="cannot be stored so that the reverse conversion is exact"

@@ -165,7 +165,7 @@ def test_flags_choose_rows():
     assert row("a: x <-> b: x").applies(frozenset({"on"}))
 
 
-def test_value_ops_follow_the_direction():
+def test_value_ops_invert_with_the_direction():
     """Left equals right times the scale; right equals left divided by it."""
     built = row("a: heads head_dim <-> b: (heads head_dim)", op=Scale("head_dim", -0.5))
     table = Table((built,), {"head_dim": Size(16, "test")})
@@ -251,7 +251,7 @@ class TestText:
         with pytest.raises(MappingError, match="already has an op"):
             row("a: x <-> b: x, shift 1", op=Multiply(2.0))
 
-    def test_headings_apply_to_rows_below(self):
+    def test_headings_apply_to_following_rows(self):
         built = rows("""
             first: x <-> uno: x
             below at_{kind:l,g} <-> attn, above kind, when f

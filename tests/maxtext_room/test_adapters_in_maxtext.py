@@ -47,7 +47,7 @@ def restored_logits(base, adapter, out):
 
 @pytest.mark.skipif(PYTHON is None, reason=f"no environment with MaxText: {environments.MAXTEXT}")
 @pytest.mark.parametrize(("case", "scan"), [("patterns", True), ("plain", False)])
-def test_maxtext_computes_with_an_adapter_what_peft_does(tmp_path, case, scan):
+def test_maxtext_adapter_outputs_match_peft(tmp_path, case, scan):
     ckpttools.hf_to_maxtext(BASE, tmp_path / "base", scan=scan)
     ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=PEFT / case)
     ckpttools.adapter_to_maxtext(PEFT / case, tmp_path / "adapter", base=tmp_path / "base")

@@ -203,7 +203,7 @@ def write_ema(directory):
     ckpttools.save(tree_with(wide, step=7), directory, format="orbax")
 
 
-def test_the_page_is_true(models, tmp_path, monkeypatch):
+def test_average_page_is_correct(models, tmp_path, monkeypatch):
     for item in models.iterdir():
         (tmp_path / item.name).symlink_to(item)
     monkeypatch.chdir(tmp_path)
@@ -377,13 +377,13 @@ def test_shapes_and_names_must_agree():
     )
 
 
-def test_arrays_of_one_name_are_refused():
+def test_duplicate_array_names_are_refused():
     tree = tree_with({("a.b",): np.zeros(2, np.float32), ("a", "b"): np.ones(2, np.float32)})
     with pytest.raises(FormatError, match="several arrays have one name"):
         Average()([tree, tree])
 
 
-def test_errors_are_those_of_the_library():
+def test_errors_are_library_errors():
     with pytest.raises(UsageError, match="needs at least two"):
         ckpttools.average.plan(HF, "out")
     with pytest.raises(CheckpointError):
@@ -426,7 +426,7 @@ def test_plan_locations_do_not_depend_on_the_directory(tmp_path, monkeypatch):
     assert ckpt("diff", tmp_path / "here/mean", tmp_path / "expected").exit_code == 0
 
 
-def test_weights_with_blanks_between_are_no_checkpoints(tmp_path):
+def test_weights_separated_by_spaces_are_refused(tmp_path):
     told = ckpt("average", HF, HF, tmp_path / "out", "--weights", "0.5", "0.3", "0.2").output
     assert "weights are separated by commas" in told and "--weights 0.5,0.3,0.2" in told
 
@@ -454,7 +454,7 @@ def test_average_notes_a_model_without_configuration(tmp_path, lacking):
     assert config == (names[1 - lacking] / "config.json").read_bytes()
 
 
-def test_average_shows_the_default_type_of_rotary_embeddings(tmp_path):
+def test_average_shows_the_default_rope_type(tmp_path):
     scaled = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
     write_llama(tmp_path / "a", num_hidden_layers=1, rope_scaling=scaled)
     write_llama(tmp_path / "b", num_hidden_layers=1, rope_parameters={"rope_type": "default"})

@@ -28,7 +28,7 @@ def flat(nested, path=()):
 
 @pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equals_what_maxtext_converts(family, scan):
+def test_conversion_function_matches_maxtext(family, scan):
     options = ToMaxText(scan=scan, text_only=family in MULTIMODAL, maxtext=GOLDEN_VERSION)
     convert = ckpttools.family_conversion_fn(GOLDEN / family / "hf", options)
     built = {path: described(np.asarray(array)) for path, array in flat(convert(weights(family)))}
@@ -37,7 +37,7 @@ def test_equals_what_maxtext_converts(family, scan):
     assert built == expected
 
 
-def test_arrays_of_jax_and_a_parsed_configuration():
+def test_jax_arrays_and_parsed_config_are_accepted():
     import jax.numpy as jnp
 
     config = json.loads((GOLDEN / "qwen3" / "hf" / "config.json").read_bytes())
@@ -50,7 +50,7 @@ def test_arrays_of_jax_and_a_parsed_configuration():
     )
 
 
-def test_weights_of_another_model():
+def test_weights_of_another_model_are_refused():
     convert = ckpttools.family_conversion_fn(GOLDEN / "qwen3" / "hf")
     with pytest.raises(CoverageError, match="the loaded weights"):
         convert(weights("qwen2.5"))

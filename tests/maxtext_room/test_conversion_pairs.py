@@ -63,7 +63,7 @@ def assert_every_bit_came_back(built: Path, source: Path) -> None:
 
 
 @EVERY_FAMILY
-def test_all_layouts_have_one_digest(tmp_path, family):
+def test_all_layouts_have_the_same_digest(tmp_path, family):
     """Of the parameters, whatever is carried along."""
     built = [
         convert(tmp_path / str(scan), family, scan=scan, carry=True, text_only=False)
@@ -198,7 +198,7 @@ def test_drop_is_refused_for_maxtext(tmp_path):
     assert verify(hf("qwen3"), tmp_path / "maxtext", "--drop", "x").exit_code == 2
 
 
-def test_another_model_is_different(tmp_path):
+def test_another_model_differs(tmp_path):
     convert(tmp_path / "maxtext", "qwen3")
     shutil.copytree(hf("qwen3"), tmp_path / "hf")
     (tmp_path / "hf" / "config.json").write_text('{"model_type": "qwen2"}')
@@ -206,7 +206,7 @@ def test_another_model_is_different(tmp_path):
     assert result.exit_code == 1, result.output
 
 
-def test_names_of_maxtext_are_given_to_arrays_of_hugging_face(tmp_path):
+def test_hugging_face_arrays_get_maxtext_names(tmp_path):
     tree = ckpttools.open(convert(tmp_path / "maxtext", "qwen3"))
     named = in_maxtext_names(ckpttools.open(hf("qwen3"))).arrays
     kernel = named["decoder/layers_1/mlp/wi_0/kernel"].read()

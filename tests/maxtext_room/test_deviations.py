@@ -106,7 +106,7 @@ def test_released_sizes_of_gemma3_are_reported_with_their_deviation(tmp_path, wi
     assert 'tied="materialize"' in result[-1].remedy
 
 
-def test_factors_of_llama4_are_reported_with_what_was_measured_for_it(tmp_path):
+def test_llama4_factors_are_reported_with_their_deviation(tmp_path):
     (factor,) = (item for item in reported(tmp_path, {**LLAMA4, "rope_scaling": SCOUT}) if item.effect)
     assert "2.0 after 512" in factor.effect and "rope_use_scale=false" in factor.effect
 
@@ -138,7 +138,7 @@ def test_entries_name_existing_families_fields_and_versions():
         ({**DEEPSEEK, "rope_scaling": STRETCHED}, "set mscale=0 and rope_attention_scaling=true"),
     ],
 )
-def test_commands_report_what_applies_and_what_to_do(tmp_path, config, phrase):
+def test_commands_report_applicable_deviations_with_advice(tmp_path, config, phrase):
     (tmp_path / "config.json").write_text(json.dumps(config))
     ckpttools.synth(tmp_path / "config.json", tmp_path / "hf")
     for words in (("convert", "hf-to-maxtext", tmp_path / "hf"), ("maxtext-config",)):
@@ -193,7 +193,7 @@ def test_reverse_conversion_reports_deviations(tmp_path):
         (OLMO3, "default"),
     ],
 )
-def test_settings_of_olmo3_have_the_rotary_embedding_of_most_layers(tmp_path, config, expected):
+def test_olmo3_settings_have_the_rope_of_most_layers(tmp_path, config, expected):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
     assert ckpttools.maxtext_config(file).as_mapping()["rope_type"] == expected

@@ -51,7 +51,7 @@ class TestOlmo3:
     CONFIG: ClassVar = {"model_type": "olmo3", **TEXT, "num_hidden_layers": 8}
 
     @pytest.mark.parametrize("position", range(4))
-    def test_cycles_of_four(self, position):
+    def test_four_layers_form_a_cycle(self, position):
         theirs, ours = both(self.CONFIG, scan=True)
         layers = [f"model.layers.{n}" for n in (position, position + 4)]
         below = f"decoder/layers/layers_{position}"
@@ -62,7 +62,7 @@ class TestOlmo3:
         norms = [theirs[f"{n}.post_feedforward_layernorm.weight"] for n in layers]
         assert same(ours[f"{below}/post_mlp_layer_norm/scale"], stacked(norms))
 
-    def test_one_by_one(self):
+    def test_olmo3_layers_are_stored_separately_unscanned(self):
         theirs, ours = both(self.CONFIG, scan=False)
         expected = theirs["model.layers.6.mlp.down_proj.weight"].T
         assert same(ours["decoder/layers_6/mlp/wo/kernel"], expected)
@@ -86,7 +86,7 @@ class TestLlama4:
     }
 
     @pytest.mark.parametrize("position", [0, 2])
-    def test_dense_layers(self, position):
+    def test_dense_layers_are_stacked_by_position(self, position):
         theirs, ours = both(self.CONFIG, scan=True)
         expected = [
             theirs[f"language_model.model.layers.{n}.feed_forward.gate_proj.weight"].T
@@ -96,7 +96,7 @@ class TestLlama4:
         assert same(ours[f"decoder/layers/layers_{position}/mlp/wi_0/kernel"], stacked(expected))
 
     @pytest.mark.parametrize("position", [1, 3])
-    def test_layers_with_experts(self, position):
+    def test_expert_layers_are_stacked_by_position(self, position):
         theirs, ours = both(self.CONFIG, scan=True)
         fused = [
             theirs[f"language_model.model.layers.{n}.feed_forward.experts.gate_up_proj"]
@@ -107,7 +107,7 @@ class TestLlama4:
         assert same(ours[f"{below}/MoeBlock_0/wi_1"], stacked([item[..., 6:] for item in fused]))
         assert f"decoder/layers/layers_{position}/mlp/wi_0/kernel" not in ours
 
-    def test_one_by_one(self):
+    def test_llama4_layers_are_stored_separately_unscanned(self):
         theirs, ours = both(self.CONFIG, scan=False)
         expected = theirs["language_model.model.layers.6.feed_forward.down_proj.weight"].T
         assert same(ours["decoder/layers_6/mlp/wo/kernel"], expected)
@@ -154,7 +154,7 @@ class TestGemma4:
         scalars = [theirs[f"{self.HF}.{n}.layer_scalar"] for n in (12, 13)]
         assert same(ours["decoder/layers_remainder/local_layers/layer_scalar"], stacked(scalars))
 
-    def test_one_by_one(self):
+    def test_gemma4_layers_are_stored_separately_unscanned(self):
         theirs, ours = both(self.CONFIG, scan=False)
         expected = theirs[f"{self.HF}.13.pre_feedforward_layernorm.weight"]
         assert same(ours["decoder/layers_13/pre_ffw_norm/scale"], expected)
@@ -164,7 +164,7 @@ class TestGemma3:
     CONFIG: ClassVar = {"model_type": "gemma3_text", **TEXT}
 
     @pytest.mark.parametrize(("layers", "stacks", "single"), [(5, 0, 5), (6, 6, 0), (7, 6, 1), (18, 6, 0)])
-    def test_cycles_and_what_remains(self, layers, stacks, single):
+    def test_cycles_and_remaining_layers_are_stacked(self, layers, stacks, single):
         theirs, ours = both({**self.CONFIG, "num_hidden_layers": layers}, scan=True)
         cycled = {name.split("/")[2] for name in ours if name.startswith("decoder/layers/")}
         rest = {name.split("/")[2] for name in ours if name.startswith("decoder/layers_remainder/")}
@@ -218,7 +218,7 @@ class TestDeepSeek:
         assert told["base_moe_mlp_dim"] == "3"
         assert told["base_mlp_dim"] == ("3" if dense == 0 else str(config["intermediate_size"]))
 
-    def test_prediction_layers_are_left_out_by_name_or_carried(self):
+    def test_mtp_layers_are_dropped_by_name_or_carried(self):
         config = {**self.CONFIG, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1}
         tree = model(config, 0)
         name = "model.layers.3.eh_proj.weight"
@@ -231,7 +231,7 @@ class TestDeepSeek:
         assert list(carried.carried) == [name]
         assert not carried.notes.dropped
 
-    def test_weights_in_block_scaled_float8_say_what_to_do(self):
+    def test_block_scaled_fp8_weights_get_advice(self):
         config = {**self.CONFIG, "first_k_dense_replace": 1}
         tree = model(config, 0)
         scale = "model.layers.1.mlp.experts.0.up_proj.weight_scale_inv"

@@ -220,7 +220,7 @@ class TestNames:
         assert given_to(GOLDEN / "gemma2" / "hf")["vocab_size"] == 256
         assert given_to(tmp_path / "m")["vocab_size"] == 260
 
-    def test_names_of_another_version_are_not_given(self, tmp_path):
+    def test_names_of_another_version_are_not_printed(self, tmp_path):
         location = written(tmp_path / "m", LLAMA_8B)
         assert given_to(location, maxtext="e591f30")["model_name"] == "llama3-8b"
 
@@ -237,7 +237,7 @@ class TestSettings:
             assert result == given_to(hf, scan=scan)
             assert result["scan_layers"] is scan
 
-    def test_paths_are_absolute(self, tmp_path, monkeypatch):
+    def test_printed_paths_are_absolute(self, tmp_path, monkeypatch):
         """Orbax refuses others."""
         succeed("convert", "hf-to-maxtext", GOLDEN / "llama3.1" / "hf", tmp_path / "out")
         monkeypatch.chdir(tmp_path)
@@ -245,7 +245,7 @@ class TestSettings:
         expected = f"load_parameters_path={tmp_path / 'out' / '0' / 'items'}"
         assert ckpttools.maxtext_config("out", check=[expected]).contradictions == ()
 
-    def test_towers_are_named(self, tmp_path):
+    def test_tower_settings_are_printed(self, tmp_path):
         vision = GOLDEN_0_2_5 / "gemma3-vision" / "hf"
         succeed("convert", "hf-to-maxtext", vision, tmp_path / "whole")
         succeed("convert", "hf-to-maxtext", vision, tmp_path / "text", "--text-only")
@@ -268,7 +268,7 @@ class TestSettings:
         assert given["scan_layers"] is False and given["mrope_section"] == [4, 2, 2]
         assert given["deepstack_visual_indexes_for_vit"] == [0, 1]
 
-    def test_missing_config_requests_the_model(self):
+    def test_missing_config_error_asks_for_the_model(self):
         with pytest.raises(ConfigError, match="does not exist next to the weights") as caught:
             ckpttools.maxtext_config(GOLDEN / "llama3.1" / "maxtext_scanned")
         assert "like" in caught.value.hint
@@ -376,7 +376,7 @@ class TestDeviations:
             ("llama4-scout", {"no_rope_layers": [1] * 8}),
         ],
     )
-    def test_layers_of_other_kinds_than_maxtexts(self, tmp_path, case, kinds):
+    def test_unsupported_layer_kinds_are_reported(self, tmp_path, case, kinds):
         config = json.loads((GOLDEN / case / "hf" / "config.json").read_text())
         usual = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
         config.get("text_config", config).update(kinds)
@@ -403,7 +403,7 @@ class TestCheck:
         ]
 
     @pytest.mark.parametrize("case", CASES)
-    def test_own_settings_have_no_contradictions(self, tmp_path, case):
+    def test_printed_settings_have_no_contradictions(self, tmp_path, case):
         hf = GOLDEN / case / "hf"
         told = ckpttools.maxtext_config(hf)
         assert ckpttools.maxtext_config(hf, check=told.arguments()).contradictions == ()
@@ -414,7 +414,7 @@ class TestCheck:
 
     @settings(max_examples=3)
     @given(data=st.data())
-    def test_any_other_value_contradicts(self, data):
+    def test_any_different_value_contradicts(self, data):
         hf = GOLDEN / "mixtral-8x7b" / "hf"
         told = ckpttools.maxtext_config(hf).as_mapping()
         for name in [name for name, value in told.items() if type(value) is int]:
@@ -463,11 +463,11 @@ class TestCheck:
         ("declared", "hint"),
         [("lora_rank=4", "write lora.lora_rank"), ("lora.lora_rankk=4", "lora.lora_rank?")],
     )
-    def test_settings_of_groups(self, declared, hint):
+    def test_settings_of_other_groups_get_a_hint(self, declared, hint):
         (mistake,) = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[declared]).mistakes
         assert mistake.hint.endswith(hint)
 
-    def test_versions_have_settings_of_their_own(self):
+    def test_versions_have_different_settings(self):
         hf = GOLDEN / "qwen3" / "hf"
         for name, version in {"pure_nnx": "e591f30", "use_lineage": "0.2.5"}.items():
             refusing = {
@@ -477,7 +477,7 @@ class TestCheck:
             assert [item for item, result in refusing.items() if not result] == [version]
 
     @pytest.mark.parametrize("case", ALL)
-    def test_own_settings_have_no_mistakes(self, case):
+    def test_printed_settings_have_no_mistakes(self, case):
         assert ckpttools.maxtext_config(case, check=ckpttools.maxtext_config(case).arguments()).mistakes == ()
 
     LINE = (
@@ -524,7 +524,7 @@ class TestCheck:
         ]
 
 
-class TestClosedList:
+class TestKnownFields:
     """Every field of a configuration is read, known to change nothing, or reported."""
 
     @pytest.mark.parametrize("case", ALL)
@@ -685,7 +685,7 @@ class TestTowers:
         (result,) = ckpttools.maxtext_config(location, check=["model_name=gemma3-4b"]).contradictions
         assert (result.name, result.declared, result.expected) == ("use_multimodal", False, True)
 
-    def test_llama_4(self):
+    def test_llama4_tower_settings_are_printed(self):
         result = given_to(GOLDEN / "llama4-scout" / "hf")
         expected = {
             "model_name": "llama4-17b-16e",
@@ -721,18 +721,18 @@ class TestCommandLine:
         done = succeed("maxtext-config", GOLDEN / "qwen3" / "hf", "--command", "train")
         assert done.output.startswith("python3 -m maxtext.trainers.pre_train.train run_name=NAME")
 
-    def test_settings_without_check(self):
+    def test_settings_require_the_check_option(self):
         assert ckpt("maxtext-config", GOLDEN / "qwen3" / "hf", "rope_type=default").exit_code == 2
         assert ckpt("maxtext-config", GOLDEN / "qwen3" / "hf", "--check").exit_code == 2
 
-    def test_json(self):
+    def test_maxtext_config_prints_json(self):
         result = json.loads(succeed("maxtext-config", GOLDEN / "qwen3" / "hf", "--json").output)
         assert {item["name"]: item["value"] for item in result["told"]} == given_to(GOLDEN / "qwen3" / "hf")
 
 
 class TestRules:
     @pytest.mark.parametrize("name", families())
-    def test_rules_are_their_text(self, name):
+    def test_rules_round_trip_through_text(self, name):
         rules = families()[name].settings
         assert setting_rules(str(rules)) == rules
 
@@ -747,7 +747,7 @@ class TestRules:
         facts = [ModelFacts({"y": value}) for value in ("a | b", "c")]
         assert [rule.terms[0].of(fact) for fact in facts] == [", if ", 1]
 
-    def test_first_applicable_rule_counts(self):
+    def test_first_applicable_rule_wins(self):
         rules = setting_rules('x: 1, if config.y is "a"\nx: config.z | 2')
         values = [settings_of_text(rules, config) for config in ({"y": "a"}, {"y": "b"}, {"y": "b", "z": 3})]
         assert values == [1, 2, 3]
@@ -787,7 +787,7 @@ def test_model_table_matches_family_settings():
     assert matching_model(model_settings(family, facts, "config.json")) == "qwen3-8b"
 
 
-def test_the_page_is_executed(tmp_path, monkeypatch):
+def test_maxtext_config_page_is_correct(tmp_path, monkeypatch):
     shutil.copytree(GOLDEN / "llama3.1" / "hf", tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     page = (DOCS / "maxtext-config.md").read_text()
@@ -798,7 +798,7 @@ def test_the_page_is_executed(tmp_path, monkeypatch):
     exec(compile(example, "maxtext-config.md", "exec"), {})
 
 
-class TestArraysBesideIt:
+class TestArraysNextToConfig:
     """A configuration beside arrays is theirs, or refused."""
 
     @pytest.mark.parametrize(
@@ -837,5 +837,5 @@ class TestArraysBesideIt:
     ("path", "plain"),
     [("a.b", "a.b"), ("a.0", "a"), ("a.#", "a"), ("a.#.3", "a"), ("a.3.#", "a"), ("a.3.b", "a.3.b")],
 )
-def test_fields_in_lists_are_those_of_the_list(path, plain):
+def test_listed_fields_match_the_documented_list(path, plain):
     assert _without_item_keys(path) == plain

@@ -82,7 +82,7 @@ class TestRoundTrip:
     """That of every family is in test_conversion_pairs.py."""
 
     @pytest.mark.parametrize("family", ["llama3.1", "deepseek3", "gpt-oss"])
-    def test_stacked_on_axis_0(self, tmp_path, family):
+    def test_layers_stacked_on_axis_0_are_converted(self, tmp_path, family):
         convert(tmp_path / "maxtext", family, scan_axis=0)
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), tensors(hf(family)))
 
@@ -134,7 +134,7 @@ class TestRoundTrip:
         for path, array in ckpttools.open(tmp_path / "maxtext").arrays.items():
             assert array.read().tobytes() == again[path].read().tobytes()
 
-    def test_uncarried_arrays_come_from_like_model(self, tmp_path):
+    def test_uncarried_arrays_are_copied_from_the_like_model(self, tmp_path):
         convert(tmp_path / "maxtext", "gemma3")
         built = back(tmp_path / "maxtext", tmp_path / "hf", like=hf("gemma3"), carry=True)
         assert_same(tensors(built), tensors(hf("gemma3")))
@@ -170,7 +170,7 @@ class TestSource:
             expected = kernel[:, layer].T
             assert np.array_equal(built[f"model.layers.{layer}.mlp.gate_proj.weight"], expected)
 
-    def test_optimizer_is_not_read(self, tmp_path):
+    def test_optimizer_state_is_not_read(self, tmp_path):
         config = train_config(ckpttools.open(TRAINED))
         (tmp_path / "config.json").write_text(json.dumps(config))
         plan = plan_to_huggingface(TRAINED, ToHuggingFace(like=tmp_path / "config.json")).plan
@@ -178,7 +178,7 @@ class TestSource:
         assert plan.notes.dropped == ()
 
     @pytest.mark.parametrize("wrap", ["nnx", "nnx-rl", "policy"])
-    def test_flavours_and_composites(self, tmp_path, wrap):
+    def test_flavors_and_composites_are_converted(self, tmp_path, wrap):
         convert(tmp_path / "maxtext", "qwen3")
         tree = ckpttools.open(tmp_path / "maxtext")
         leaves = {}
@@ -254,7 +254,7 @@ def test_converted_source_is_refused(tmp_path, family):
         assert "ckpttools.maxtext_to_hf(" in caught.value.hint
 
 
-class TestWhichModel:
+class TestModelSelection:
     def test_arrays_identify_a_unique_family(self, tmp_path):
         item = convert(tmp_path / "maxtext", "qwen3")
         shutil.rmtree(item / "hf")
@@ -263,7 +263,7 @@ class TestWhichModel:
         assert not (built / "config.json").exists()
 
     @pytest.mark.parametrize("family", [f for f in FAMILIES if not f.startswith(("llama", "mistral"))])
-    def test_family_and_arrays_suffice(self, tmp_path, family):
+    def test_family_and_arrays_are_sufficient(self, tmp_path, family):
         item = convert(tmp_path / "maxtext", family)
         config = json.loads((hf(family) / "config.json").read_bytes())
         shutil.rmtree(item / "hf")
@@ -296,14 +296,14 @@ class TestWhichModel:
         with pytest.raises(CheckpointError, match="does not exist"):
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=tmp_path / "none"))
 
-    def test_like_another_model(self, tmp_path):
+    def test_mismatched_like_model_is_refused(self, tmp_path):
         convert(tmp_path / "maxtext", "qwen3")
         with pytest.raises(CoverageError, match="missing"):
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=hf("qwen2.5")))
         assert not (tmp_path / "hf").exists()
 
 
-class TestTwoConfigurations:
+class TestGivenAndCarriedConfig:
     """The one that the user names and the one carried along: values come out alike, or nothing does."""
 
     @pytest.fixture
@@ -315,7 +315,7 @@ class TestTwoConfigurations:
 
         return built
 
-    def test_rotary_layout(self, tmp_path, like):
+    def test_contradicting_rope_layouts_are_refused(self, tmp_path, like):
         convert(tmp_path / "maxtext", "llama3.1")
         plain = like(rope_scaling=None, rope_parameters=None)
         with pytest.raises(ConfigError, match="give the arrays other values") as error:
@@ -326,7 +326,7 @@ class TestTwoConfigurations:
         options = {"like": plain, "model": ModelOptions(rope_layout="interleaved")}
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf", **options)), tensors(hf("llama3.1")))
 
-    def test_family(self, tmp_path, like):
+    def test_contradicting_families_are_refused(self, tmp_path, like):
         convert(tmp_path / "maxtext", "llama3.1")
         other = like(model_type="mistral")
         with pytest.raises(ConfigError, match="give the arrays other values") as error:
@@ -374,7 +374,7 @@ def families_of(model_type: str) -> list[str]:
 
 
 class TestDtypes:
-    def test_cast(self, tmp_path):
+    def test_cast_updates_the_config(self, tmp_path):
         convert(tmp_path / "maxtext", "qwen3")
         built = back(tmp_path / "maxtext", tmp_path / "hf", dtype=DTYPES["float32"])
         expected = {name: array.astype(np.float32) for name, array in tensors(hf("qwen3")).items()}
@@ -426,7 +426,7 @@ class TestDtypes:
         for built in ("cast", "back"):
             assert json.loads((tmp_path / built / "config.json").read_bytes()) == expected
 
-    def test_most_of_the_weights_give_the_dtype_and_towers_have_their_own(self, tmp_path):
+    def test_config_dtype_follows_most_weights_and_each_tower(self, tmp_path):
         tree = ckpttools.open(hf("gemma3"))
         patterns = {"*norm*": "float32", "*vision_tower*": "float16"}
         plan = plan_save(tree.pipe(CastMap(patterns)))
@@ -472,7 +472,7 @@ class TestDtypes:
         plan = plan_save(ckpttools.open(tmp_path / "model").pipe(Select(drop=["lm_head.weight"]))).plan
         assert (DESCRIBED in plan.remarks) == (not tied)
 
-    def test_unknown_model_config_may_describe_all_but_optimizer(self, tmp_path):
+    def test_unknown_model_config_may_describe_everything_except_the_optimizer(self, tmp_path):
         save_file({name: np.ones(2, "f4") for name in ("a", "b", "optimizer.mu")}, tmp_path / "a.safetensors")
         (tmp_path / "config.json").write_text('{"model_type": "own"}')
         for drop, is_told in (("optimizer", False), ("b", True)):
@@ -480,7 +480,7 @@ class TestDtypes:
             assert (DESCRIBED in plan.remarks) == is_told
 
     @pytest.mark.parametrize(("family", "way"), [("llama3.1", "drop"), ("gemma2", "materialize")])
-    def test_untied_head_is_stated_against_the_default(self, tmp_path, family, way):
+    def test_untied_head_is_declared_if_the_default_is_tied(self, tmp_path, family, way):
         """transformers would make an output head of random numbers, or leave one out that is stored."""
         config = json.loads((hf(family) / "config.json").read_bytes())
         del config["tie_word_embeddings"]
@@ -524,7 +524,7 @@ class TestDtypes:
         assert told.startswith("no config.json is written")
 
     @SCANS
-    def test_exact_where_scaling_would_round(self, tmp_path, scan):
+    def test_exact_option_refuses_rounding_scales(self, tmp_path, scan):
         """A head of 8: the query is divided by sqrt(8), which rounds some of its elements."""
         source = odd_heads(tmp_path / "source")
         for exact in (False, True):
@@ -556,7 +556,7 @@ class TestDtypes:
         with pytest.raises(UsageError, match="reverse conversion is exact"):
             plan_to_maxtext(source, ToMaxText(exact=True))
 
-    def test_norms_of_a_model_in_float32_come_back_in_float32(self, tmp_path):
+    def test_float32_norms_round_trip_in_float32(self, tmp_path):
         source = tmp_path / "source"
         shutil.copytree(hf("gemma2"), source)
         wide = {name: array.astype(np.float32) for name, array in tensors(hf("gemma2")).items()}
@@ -606,7 +606,7 @@ def odd_heads(directory: Path, dtype=ml_dtypes.bfloat16) -> Path:
 class TestVocabulary:
     @SCANS
     @pytest.mark.parametrize("family", ["gemma2", "llama3.1"])
-    def test_padded_with_zeros_and_cut_again(self, tmp_path, family, scan):
+    def test_vocabulary_padding_is_removed(self, tmp_path, family, scan):
         item = convert(tmp_path / "maxtext", family, scan=scan, pad_vocab=300)
         tree = ckpttools.open(item)
         embedding = tree["params", "params", "token_embedder", "embedding"].read()
@@ -624,7 +624,7 @@ class TestVocabulary:
 
     @SCANS
     @pytest.mark.parametrize("tied", [True, False], ids=["embedding", "head"])
-    def test_nonzero_rows_are_never_cut_off(self, tmp_path, scan, tied):
+    def test_nonzero_rows_are_never_dropped(self, tmp_path, scan, tied):
         """A configuration of fewer rows than were learned; and one learned element in the last padded row."""
         convert(tmp_path / "maxtext", "llama3.1", scan=scan)
         config = json.loads((hf("llama3.1") / "config.json").read_bytes())
@@ -653,7 +653,7 @@ class TestVocabulary:
         written = built["model.embed_tokens.weight" if tied else "lm_head.weight"]
         assert written.tobytes() == (learned if tied else np.ascontiguousarray(learned.T)).tobytes()
 
-    def test_rows_are_never_taken_away(self, tmp_path):
+    def test_vocabulary_rows_are_never_removed(self, tmp_path):
         with pytest.raises(UsageError, match="padding cannot remove rows"):
             plan_to_maxtext(hf("llama3.1"), ToMaxText(pad_vocab=255))
 
@@ -674,7 +674,7 @@ class TestVocabulary:
         ]
 
 
-class TestTied:
+class TestTiedHead:
     """The configuration decides; what contradicts it is refused, unless the user says what to do."""
 
     def model(self, directory: Path, *, declared: bool, head: bool) -> Path:
@@ -716,7 +716,7 @@ class TestTied:
     @pytest.mark.parametrize("declared", [True, False])
     @pytest.mark.parametrize("head", [True, False])
     @pytest.mark.parametrize("way", ["keep", "drop", "materialize"])
-    def test_ways_there(self, tmp_path, declared, head, way):
+    def test_tied_option_controls_the_head_in_maxtext(self, tmp_path, declared, head, way):
         source = self.model(tmp_path / "source", declared=declared, head=head)
         dropped = ("lm_head.weight",) if way == "drop" and head else ()
         options = ToMaxText(model=ModelOptions(tied=way), drop=dropped)
@@ -731,7 +731,7 @@ class TestTied:
 
     @pytest.mark.parametrize("way", ["keep", "drop", "materialize"])
     @pytest.mark.parametrize("head", [True, False])
-    def test_ways_back(self, tmp_path, head, way):
+    def test_tied_option_controls_the_head_in_hugging_face(self, tmp_path, head, way):
         source = self.model(tmp_path / "source", declared=not head, head=head)
         plan_to_maxtext(source).run(tmp_path / "maxtext")
         if head and way == "drop":
@@ -776,7 +776,7 @@ class TestNames:
             assert array.read().tobytes() == plain[path].read().tobytes()
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), arrays)
 
-    def test_names_on_request(self, tmp_path):
+    def test_transformers_names_are_written_on_request(self, tmp_path):
         convert(tmp_path / "maxtext", "gemma3", carry=True)
         built = tensors(back(tmp_path / "maxtext", tmp_path / "hf", spelling="transformers"))
         assert self.INNER in built
@@ -804,7 +804,7 @@ def respelled(name: str, prefix: str) -> str:
     return within + name.removeprefix("model.")
 
 
-class TestWritten:
+class TestWrittenFiles:
     def test_shards_have_an_index_and_layers_stay_together(self, tmp_path):
         convert(tmp_path / "maxtext", "llama3.1")
         writer = SafetensorsWriter(100_000)
@@ -862,7 +862,7 @@ def test_family_file_is_recorded(tmp_path):
     assert ckpttools.diff(HF, back).equal
 
 
-def test_named_family_is_used_in_reverse(tmp_path):
+def test_named_family_is_used_for_the_reverse_conversion(tmp_path):
     hf = shutil.copytree(HF, tmp_path / "hf")
     config = json.loads((hf / "config.json").read_bytes())
     (hf / "config.json").write_text(json.dumps(config | {"model_type": "unheard-of"}))

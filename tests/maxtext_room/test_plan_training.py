@@ -45,7 +45,7 @@ def test_settings_are_refused_like_in_maxtext(case):
     assert (not list(refused_combinations(words))) == case["accepted"]
 
 
-def test_cases_include_valid_and_invalid_settings():
+def test_setting_cases_include_valid_and_invalid_ones():
     accepted = sum(case["accepted"] for case in ACCEPTED)
     assert len(ACCEPTED) == 200 and 40 < accepted < 160
 
@@ -77,7 +77,7 @@ def test_lost_time_matches_random_failures(tier, factor):
 
 
 @given(st.floats(1, 100), st.floats(1e4, 1e6), st.floats(0.5, 60), st.integers(1, 50))
-def test_steps_are_the_better_neighboring_multiple(save, failures, step, multiple):
+def test_interval_is_rounded_to_the_better_step_multiple(save, failures, step, multiple):
     tier = Tier("persistent", save, failures)
     beyond = next(n for n in range(2, 1 << 30) if n * multiple * step > tier.best_seconds)
     around = [(beyond - 1) * multiple, beyond * multiple]
@@ -101,7 +101,7 @@ def test_durations_are_parsed_as_written(declared, seconds):
 
 
 @pytest.mark.parametrize("declared", ["", "x", "-1", "0s", "1y", "nan", "inf"])
-def test_other_times_are_refused(declared):
+def test_invalid_durations_are_refused(declared):
     with pytest.raises(UsageError, match="is not a duration"):
         parse_duration(declared)
 
@@ -170,7 +170,7 @@ def locations(tmp_path, monkeypatch):
     Path("maxtext.yml").write_text("base_config: base.yml\nweight_dtype: float32\n")
 
 
-def test_the_page_is_true(locations):
+def test_plan_training_page_is_correct(locations):
     printed = run_page("plan-training.md")
     (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "plan-training.md").read_text(), re.DOTALL)
     names: dict[str, object] = {}
@@ -182,7 +182,7 @@ def test_the_page_is_true(locations):
     assert len([item for item in drawn if item.tag.endswith("polyline")]) == 2
 
 
-def test_settings_of_the_user_are_checked_with_those_of_the_plan(locations):
+def test_user_settings_are_checked_together_with_the_plan(locations):
     words = ["plan-training", "hf/llama/config.json", "--hosts", 2, "--slices", 2, "--json"]
     report = json.loads(succeed(*words).stdout)
     assert report["refusals"] == [] and report["host_bytes"] == report["state_bytes"] // 2
@@ -198,7 +198,7 @@ def test_settings_of_the_user_are_checked_with_those_of_the_plan(locations):
     assert both.exit_code == 1 and "mutually exclusive" in " ".join(both.output.split())
 
 
-class TestThePlot:
+class TestPlot:
     @pytest.fixture
     def words(self, locations):
         return ["plan-training", "hf/llama/config.json", "--hosts", 2, "--slices", 2, "--mtbf", "6h"]
@@ -225,9 +225,9 @@ class TestThePlot:
         assert refused.exit_code == 5 and "no font" in refused.output and not Path("lost.png").exists()
 
 
-class TestWhatCannotBeMeant:
+class TestInvalidArguments:
     @pytest.mark.parametrize("wrong", [{"hosts": 0}, {"slices": -1}, {"keep": 0}, {"total_steps": -5}])
-    def test_counts(self, locations, wrong):
+    def test_invalid_counts_are_refused(self, locations, wrong):
         with pytest.raises(UsageError, match="cannot be this"):
             ckpttools.plan_training("hf/llama/config.json", **{"hosts": 1, **wrong})
 
@@ -243,7 +243,7 @@ class TestWhatCannotBeMeant:
             ({"mtbf": "6h", "plot": "hf/llama/config.json"}, "not the name of an image"),
         ],
     )
-    def test_others(self, locations, wrong, declared):
+    def test_other_invalid_arguments_are_refused(self, locations, wrong, declared):
         with pytest.raises(UsageError, match=declared):
             ckpttools.plan_training("hf/llama/config.json", **{"hosts": 1, **wrong})
 

@@ -86,7 +86,7 @@ class TestAgainstOrbax:
     @pytest.mark.parametrize("path", PATHS)
     @pytest.mark.parametrize("rule", RULES)
     @pytest.mark.parametrize("api", VERSION_OF)
-    def test_paths(self, built, orbax, api, rule, path):
+    def test_predicted_path_loads_match_orbax(self, built, orbax, api, rule, path):
         result = resolve(maxtext=VERSION_OF[api], **{rule: f"{built}/{path}"})
         error = orbax[f"{rule} {api} {path}"]
         if rule == "load_full_state_path" and path.startswith(self.WITHOUT_OPTIMIZER) and not error:
@@ -97,7 +97,7 @@ class TestAgainstOrbax:
 
     @pytest.mark.parametrize("run", RUNS)
     @pytest.mark.parametrize("api", VERSION_OF)
-    def test_runs(self, built, orbax, api, run):
+    def test_predicted_run_loads_match_orbax(self, built, orbax, api, run):
         result = resolve(maxtext=VERSION_OF[api], base_output_directory=str(built), run_name=run)
         error = orbax[f"resume {api} {run}"]
         if run == "parameters":
@@ -115,7 +115,7 @@ class TestAgainstOrbax:
         assert "007 is skipped" in result.tried[0].result
 
 
-class TestOrder:
+class TestPrecedence:
     @BOTH
     def test_run_itself_takes_precedence(self, runs, maxtext):
         result = resolve(
@@ -128,7 +128,7 @@ class TestOrder:
         assert result.loads
 
     @BOTH
-    def test_then_what_is_named(self, runs, maxtext):
+    def test_named_path_is_loaded_without_a_run(self, runs, maxtext):
         result = resolve(
             maxtext=maxtext, base_output_directory=str(runs), run_name="y", load_parameters_path=str(SCANNED)
         )
@@ -136,7 +136,7 @@ class TestOrder:
         assert result.tried[0].result == "does not exist"
 
     @BOTH
-    def test_then_nothing(self, runs, maxtext):
+    def test_random_parameters_are_the_last_resort(self, runs, maxtext):
         result = resolve(maxtext=maxtext, base_output_directory=str(runs), run_name="y")
         assert (result.outcome, result.verdict, result.path) == ("scratch", NOTHING, None)
         assert not result.loads
@@ -165,18 +165,18 @@ class TestOrder:
         assert "2 steps of 1 are done" in texts(resolve(**declared, steps=-1, learning_rate_schedule_steps=1))
         assert resolve(**declared, steps=3).loads
 
-    def test_empty_step_hides_all_others(self, runs):
+    def test_empty_latest_step_hides_older_steps(self, runs):
         (runs / "x" / "checkpoints" / "7").mkdir()
         result = resolve(base_output_directory=str(runs), run_name="x")
         assert "7 is the latest step for Orbax, but has no complete item items" in texts(result)
         assert "ckpt doctor" in hints(result)
 
-    def test_parameters_in_the_directory_of_a_run_stop_it(self, tmp_path):
+    def test_parameters_in_a_run_directory_stop_the_run(self, tmp_path):
         shutil.copytree(SCANNED.parents[1], tmp_path / "x" / "checkpoints")
         result = resolve(base_output_directory=tmp_path, run_name="x")
         assert "Type mismatch at key path ('opt_state',)" in texts(result)
 
-    def test_hugging_face_weights_on_the_fly(self):
+    def test_hugging_face_weights_are_converted_on_the_fly(self):
         result = resolve(load_parameters_path=str(HF), source_checkpoint_layout="safetensors_dynamic")
         assert (result.rule, result.outcome, result.step) == ("safetensors_dynamic", "loads", None)
         assert "contains Hugging Face weights" in texts(resolve(load_parameters_path=str(HF)))
@@ -189,7 +189,7 @@ class TestOrder:
             ({"model_name": "llama3.1-8b"}, "the Hub weights for model_name=llama3.1-8b"),
         ],
     )
-    def test_weights_of_the_hub_go_through_a_bucket(self, declared, path):
+    def test_hub_weights_are_staged_in_a_bucket(self, declared, path):
         declared = {**declared, "source_checkpoint_layout": "safetensors_dynamic"}
         assert "base_output_directory, which must be on gs://" in texts(resolve(**declared))
         result = resolve(**declared, base_output_directory="gs://bucket/out")
@@ -199,7 +199,7 @@ class TestOrder:
         result = resolve(source_checkpoint_layout="safetensors_dynamic", base_output_directory="gs://b/o")
         assert "model_name determines the weights, but it is not set" in texts(result)
 
-    def test_hugging_face_weights_through_a_function(self):
+    def test_hugging_face_weights_use_the_conversion_function(self):
         declared = {"load_full_state_path": str(HF), "source_checkpoint_layout": "safetensors"}
         assert "needs checkpoint_conversion_fn" in texts(resolve(**declared))
         declared["checkpoint_conversion_fn"] = "my.module.fn"
@@ -246,7 +246,7 @@ class TestPaths:
         )
 
     @pytest.mark.parametrize("scheme", ["s3", "az", "hf"])
-    def test_runs_in_other_stores_are_not_looked_at(self, scheme):
+    def test_runs_in_other_stores_are_not_read(self, scheme):
         result = resolve(base_output_directory=f"{scheme}://org/name", run_name="x")
         assert f"but not {scheme}://" in texts(result)
         assert result.tried[0].result == "not inspected"
@@ -256,7 +256,7 @@ class TestPaths:
         result = resolve(base_output_directory="out", run_name="x")
         assert hints(result) == f"set base_output_directory={runs}"
 
-    def test_items_of_other_names_are_to_be_rewritten(self, built, orbax):
+    def test_items_with_other_names_need_rewriting(self, built, orbax):
         del orbax
         for path in ("other/checkpoints/3", "other/checkpoints/3/default"):
             newer = resolve(load_full_state_path=built / path)
@@ -270,14 +270,14 @@ class TestPaths:
         assert f"but not {scheme}://" in texts(result)
 
 
-class TestKinds:
+class TestCheckpointKinds:
     def test_full_state_provides_parameters(self, runs):
         result = resolve(load_parameters_path=str(runs / "x" / "checkpoints" / "1" / "items"))
         assert result.loads
         assert "only the parameters are loaded" in " ".join(result.notes)
 
     @BOTH
-    def test_parameters_are_no_full_state(self, maxtext):
+    def test_parameters_are_not_a_full_state(self, maxtext):
         result = resolve(load_full_state_path=str(SCANNED), maxtext=maxtext)
         assert "the full state is expected" in texts(result)
         assert "load_parameters_path" in hints(result)
@@ -291,7 +291,7 @@ class TestKinds:
     def test_overlong_name_does_not_exist(self):
         assert "a does not exist" in texts(resolve(load_parameters_path="/" + "a" * 300))
 
-    def test_another_flavour_is_missed(self, tmp_path):
+    def test_another_flavor_is_not_found(self, tmp_path):
         ckpttools.strip_optimizer(TRAINED, tmp_path / "nnx", flavour="nnx")
         result = resolve(load_parameters_path=ckpttools.open(tmp_path / "nnx").metadata.location)
         assert (
@@ -301,7 +301,7 @@ class TestKinds:
         assert "--flavour linen" in hints(result)
 
     @pytest.mark.parametrize("item, declared", [(SCANNED, True), (UNSCANNED, False)])
-    def test_layers(self, item, declared):
+    def test_mismatched_scan_layers_is_reported(self, item, declared):
         assert resolve(load_parameters_path=str(item), scan_layers=declared).loads
         result = resolve(load_parameters_path=str(item), scan_layers=not declared)
         assert f"scan_layers is {str(not declared).lower()} (command line)" in texts(result)
@@ -317,7 +317,7 @@ class TestKinds:
         assert resolve(load_parameters_path=item, param_scan_axis=0).loads
         assert hints(resolve(load_parameters_path=item)) == "set param_scan_axis=0"
 
-    def test_unfinished_saves(self, runs):
+    def test_unfinished_saves_are_reported(self, runs):
         metadata = runs / "x" / "checkpoints" / "1" / "_CHECKPOINT_METADATA"
         metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"commit_timestamp_nsecs": None}))
         assert "commit timestamp null" in texts(resolve(base_output_directory=runs, run_name="x"))
@@ -366,7 +366,7 @@ class TestSizes:
             assert [problem.split(" ")[0] for problem in problems("e591f30", f"{size}=999")] == [size]
 
     @pytest.mark.parametrize("declared", ["model_name=qwen3-next-80b-a3b", "decoder_block=qwen3_next"])
-    def test_stacks_of_another_version_are_seen_by_name_and_by_blocks(self, declared):
+    def test_stacks_of_another_version_are_detected(self, declared):
         source = GOLDEN / "qwen3-next" / "hf"
         tree = ckpttools.hf_to_maxtext.plan(source, "memory://out", maxtext="e591f30").plan.tree
         settings = merge_settings(parse_command([declared]), {})
@@ -502,11 +502,11 @@ class TestCommand:
             ("absent.yml", StorageError),
         ],
     )
-    def test_invalid_words_are_refused(self, word, error):
+    def test_invalid_arguments_are_refused(self, word, error):
         with pytest.raises(error):
             resolve(word)
 
-    def test_unknown_versions(self):
+    def test_unknown_versions_are_refused(self):
         with pytest.raises(UnknownNameError, match=r"0\.2\.4"):
             resolve(maxtext="0.2.4")
 
@@ -529,7 +529,7 @@ class TestCommand:
             st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"]), min_size=1),
         )
     )
-    def test_texts_are_what_they_are(self, declared):
+    def test_text_values_stay_text(self, declared):
         settings = merge_settings(
             parse_command(
                 [f"{name}={json.dumps(text, ensure_ascii=False)}" for name, text in declared.items()]
@@ -555,9 +555,9 @@ VALUES += [
 ]
 
 
-class TestWhatever:
+class TestArbitrarySettings:
     @given(st.dictionaries(st.sampled_from([*DEFAULTS, "lora", "lora.x", "x.y"]), st.sampled_from(VALUES)))
-    def test_ends_in_a_report(self, declared):
+    def test_arbitrary_settings_yield_a_report(self, declared):
         result = resolve(*(f"{name}={value}" for name, value in declared.items()))
         assert result.loads or result.problems or result.outcome in ("scratch", "unknown")
         assert repr(result).isprintable() or "\n" in repr(result)
@@ -571,7 +571,7 @@ class TestFiles:
             path.write_text(content)
         return directory
 
-    def test_they_are_based_on_each_other(self, runs, monkeypatch):
+    def test_config_files_inherit_from_base_config(self, runs, monkeypatch):
         self.write(
             runs.parent,
             base=f"base_output_directory: {runs}\nrun_name: a\nlora: {{lora_rank: 4, enable_lora: false}}\n",
@@ -595,7 +595,7 @@ class TestFiles:
         assert settings["vocab_size"].value == 256
         assert settings["vocab_size"].source == str(tmp_path / "models" / "llama3.1-8b.yml")
 
-    def test_variables_of_the_environment(self, runs, monkeypatch):
+    def test_environment_variables_override_settings(self, runs, monkeypatch):
         monkeypatch.setenv("M_RUN_NAME", "x")
         result = resolve(base_output_directory=runs)
         assert result.step == 1
@@ -645,13 +645,13 @@ class TestLocalDirectories:
         assert "each host has its own" in " ".join(result.notes)
         assert not result.loads
 
-    def test_on_gpus_each_process_has_a_directory(self, tmp_path):
+    def test_gpu_processes_have_separate_directories(self, tmp_path):
         declared = self.persistent(tmp_path)
         shutil.copytree(ORBAX / "emergency" / "local_host2", tmp_path / "local" / "1")
         result = resolve(**declared, local_checkpoint_directory=tmp_path / "local")
         assert (result.step, result.path) == (3, f"{tmp_path}/local/1/3/state")
 
-    def test_plain_steps_are_none_of_the_emergency_manager(self, runs):
+    def test_plain_steps_are_ignored_by_the_emergency_manager(self, runs):
         declared = {"enable_emergency_checkpoint": True, "local_checkpoint_period": 5}
         declared |= {"base_output_directory": runs, "run_name": "x"}
         result = resolve(**declared, local_checkpoint_directory="/no/such/disk")
@@ -693,14 +693,14 @@ class TestAdapters:
         assert not off.loads
         assert "lora.enable_lora is false" in texts(off.adapter)
 
-    def test_elsewhere_they_are_missed(self, tmp_path):
+    def test_adapters_outside_their_directory_are_not_found(self, tmp_path):
         item = self.adapter(tmp_path, "params", "params")
         lora = {"enable_lora": True, "lora_restore_path": str(item)}
         assert "looks for adapters below decoder" in texts(resolve(lora=lora).adapter)
         assert "there are none" in texts(resolve(lora=lora | {"lora_restore_path": str(SCANNED)}).adapter)
         assert "only adapters" in texts(resolve(load_parameters_path=str(item)))
 
-    def test_settings_of_other_programs(self):
+    def test_settings_of_other_programs_are_ignored(self):
         result = resolve(
             load_parameters_path=SCANNED, hf_lora_adapter_path="a/b", lora_input_adapters_path="c"
         )
@@ -724,7 +724,7 @@ class TestBuckets:
         assert result.tried[0].result == "1 step, the latest 1; 2 is skipped: no commit_success.txt"
         assert result.path == f"{out}/x/checkpoints/1/items"
 
-    def test_alone_it_means_random_parameters(self, cloud):
+    def test_adapter_without_base_uses_random_parameters(self, cloud):
         files = {name: item for name, item in files_in(TRAINED).items() if name != "1/commit_success.txt"}
         out = cloud.filled({f"x/checkpoints/{name}": item for name, item in files.items()})
         result = resolve(base_output_directory=str(out), run_name="x")
@@ -750,7 +750,7 @@ class TestBuckets:
         for maxtext in VERSIONS:
             assert resolve(maxtext=maxtext, load_parameters_path=path).loads
 
-    def test_resolving_takes_few_requests(self, cloud):
+    def test_resolve_makes_few_requests(self, cloud):
         files = files_in(TRAINED)
         out = cloud.filled({f"x/checkpoints/{name}": item for name, item in files.items()})
         cloud.server.log.clear()
@@ -763,7 +763,7 @@ NAMES = st.sampled_from(["0", "7", "12", "007", "step_3", "3.orbax-checkpoint-tm
 
 class TestSteps:
     @given(st.dictionaries(NAMES, st.booleans()))
-    def test_only_names_decide(self, names):
+    def test_step_names_decide_committed_steps(self, names):
         """What is in a directory does not matter to Orbax, where renaming is atomic."""
         run = parse(f"memory://runs/{next(NUMBERS)}")
         for name, is_whole in names.items():
@@ -773,7 +773,7 @@ class TestSteps:
         assert seen.latest == max(seen.steps, default=None)
         assert not set(map(str, seen.steps)) & set(seen.passed_over)
 
-    def test_memory_is_a_location_like_any(self):
+    def test_memory_store_is_supported(self):
         ckpttools.convert(TRAINED, "memory://resolve/out/x/checkpoints/5", format="orbax", item="items")
         result = resolve(base_output_directory="memory://resolve/out", run_name="x")
         assert result.rule == "resume"
@@ -791,7 +791,7 @@ class TestCommandLine:
             f"  base_output_directory={runs}  (command line)",
         ]
 
-    def test_json_is_the_report(self, runs):
+    def test_json_output_equals_the_report(self, runs):
         words = [f"base_output_directory={runs}", "run_name=x"]
         text = json.dumps(resolve(*words), default=lambda item: {n: getattr(item, n) for n in item.__slots__})
         printed = json.loads(succeed("resolve", *words, "--json").stdout)
@@ -815,12 +815,12 @@ class TestCommandLine:
             ("load_parameters_path=a load_full_state_path=b", 1, "refuses these settings"),
         ],
     )
-    def test_exit_codes(self, words, code, declared, tmp_path, monkeypatch):
+    def test_outcomes_have_expected_exit_codes(self, words, code, declared, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         result = ckpt("resolve", *words.split())
         assert (result.exit_code, declared in result.output) == (code, True), result.output
 
-    def test_adapters_have_a_part_of_their_own(self, runs):
+    def test_adapters_have_a_separate_section(self, runs):
         words = [f"base_output_directory={runs}", "run_name=x", f"lora.lora_restore_path={SCANNED}"]
         result = ckpt("resolve", *words)
         assert result.exit_code == 1

@@ -181,7 +181,7 @@ class TestEveryOptimizer:
         st.sampled_from(sorted(NESTINGS)),
         st.sampled_from(sorted(LEARNED)),
     )
-    def test_parameters_and_nothing_else_are_kept(self, model, optimizer, nesting, beside):
+    def test_only_parameters_are_kept(self, model, optimizer, nesting, beside):
         inner, outer, suffix, rest = NESTINGS[nesting]
         state = factored(model) if nesting.startswith("t5x") else OPTIMIZERS[optimizer](model)
         learned = below(inner, model, suffix)
@@ -226,7 +226,7 @@ class TestEveryOptimizer:
 
 
 @pytest.mark.parametrize("nesting", ["nnx tuple", "nnx list", "state", "tunix", "somebody's"])
-def test_moments_move_with_their_parameters(nesting):
+def test_moments_are_restacked_with_their_parameters(nesting):
     """However they are nested, layers go apart in both, and together again."""
     inner, outer, suffix, rest = NESTINGS[nesting]
     rng = np.random.default_rng(1)
@@ -244,7 +244,7 @@ def test_moments_move_with_their_parameters(nesting):
     )
 
 
-class TestUnclear:
+class TestAmbiguousRoles:
     @given(
         models(),
         st.sampled_from(["adam", "lion", "adafactor", "plain"]),
@@ -276,7 +276,7 @@ class TestUnclear:
         pattern = keystr((*outer, 3, "ema"))
         assert kept_by(StripOptimizer(drop=[pattern]), tree) == arrays_at(tree, below(inner, model))
 
-    def test_something_else_below_the_optimizers_name(self):
+    def test_unrelated_arrays_below_an_optimizer_name_are_refused(self):
         model = {("decoder", "w"): np.ones((2, 3), np.float32)}
         odd = {("optimizer", "head", "kernel"): np.ones((5, 4), np.float32)}
         with pytest.raises(FormatError, match="optimizer"):
@@ -325,9 +325,9 @@ PLAIN = {
 }
 
 
-class TestModelsWithNamesOfMoments:
+class TestParametersNamedLikeMoments:
     @pytest.mark.parametrize("name", sorted(PLAIN))
-    def test_they_are_parameters(self, name):
+    def test_parameters_named_like_moments_are_kept(self, name):
         for head, suffix in (
             ((), ()),
             (("params",), ()),
@@ -347,7 +347,7 @@ class TestModelsWithNamesOfMoments:
         assert isinstance(left, FormatError) or left == set(tree)
 
     @given(models(), st.sampled_from(sorted(PLAIN)), st.sampled_from(["maxtext", "nnx tuple", "state"]))
-    def test_beside_an_optimizer(self, model, name, nesting):
+    def test_parameters_named_like_moments_next_to_an_optimizer_are_ambiguous(self, model, name, nesting):
         inner, outer, suffix, rest = NESTINGS[nesting]
         model = {**model, **PLAIN[name]}
         learned, state = below(inner, model, suffix), below(outer, OPTIMIZERS["adam"](model), suffix)
@@ -363,7 +363,7 @@ def per_parameter(model, *head):
     }
 
 
-class TestMomentsAreNotKeptSilently:
+class TestUnrecognizedMoments:
     @given(models(), st.integers(1, 3), st.sampled_from([(), ("run",), ("state",)]))
     @example(NETWORK, 2, ())
     def test_unnamed_moments_are_refused_until_the_user_decides(self, model, moments, head):
@@ -387,7 +387,7 @@ class TestMomentsAreNotKeptSilently:
     @given(models(), st.sampled_from([(), ("app",)]), st.sampled_from(["optim.state", "optim", "state"]))
     @example(NETWORK, (), "optim.state")
     @example(NETWORK, ("app",), "optim.state")
-    def test_moments_below_each_parameter(self, model, head, location):
+    def test_moments_below_each_parameter_are_recognized(self, model, head, location):
         learned = below((*head, "model"), model)
         state = per_parameter(model, *head, *location.split("."))
         tree = tree_of({**learned, **state})
@@ -427,7 +427,7 @@ class TestMomentsAreNotKeptSilently:
         assert len(kept_by(StripOptimizer(drop=["run.tx"]), tree_of(flat))) == len(learned)
 
     @pytest.mark.parametrize("behind", [(), ("codes",)])
-    def test_moments_of_other_shapes_are_for_the_user_to_tell(self, behind):
+    def test_moments_of_other_shapes_need_a_decision(self, behind):
         """As those that are stored in eight bits."""
         state = {("1", 0, "mu", *path, *behind): np.ones((7, 2), np.uint8) for path in NETWORK}
         leaves = {**below(("0",), NETWORK), **state}
@@ -436,7 +436,7 @@ class TestMomentsAreNotKeptSilently:
         assert roles(counted).unclear == (("1",),)
         assert kept_by(StripOptimizer(drop=["1"]), counted) == arrays_at(counted, below(("0",), NETWORK))
 
-    def test_factored_shapes_do(self):
+    def test_factored_moments_next_to_parameters_are_recognized(self):
         state = {
             (0, "v_row", *path): np.ones(item.shape[1:] or (1,), np.float32) for path, item in NETWORK.items()
         }
@@ -472,7 +472,7 @@ BIAS = ("decoder", "moe_layers", "DeepSeekMoeBlock_0", "MoeBlock_0", "gate", "bi
 
 class TestRouterBias:
     @pytest.mark.parametrize("sizes", [(2, 4), (4, 4), (4, 2)])
-    def test_it_stays(self, sizes):
+    def test_router_bias_is_kept_as_a_parameter(self, sizes):
         tree = tree_of(router(*sizes))
         built = StripOptimizer()(tree).tree
         stored = tree["nnx_aux", "model", *BIAS].read()
@@ -484,14 +484,14 @@ class TestRouterBias:
         assert np.array_equal(view_of(tree).parameters[BIAS].read(), stored.T)
         assert view_of(built).flavour == view_of(tree).flavour
 
-    def test_more_axes_stay_behind_the_layers(self):
+    def test_additional_axes_follow_the_layers(self):
         beside = (*BIAS[:-1], "scale")
         scale = np.arange(30, dtype=np.float32).reshape(3, 5, 2)
         tree = tree_of(router(3, 4) | {("nnx_aux", "model", *beside): scale})
         assert np.array_equal(view_of(tree).parameters[beside].read(), scale.transpose(1, 0, 2))
 
     @pytest.mark.parametrize("sizes", [(2, 4), (4, 4)])
-    def test_layers_unstack_and_stack(self, sizes):
+    def test_router_bias_unstacks_and_stacks(self, sizes):
         tree = tree_of(router(*sizes))
         single = UnstackLayers()(tree).tree
         bias = single["nnx_aux", "model", "decoder", "moe_layers_1", *BIAS[2:]]
@@ -507,7 +507,7 @@ class TestRouterBias:
         )
         assert view_of(apart).parameters.keys() == view_of(StripOptimizer()(single).tree).parameters.keys()
 
-    def test_commands(self, tmp_path):
+    def test_commands_treat_router_bias_as_a_parameter(self, tmp_path):
         save(tree_of(router()), tmp_path / "run", format="orbax")
         shown = json.loads(succeed("inspect", "tree", tmp_path / "run", "--json").stdout)
         of = {item["path"]: item["role"] for item in shown["arrays"]}
@@ -536,7 +536,7 @@ class TestCommands:
         assert shown["optimizer"]["name"] == "adamw"
 
     @pytest.mark.parametrize("flavour", ["same", "linen", "nnx"])
-    def test_strip(self, tuple_of_nnx, tmp_path, flavour):
+    def test_strip_optimizer_keeps_the_parameters(self, tuple_of_nnx, tmp_path, flavour):
         run("strip-optimizer", tuple_of_nnx, tmp_path / "out", "--flavour", flavour, "--no-progress")
         tree = ckpttools.open(tmp_path / "out")
         assert view_of(tree).parameters.keys() == MODEL.keys()
@@ -564,7 +564,7 @@ class TestCommands:
             "ema_params",
         )
 
-    def test_dotted_names_of_a_flat_format(self):
+    def test_dotted_names_have_the_same_roles(self):
         leaves = {
             **below(("params", "params"), MODEL),
             **below(("opt_state",), OPTIMIZERS["adam"](MODEL)),
@@ -576,7 +576,7 @@ class TestCommands:
         }
 
 
-def test_roles_are_worked_out_once():
+def test_roles_are_computed_once():
     tree = tree_of(router())
     assert roles(tree) is roles(tree)
     assert roles(replace(tree)) is not roles(tree)
@@ -585,7 +585,7 @@ def test_roles_are_worked_out_once():
 PLAIN_MODEL = {("decoder", "w"): np.ones((4, 4), np.float32), ("decoder", "norm"): np.ones(4, np.float32)}
 
 
-class TestNamesOfBookkeeping:
+class TestBookkeepingNames:
     """What is learned stays, whatever the keys above it are called."""
 
     def test_fractions_below_a_key_of_random_states_are_learned(self):
@@ -617,7 +617,7 @@ class TestNamesOfBookkeeping:
     )
 
     @pytest.mark.parametrize("is_training", [False, True])
-    def test_names_without_shapes_are_not_bookkeeping(self, is_training):
+    def test_bookkeeping_names_without_matching_shapes_are_learned(self, is_training):
         model = mirrored(PLAIN_MODEL, "params") | (adam(PLAIN_MODEL, "opt_state") if is_training else {})
         told = {
             **dict.fromkeys(self.LEARNED, "parameter"),
@@ -634,7 +634,7 @@ class TestNamesOfBookkeeping:
         built = tree_of(state).pipe(StripOptimizer())
         assert sorted(path[-1] for path in built.arrays) == ["loss_scale", "norm", "w"]
 
-    def test_more_exact_copies_in_an_optimizer_are_asked_about(self):
+    def test_float32_copies_in_an_optimizer_need_a_decision(self):
         state = mirrored(PLAIN_MODEL, "opt_state", "master_params")
         tree = tree_of({**mirrored(PLAIN_MODEL, "params"), **state, ("opt_state", "count"): COUNT})
         with pytest.raises(FormatError, match="is unclear whether"):
@@ -822,9 +822,9 @@ LAYOUTS = {
 }
 
 
-class TestLayoutsOfLibraries:
+class TestLibraryLayouts:
     @pytest.mark.parametrize("name", sorted(LAYOUTS))
-    def test_parameters_stay_and_all_else_goes_or_is_asked_about(self, name):
+    def test_stripping_keeps_parameters_or_asks_for_a_decision(self, name):
         head, state, question = LAYOUTS[name]
         learned = below(head, NET)
         tree = tree_of({**learned, **state})
@@ -852,14 +852,14 @@ STATES = {
 }
 
 
-class TestNests:
+class TestNestedOptimizers:
     @settings(max_examples=40)
     @given(
         models(),
         st.sampled_from([(), ("params",), ("params", "params"), ("net",), ("0",), ("state", "model")]),
         st.lists(st.tuples(WRAPPERS, st.sampled_from(sorted(STATES))), min_size=1, max_size=3),
     )
-    def test_exactly_the_parameters_are_left_or_it_is_refused(self, model, head, nests):
+    def test_stripping_keeps_exactly_the_parameters_or_is_refused(self, model, head, nests):
         model, leaves = {**model, **NET}, {}
         for location, (keys, name) in enumerate(nests):
             outer = (("tx", "opt_state", "ema")[location], *keys)
@@ -940,9 +940,9 @@ def keys(path):
     return tuple(path.split("/"))
 
 
-class TestCopiesInAnOptimizer:
+class TestParameterCopies:
     @pytest.mark.parametrize("head", ["opt_state", "optimizer", "opt_state/0", "state/opt_state"])
-    def test_they_are_asked_about_whatever_their_name(self, head):
+    def test_copies_of_any_name_need_a_decision(self, head):
         learned, state = below(("params",), NET), adam(NET, *keys(head))
         for name in COPIES:
             copy = below((*keys(head), name), NET)
@@ -954,7 +954,7 @@ class TestCopiesInAnOptimizer:
             assert kept_by(StripOptimizer(keep=[pattern]), tree) == arrays_at(tree, [*learned, *copy])
 
     @pytest.mark.parametrize("name", ["teacher", "adapter"])
-    def test_beside_parameters_that_lie_there_too(self, name):
+    def test_copies_next_to_parameters_need_a_decision(self, name):
         leaves = below(("optimizer", "target"), NET) | below(("optimizer", name), NET)
         leaves |= rows_and_columns(NET, "optimizer", "state", "param_states")
         tree = tree_of(leaves | {("optimizer", "state", "step"): COUNT})
@@ -969,14 +969,14 @@ class TestCopiesInAnOptimizer:
         head = f"opt_state/{keys(path)[0]}"
         assert f'keep="{head}"' in refusal(tree).hint
 
-    def test_numbers_and_batch_statistics_of_a_copy_stay_with_it(self):
+    def test_batch_statistics_of_a_copy_stay_with_it(self):
         model = NET | {("logit_scale",): FRACTION, ("bn", "num_batches_tracked"): COUNT}
         copy = below(("opt_state", "teacher"), model)
         tree = tree_of({**below(("params",), model), **adam(NET, "opt_state"), **copy})
         kept = kept_by(StripOptimizer(keep=["opt_state/teacher"]), tree)
         assert kept == arrays_at(tree, [*below(("params",), model), *copy])
 
-    def test_states_of_libraries_are_not(self):
+    def test_library_states_need_no_decision(self):
         for name in OPTAX.keys() | ALONE.keys():
             state = {}
             for head in OPTAX.get(name, "").split():
@@ -989,10 +989,10 @@ class TestCopiesInAnOptimizer:
                 assert refusal(tree_of({**learned, **below(keys(outer), state)})) == set(learned), name
 
 
-class TestFewParametersBelowAnyName:
+class TestFewParameters:
     @pytest.mark.parametrize("count", [1, 2])
     @pytest.mark.parametrize("name", ["trace", "mu", "momentum"])
-    def test_moments_of_one_name(self, name, count):
+    def test_moments_with_one_name_are_recognized(self, name, count):
         model = dict(
             list({("w",): np.ones((4, 3), np.float32), ("b",): np.ones(3, np.float32)}.items())[:count]
         )
@@ -1006,7 +1006,7 @@ class TestFewParametersBelowAnyName:
         tree = tree_of({**below(("params", "params"), model), **adam(model, "opt_state")})
         assert refusal(tree) == {path for path in tree if path[0] == "params"}
 
-    def test_momentum_without_a_counter(self):
+    def test_momentum_without_a_counter_is_recognized(self):
         tree = tree_of({("net", "w"): np.ones((4, 3)), ("tx", "trace", "w"): np.ones((4, 3))})
         assert 'drop="tx"' in refusal(tree).hint
 
@@ -1021,11 +1021,11 @@ def test_lbfgs_state_is_recognized_under_any_name():
     assert left == set(learned) or '"tx' in left.hint
 
 
-class TestNamesOfSomebodysChain:
+class TestUserDefinedChains:
     """What is below an optimizer's name is told by its structure, whatever is in between."""
 
     @pytest.mark.parametrize("head", ["params", "params/params", "net", "0"])
-    def test_states_are_not_asked_about(self, head):
+    def test_optimizer_states_need_no_decision(self, head):
         learned = below(keys(head), NET)
         for state in (
             adam,
@@ -1042,12 +1042,12 @@ class TestNamesOfSomebodysChain:
                 assert refusal(tree) == set(learned), nest
                 assert {roles(tree).of(path) for path in tree} == {"parameter", "optimizer"}
 
-    def test_weights_below_a_name_of_weights_are(self):
+    def test_weights_below_a_weights_name_are_parameters(self):
         learned = below(("params",), NET)
         state = adam(NET, "opt_state", "0") | mirrored(NET, "opt_state", "model")
         assert '"opt_state/model"' in refusal(tree_of({**learned, **state})).hint
 
-    def test_moments_of_other_shapes_are_asked_about(self):
+    def test_moments_with_other_shapes_need_a_decision(self):
         state = {("opt_state", "model", "mu", *path): np.ones((7, 2), np.float32) for path in NET}
         tree = tree_of({**below(("net",), NET), **state})
         assert isinstance(refusal(tree), FormatError)
@@ -1090,7 +1090,7 @@ class TestRandomStates:
         assert kept == (set() if is_random else set(state))
 
 
-def test_copy_below_a_counter_is_not_the_model():
+def test_copy_below_a_counter_is_optimizer_state():
     """Of two that are alike, in names that say nothing; the first is not always the model."""
     copy = below(("average", "of"), NET) | {("average", "count"): COUNT}
     tree = tree_of({**copy, **below(("net",), NET), **adam(NET, "opt_state")})
@@ -1114,7 +1114,7 @@ class TestTorchtitan:
         assert not roles(tree).unclear
         assert refusal(tree) == set(TITAN)
 
-    def test_numbers_of_the_trainer_are_no_parameters_either(self):
+    def test_trainer_scalars_are_not_parameters(self):
         beside = {
             ("lr_scheduler", "last_epoch"): COUNT,
             ("lr_scheduler", "base_lrs", "0"): np.array(1e-3, np.float64),

@@ -63,7 +63,7 @@ class TestEveryLayout:
         assert_same(apart(case.stacked, case.axis), case.single)
 
     @given(layered())
-    def test_inverse_to_each_other(self, case):
+    def test_stack_and_unstack_are_inverse(self, case):
         stack, unstack = stack_of(case), UnstackLayers(case.axis)
         assert_same(apart(stack(case.single).tree, case.axis), case.single)
         assert_same(stack(unstack(case.stacked).tree).tree, case.stacked)
@@ -74,7 +74,7 @@ class TestEveryLayout:
             assert_same(StackLayers(case.axis)(case.single).tree, case.stacked)
 
     @given(layered((LINEN,)))
-    def test_every_kind_converts_to_every_smaller_kind(self, case):
+    def test_training_states_convert_to_parameters(self, case):
         stack, unstack, strip = stack_of(case), UnstackLayers(case.axis), StripOptimizer()
         scanned, single = case.stacked, case.single
         if not case.trained:
@@ -94,12 +94,12 @@ class TestEveryLayout:
 
 
 class TestGolden:
-    def test_converted_by_maxtext_both_ways(self):
+    def test_maxtext_conversions_stack_and_unstack(self):
         scanned, single = (ckpttools.open(golden_checkpoint(scan)) for scan in (True, False))
         assert_same(apart(scanned), single)
         assert_same(StackLayers()(single).tree, scanned)
 
-    def test_training_state(self):
+    def test_golden_training_state_stacks_and_unstacks(self):
         tree = ckpttools.open(TRAINED)
         apart = UnstackLayers()(tree).tree
         assert_same(StackLayers()(apart).tree, tree)
@@ -130,7 +130,7 @@ class TestGolden:
         assert_same(apart(scanned), single)
 
     @pytest.mark.parametrize("name", ["paramonly_scanned_unrolled_0"])
-    def test_force_unroll(self, name, tmp_path):
+    def test_force_unroll_matches_golden_data(self, name, tmp_path):
         run("unstack", TRAINED, tmp_path / "out", "--force-unroll", "--flavour", "nnx", "--dtype", "bfloat16")
         tree = ckpttools.open(tmp_path / "out")
         assert {keystr(path): described(array.read()) for path, array in tree.arrays.items()} == (
@@ -185,7 +185,7 @@ def single_layers(*numbers: int, **changed: dict[str, tuple[int, ...]]) -> Tree:
     return decoder_tree({f"{key}/{path}": s for key, layer in layers.items() for path, s in layer.items()})
 
 
-def test_layers_are_stacked_by_their_numbers_and_all_else_stays():
+def test_layers_are_stacked_in_numeric_order():
     """In whatever order they come: names in the order of text have layers_10 before layers_2."""
     arrays = {("decoder", f"layers_{k}", "w"): lazy(np.full(3, k, np.float32)) for k in reversed(range(12))}
     tree = linen_state(arrays, 0, {})
@@ -205,13 +205,13 @@ def test_layers_are_stacked_by_their_numbers_and_all_else_stays():
     assert all(np.array_equal(single.arrays[path].read(), item.read()) for path, item in tree.arrays.items())
 
 
-class TestRefused:
-    def test_stacked_already(self):
+class TestRefusedTrees:
+    def test_stacked_tree_cannot_be_stacked(self):
         tree = StackLayers()(single_layers(0, 1)).tree
         with pytest.raises(UsageError, match="already stacked"):
             StackLayers()(tree)
 
-    def test_not_stacked(self):
+    def test_unstacked_tree_cannot_be_unstacked(self):
         with pytest.raises(UsageError, match="not stacked"):
             UnstackLayers()(single_layers(0, 1))
 
@@ -221,17 +221,17 @@ class TestRefused:
             transform(linen_state({("a", "b"): lazy(np.ones(2))}, 0, {}))
 
     @pytest.mark.parametrize("transform", [StackLayers(), UnstackLayers()])
-    def test_pipelines(self, transform):
+    def test_pipelines_are_refused(self, transform):
         with pytest.raises(FormatError, match="pipeline"):
             transform(decoder_tree({"pipeline_module/layers/kernel": (2, 2, 2), "layers_0/kernel": (2,)}))
 
-    def test_gaps(self):
+    def test_missing_layer_indices_are_refused(self):
         with pytest.raises(FormatError, match="indices are missing") as caught:
             StackLayers()(single_layers(0, 1, 3, 5))
         assert caught.value.location == "decoder/layers_{0..1,3,5}"
         assert caught.value.expected == "also 2,4"
 
-    def test_different_shapes(self):
+    def test_layers_of_different_shapes_are_refused(self):
         tree = single_layers(0, 1, 2, layers_2={"mlp/kernel": (2, 4), "other": (1,)})
         with pytest.raises(ShapeError) as caught:
             StackLayers()(tree)
@@ -249,17 +249,17 @@ class TestRefused:
         with pytest.raises(ShapeError, match="layers_3 and layers_0"):
             StackLayers(cycle=3)(tree)
 
-    def test_cycle_of_groups(self):
+    def test_cycle_of_named_groups_is_refused(self):
         tree = decoder_tree({"dense_layers_0/kernel": (2,), "moe_layers_0/kernel": (3,)})
         with pytest.raises(UsageError, match="repeat"):
             StackLayers(cycle=2)(tree)
         assert view_of(StackLayers()(tree).tree).kind == "stacked-inference"
 
-    def test_too_few_axes(self):
+    def test_out_of_range_scan_axis_is_refused(self):
         with pytest.raises(ShapeError, match="cannot be stacked"):
             StackLayers(axis=2)(single_layers(0, 1))
 
-    def test_stacked_on_another_axis(self):
+    def test_wrong_scan_axis_is_refused(self):
         layer = {"mlp/kernel": (2, 3), "out/kernel": (3, 2)}
         tree = StackLayers(axis=0)(single_layers(0, 1, layers_0=layer, layers_1=layer)).tree
         with pytest.raises(ShapeError, match="different numbers of layers on axis 1") as caught:
@@ -267,7 +267,7 @@ class TestRefused:
         assert caught.value.hint == "they fit together on axis 0: set scan_axis=0"
         assert view_of(UnstackLayers()(tree).tree).kind == "unstacked-inference"
 
-    def test_leaf_with_another_number_of_layers(self):
+    def test_leaf_with_another_layer_count_is_refused(self):
         shapes = {"layers/a": (2, 4), "layers/b": (3, 4, 2), "layers/c": (2, 5)}
         with pytest.raises(ShapeError, match="different numbers of layers") as caught:
             UnstackLayers(1)(decoder_tree(shapes))
@@ -275,12 +275,12 @@ class TestRefused:
         assert caught.value.expected == "4"
         assert caught.value.hint is None
 
-    def test_groups_of_unequal_length(self):
+    def test_groups_of_unequal_length_are_refused(self):
         shapes = {"layers/layers_0/a": (2, 4), "layers/layers_1/a": (2, 3)}
         with pytest.raises(ShapeError, match="positions of a cycle have different"):
             UnstackLayers(1)(decoder_tree(shapes))
 
-    def test_positions_missing(self):
+    def test_missing_cycle_positions_are_refused(self):
         with pytest.raises(FormatError, match="positions of a cycle are missing"):
             UnstackLayers(1)(decoder_tree({"layers/layers_0/a": (2, 4), "layers/layers_2/a": (2, 4)}))
 
@@ -309,7 +309,7 @@ class TestRefused:
         with pytest.raises(UsageError, match="stacked training"):
             ForceUnroll()(StackLayers()(tree).tree if stacked else tree)
 
-    def test_random_states_of_another_length(self):
+    def test_random_states_of_another_length_are_refused(self):
         tree = StackLayers()(single_layers(0, 1)).tree
         odd = {("nnx_aux", "model", "decoder", "layers", "rngs", "key"): lazy(np.ones((3, 4), np.uint32))}
         with pytest.raises(
@@ -337,7 +337,7 @@ class TestCommands:
         assert "stacked" in output
         assert list(tmp_path.iterdir()) == []
 
-    def test_dry_run_as_json(self, tmp_path):
+    def test_stack_dry_run_prints_json(self, tmp_path):
         report = json.loads(run("unstack", TRAINED, tmp_path / "out", "--dry-run", "--json"))
         assert (report["arrays"], report["bytes_out"]) == (204, report["bytes_in"])
         assert list(tmp_path.iterdir()) == []
@@ -345,7 +345,7 @@ class TestCommands:
     def test_unroll_options_need_unrolling(self, tmp_path):
         assert "--force-unroll" in run("unstack", TRAINED, tmp_path / "out", "--keep-step", code=2)
 
-    def test_to_another_format(self, tmp_path):
+    def test_stack_and_unstack_convert_formats(self, tmp_path):
         run("unstack", golden_checkpoint(True), tmp_path / "st", "--to", "safetensors")
         assert (tmp_path / "st" / "model.safetensors").exists()
         run("stack", tmp_path / "st", tmp_path / "orbax", "--to", "orbax")

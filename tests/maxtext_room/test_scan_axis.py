@@ -59,14 +59,14 @@ def foreign(stacked, tmp_path) -> tuple[int, Path]:
     return axis, tmp_path / "foreign"
 
 
-class TestNoted:
-    def test_unstack(self, stacked, single, tmp_path):
+class TestRecordedScanAxis:
+    def test_unstack_uses_the_recorded_scan_axis(self, stacked, single, tmp_path):
         run("unstack", stacked[1], tmp_path / "single")
         assert leaves_by_package(ckpttools.open(tmp_path / "single")) == leaves_by_package(
             ckpttools.open(single)
         )
 
-    def test_the_way_back(self, stacked, model, tmp_path):
+    def test_maxtext_to_hf_uses_the_recorded_scan_axis(self, stacked, model, tmp_path):
         run("convert", "maxtext-to-hf", stacked[1], tmp_path / "hf")
         expected, built = (load_file(item / "model.safetensors") for item in (model, tmp_path / "hf"))
         assert expected.keys() == built.keys()
@@ -79,25 +79,25 @@ class TestNoted:
         one, other = (ckpttools.hash(item) for item in (stacked[1], single))
         assert (one.parameters, one.remarks) == (other.parameters, ())
 
-    def test_stack_notes_it(self, single, tmp_path):
+    def test_stack_records_the_scan_axis(self, single, tmp_path):
         for axis in (0, 1):
             run("stack", single, tmp_path / f"stacked{axis}", "--scan-axis", axis)
             run("unstack", tmp_path / f"stacked{axis}", tmp_path / f"single{axis}")
             built = ckpttools.open(tmp_path / f"single{axis}")
             assert leaves_by_package(built) == leaves_by_package(ckpttools.open(single))
 
-    def test_inspect_shows_it(self, stacked):
+    def test_inspect_shows_the_recorded_scan_axis(self, stacked):
         report = ckpttools.inspect(stacked[1])
         assert report.scan_axis == stacked[0]
         assert "open-scan-axis" not in [warning.name for warning in report.warnings]
 
-    def test_is_written_down_only_where_it_is_open(self, tmp_path):
+    def test_scan_axis_is_recorded_only_if_ambiguous(self, tmp_path):
         write_llama(tmp_path / "hf", vocab_size=8)
         run("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "out", "--scan-axis", 0)
         assert ckpttools.open(tmp_path / "out").metadata.custom == {"scan_layers": True}
 
 
-class TestOpen:
+class TestUnknownScanAxis:
     def test_writing_requires_an_explicit_scan_axis(self, foreign, tmp_path):
         for words in (("unstack",), ("convert", "maxtext-to-hf")):
             told = run(*words, foreign[1], tmp_path / "out", code=3)

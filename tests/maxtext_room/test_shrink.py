@@ -56,7 +56,7 @@ def bits(tree: Tree) -> dict[object, object]:
 
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize(("model", "how"), MODELS, ids=lambda item: getattr(item, "name", ""))
-def test_cutting_and_converting_commute(model, how, scan):
+def test_shrinking_and_converting_commute(model, how, scan):
     tree = ckpttools.open(model / "hf")
     to = ToMaxText(scan=scan, leaves_out=True)
     try:
@@ -91,7 +91,7 @@ def test_shrink_keeps_the_named_layers_and_tokens(layers, vocab, stacked):
     assert np.array_equal(rows.read(), tree[(*inner, "token_embedder", "embedding")][:vocab])
 
 
-def test_moments_and_random_states_are_cut_with_the_weights(tmp_path):
+def test_moments_and_random_states_are_shrunk_with_the_weights(tmp_path):
     (tmp_path / "hf").mkdir()
     sizes = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     more = {"head_dim": 16, "intermediate_size": 128, "vocab_size": 256, "tie_word_embeddings": False}
@@ -145,7 +145,7 @@ def test_shrunk_model_has_a_correct_config_and_shares_arrays(models):
     assert ckpt("diff", "back", "two").exit_code == 0
 
 
-def test_lists_of_layers_are_cut_and_others_are_not():
+def test_only_layer_lists_are_truncated():
     family = family_named("llama")
     lists = {"layer_types": ["a", "b", "c"], "eos_token_id": [1, 2, 3], "architectures": ["A", "B", "C"]}
     config = {
@@ -241,7 +241,7 @@ def test_array_without_a_row_is_refused():
         odd.pipe(Shrink(KeptParts(range(1))))
 
 
-def test_none_of_two_arrays_with_one_name_is_lost():
+def test_arrays_with_one_name_are_both_kept():
     tree = to_maxtext(ckpttools.open(GOLDEN / "llama3.1/hf"), ToMaxText(leaves_out=True)).state
     path = ("params", "params", "decoder", "decoder_norm", "scale")
     twin = Tree({**tree, (*path[:3], "decoder_norm.scale"): tree[path]}, tree.metadata)
@@ -251,7 +251,7 @@ def test_none_of_two_arrays_with_one_name_is_lost():
         _ = view_of(twin).named
 
 
-def test_command_states_missing_options(models):
+def test_command_names_missing_options(models):
     assert "give --layers or --experts or --vocab" in run("shrink", "hf/llama", "x", code=2)
     assert "neither a number nor a list" in run("shrink", "hf/llama", "x", "--layers", "a", code=2)
     with pytest.raises(CheckpointError):

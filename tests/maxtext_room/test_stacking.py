@@ -72,14 +72,14 @@ def some_layers(count, *names):
     return linen_state(arrays, 0, {})
 
 
-class TestLayoutsThatCannotBeTold:
+class TestAmbiguousLayouts:
     def test_unknown_names_need_a_cycle(self):
         with pytest.raises(FormatError, match="do not match a known family") as caught:
             StackAsModel()(some_layers(4, "mixer.kernel", "norm.scale"))
         assert "`cycle`" in caught.value.hint
         assert "family=" in caught.value.hint
 
-    def test_several_families_have_them_and_stack_them_differently(self, monkeypatch):
+    def test_ambiguous_families_with_different_stacks_are_refused(self, monkeypatch):
         """A family of the user with the names of llama's and another cycle."""
         llama, groups = family_named("llama"), family_named("olmo3").layers
         layers = tuple(replace(group, rows=llama.layers[0].rows) for group in groups)
@@ -187,9 +187,9 @@ def test_named_family_gives_the_cycle(tmp_path, golden, family):
         ("deepseek4", Cycle(2, "blocks-layers")),
     ],
 )
-def test_cycles(family, cycle):
+def test_families_have_expected_cycles(family, cycle):
     assert cycle_of(family_named(family), VERSIONS[NEWEST]) == cycle
 
 
-def test_cycles_of_an_older_version():
+def test_older_version_has_expected_cycles():
     assert cycle_of(family_named("qwen3-next"), VERSIONS[GOLDEN_VERSION]) == Cycle(4, "layer")

@@ -59,7 +59,7 @@ class TestGolden:
         assert leaves_by_package(tree) == golden_leaves("paramonly_scanned_0")
         assert tree.metadata.step == 0
 
-    def test_linen_has_the_nodes_of_maxtext(self):
+    def test_linen_output_has_the_nodes_of_maxtext(self):
         expected = golden_leaves("paramonly_scanned_linen_0")
         built = leaves_by_package(narrow(StripOptimizer()(ckpttools.open(TRAINED)).tree))
         assert set(built) == set(expected)
@@ -69,7 +69,7 @@ class TestGolden:
             if isinstance(leaf, dict):
                 assert (leaf["shape"], leaf["dtype"]) == (expected[path]["shape"], expected[path]["dtype"])
 
-    def test_parameters_to_the_bit(self):
+    def test_stripped_parameters_keep_every_bit(self):
         built = leaves_by_package(StripOptimizer()(ckpttools.open(TRAINED)).tree)
         expected = golden_leaves("llama_scanned_1")
         kept = {path: leaf for path, leaf in built.items() if path.startswith("params/")}
@@ -86,7 +86,7 @@ class TestGolden:
             ("llama_scanned_linen", ForceUnroll(), "paramonly_scanned_linen_unrolled"),
         ],
     )
-    def test_all(self, run, transform, expected):
+    def test_all_golden_runs_are_stripped_like_maxtext(self, run, transform, expected):
         built = narrow(transform(ckpttools.open(ALL / "train" / run / "checkpoints" / "1")).tree)
         golden = ckpttools.open(ALL / "train" / expected / "checkpoints" / "0")
         assert_same(built.with_metadata(step=0, custom={}), golden)
@@ -107,9 +107,9 @@ class TestGolden:
         assert set(map(keystr, built)) == set(golden_leaves("paramonly_unscanned_0"))
 
 
-class TestEveryState:
+class TestTrainingStates:
     @given(layered())
-    def test_parameters_and_nothing_else(self, case):
+    def test_stripped_tree_has_only_parameters(self, case):
         if not case.trained:
             with pytest.raises(UsageError, match="nothing to strip"):
                 StripOptimizer()(case.stacked)
@@ -125,7 +125,7 @@ class TestEveryState:
         assert done.tree.metadata.step is None
 
     @given(layered())
-    def test_other_flavours(self, case):
+    def test_parameters_are_written_in_other_flavors(self, case):
         for name, flavour in (("linen", LINEN), ("nnx", NNX)):
             if case.trained or case.flavour != flavour:
                 built = StripOptimizer(flavour=name)(case.single).tree
@@ -155,7 +155,7 @@ class TestCommand:
         assert "ckpt cast" in output
         assert list(tmp_path.iterdir()) == []
 
-    def test_keeps_the_step(self, tmp_path):
+    def test_keep_step_option_keeps_the_step(self, tmp_path):
         run("strip-optimizer", TRAINED, tmp_path / "out", "--keep-step")
         tree = ckpttools.open(tmp_path / "out")
         assert (tmp_path / "out" / "1" / "items").is_dir()
@@ -181,12 +181,12 @@ class TestCommand:
         done = StripOptimizer()(tree)
         assert done.notes.dropped == ("params/params/rngs/key",)
 
-    def test_chunks_stay_in_sight(self):
+    def test_stripped_arrays_keep_their_chunks(self):
         """Nothing is laid over the arrays, so that a writer can refer to the bytes that are there."""
         built = view_of(StripOptimizer()(ckpttools.open(TRAINED)).tree)
         assert all(isinstance(parameter, Chunked) for parameter in built.parameters.values())
 
-    def test_json(self, tmp_path):
+    def test_strip_optimizer_prints_json(self, tmp_path):
         arguments = ["strip-optimizer", str(TRAINED), str(tmp_path / "out"), "--json"]
         receipt = json.loads(ended(*arguments).stdout)
         assert receipt["arrays"] == 13
@@ -228,7 +228,7 @@ def spelled_out(node: object) -> object:
 
 
 @pytest.mark.parametrize("name", ["stripped", "unrolled", "nnx", "single"])
-def test_loads(loaded, name):
+def test_stripped_checkpoints_load_in_maxtext(loaded, name):
     assert len(loaded[name]) >= 2
     assert {case: problem for case, problem in loaded[name].items() if problem} == {}
 

@@ -39,7 +39,7 @@ def mixed(number: int) -> int:
 
 @settings(max_examples=25)
 @given(st.data(), shapes(max_rank=4, limit=300), st.integers(0, 9))
-def test_any_region_of_noise_is_the_slice_of_the_formula(data, shape, seed):
+def test_noise_regions_match_the_formula(data, shape, seed):
     array = seeded_noise(shape, seed, "w", 0.02)
     numbers = [mixed(array.key + k & MASK) for k in range(array.size)]
     sums = [sum(number >> shift & 0xFFFF for shift in (0, 16, 32, 48)) - 131070 for number in numbers]
@@ -91,7 +91,7 @@ def test_omitted_towers_are_removed_from_the_config(tmp_path):
     assert sorted(item.shape for item in built.arrays.values()) == sorted(text)
 
 
-def test_norms_do_nothing_and_biases_are_zero():
+def test_norms_are_identities_and_biases_are_zero():
     built = synthetic_model(ckpttools.open(GOLDEN / "qwen2.5/hf").metadata.config)
     assert set(built["model.norm.weight"].read().tolist()) == {1.0}
     assert not built["model.layers.0.self_attn.q_proj.bias"].read().any()
@@ -134,7 +134,7 @@ def test_unsupported_configs_are_refused(model, declared, error, why):
         synthetic_model(config)
 
 
-def test_config_may_be_next_to_its_model(tmp_path):
+def test_config_of_an_existing_model_is_accepted(tmp_path):
     (tmp_path / "mine.json").write_bytes((HF / "config.json").read_bytes())
     for words in ([], ["--as", "maxtext"]):
         run("synth", tmp_path / "mine.json", tmp_path / f"noise{len(words)}", *words)
@@ -142,7 +142,7 @@ def test_config_may_be_next_to_its_model(tmp_path):
     assert ckpt("synth", tmp_path / "noise0", tmp_path / "noise0/x").exit_code == 2
 
 
-def test_quantized_config_gives_plain_weights(tmp_path):
+def test_quantized_config_yields_plain_weights(tmp_path):
     run("synth", GOLDEN_0_2_5 / "qwen3.5-fp8/hf", tmp_path / "made")
     assert "quantization_config" not in json.loads((tmp_path / "made/config.json").read_text())
     assert {array.dtype.name for array in ckpttools.open(tmp_path / "made").arrays.values()} == {"bfloat16"}
@@ -194,7 +194,7 @@ def test_mismatched_models_are_not_stitched():
         stitch_models(vision, tree_of(("params", "params", "decoder", "layers", "w")))
 
 
-def test_the_page_is_true(tmp_path, monkeypatch):
+def test_synth_page_is_correct(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_llama(Path("hf/llama"))
     run("convert", "hf-to-maxtext", "hf/llama", "maxtext/llama")

@@ -67,7 +67,7 @@ def back_of(case):
     return config_from_settings(told_of(case).arguments())
 
 
-class TestSettingsAlone:
+class TestSettingsOnly:
     @pytest.mark.parametrize("case", CASES)
     def test_generated_config_gives_same_settings(self, tmp_path, case):
         told = told_of(case)
@@ -208,7 +208,7 @@ class TestCheckpoints:
         with pytest.raises(UsageError, match="exists"):
             ckpttools.maxtext_to_hf(tmp_path / "m", tmp_path / "hf", maxtext_config=["rope_type=yarn"])
 
-    def test_towers_are_refused(self, tmp_path):
+    def test_tower_models_require_a_config(self, tmp_path):
         hf = GOLDEN_0_2_5 / "gemma3-vision" / "hf"
         told = ckpttools.maxtext_config(hf).arguments()
         succeed("convert", "hf-to-maxtext", hf, tmp_path / "m", "--no-scan")

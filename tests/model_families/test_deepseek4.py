@@ -83,12 +83,12 @@ def changed(tree, end, value):
 
 
 @SCANS
-def test_every_leaf_equals_maxtext(runs, scan):
+def test_every_deepseek4_leaf_equals_maxtext(runs, scan):
     assert leaves_by_package(ckpttools.open(runs[scan])) == leaves(scan)
 
 
 @SCANS
-def test_comes_back(runs, tmp_path, scan):
+def test_deepseek4_round_trips(runs, tmp_path, scan):
     assert back(runs[scan], tmp_path / "hf") == all_described(load_file(GOLDEN / "hf" / "model.safetensors"))
 
 
@@ -233,10 +233,10 @@ def in_todays_words(config):
     }
 
 
-class TestWrittenAgain:
+class TestResavedModels:
     """Models that transformers saved, with other names for some arrays and fields."""
 
-    def test_names_are_known(self, tmp_path):
+    def test_resaved_names_are_recognized(self, tmp_path):
         shutil.copytree(GOLDEN / "hf", tmp_path / "hf", symlinks=True)
         weights = load_file(GOLDEN / "hf" / "model.safetensors")
         plain = {RESAVED.key(parse_key(name)).first(): item for name, item in weights.items()}
@@ -247,7 +247,7 @@ class TestWrittenAgain:
         assert leaves_by_package(ckpttools.open(tmp_path / "out")) == leaves(scan=True)
         assert ckpttools.diff(tmp_path / "hf", GOLDEN / "hf").equal
 
-    def test_settings_are_the_same(self, tmp_path):
+    def test_resaved_config_gives_the_same_settings(self, tmp_path):
         config = json.loads((GOLDEN / "hf" / "config.json").read_bytes())
         for name, item in (("older", config), ("newer", in_todays_words(config))):
             (tmp_path / name).mkdir()
@@ -296,7 +296,7 @@ def composed(ratios, count):
     return Tree(built, replace(golden.metadata, config={**(golden.metadata.config or {}), **declared}))
 
 
-class TestOtherNumbersOfTables:
+class TestTableLayerCounts:
     @SCANS
     @pytest.mark.parametrize(
         "ratios, count",

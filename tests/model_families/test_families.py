@@ -170,7 +170,7 @@ def maxtext(config, tensors, interleaved):
 
 @settings(max_examples=60)
 @given(config=configs(exact=False) | configs(), axis=SCANS)
-def test_left_arrays_match_numpy(config, axis):
+def test_hugging_face_arrays_match_numpy(config, axis):
     interleaved = "rope_scaling" in config or "rope_parameters" in config
     table = bound(config, axis)
     tensors = weights(llama_shapes(config), seed=1)
@@ -236,7 +236,7 @@ def test_rotary_buffers_of_old_checkpoints_are_dropped():
     assert mapped.dropped == ("model.layers.1.self_attn.rotary_emb.inv_freq",)
 
 
-def test_a_tied_model_with_a_head_says_why_it_is_refused():
+def test_tied_model_with_a_head_is_refused():
     config = config_of("qwen3")
     tensors = lazy(weights(llama_shapes(config)))
     tied = config | {"tie_word_embeddings": True}
@@ -249,7 +249,7 @@ def test_a_tied_model_with_a_head_says_why_it_is_refused():
 
 
 @pytest.mark.parametrize("family", BUILT_IN)
-def test_a_wrong_configuration_names_field_and_array(family):
+def test_config_contradiction_names_field_and_array(family):
     config = config_of(family)
     tensors = lazy(weights(llama_shapes(config)))
     wrong = config | {"hidden_size": 8}
@@ -261,7 +261,7 @@ def test_a_wrong_configuration_names_field_and_array(family):
 
 @settings(max_examples=20)
 @given(config=configs())
-def test_bfloat16_models_say_what_the_scale_does(config):
+def test_bfloat16_models_note_inexact_scales(config):
     table = bound(config)
     tensors = {key: stored(noise(s, BF16), BF16, key) for key, s in llama_shapes(config).items()}
     notes = table.to_left(tensors).values
@@ -269,7 +269,7 @@ def test_bfloat16_models_say_what_the_scale_does(config):
     assert all("query" in note.key and note.exact for note in notes)
 
 
-def test_the_built_in_families_are_found():
+def test_built_in_families_are_found():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         families.cache_clear()
@@ -289,7 +289,7 @@ def test_every_model_type_finds_its_family():
     assert all(family_of({"model_type": kind, **plain}, "config.json") is family for kind, family in owners)
 
 
-def test_spellings_that_differ_in_layers_alone_are_told_apart():
+def test_spellings_differing_only_in_layers_are_distinguished():
     family = families()["kimi-k2.5"]
     for spelling in family.spellings:
         names = [spelling.key(row.right.key).first() for row in family.all_rows(None)]
@@ -297,7 +297,7 @@ def test_spellings_that_differ_in_layers_alone_are_told_apart():
     assert {item.name for item in family.spellings} == {"hub", "transformers", "nested"}
 
 
-def test_unknown_families_are_named_with_near_ones():
+def test_unknown_family_gets_a_suggestion():
     with pytest.raises(UnknownNameError, match="unknown family 'lama'") as caught:
         family_named("lama")
     assert "llama" in caught.value.hint
@@ -315,13 +315,13 @@ def test_unknown_families_are_named_with_near_ones():
         ("DeepSeek V3.2", "deepseek"),
     ],
 )
-def test_names_of_models_lead_to_their_families(model, family):
+def test_model_names_resolve_to_families(model, family):
     with pytest.raises(UnknownNameError) as caught:
         family_named(model)
     assert caught.value.hint == f"{model} belongs to the family {family}"
 
 
-def test_a_configuration_of_an_unknown_model_type():
+def test_unknown_model_type_is_refused():
     with pytest.raises(ConfigError, match="no family has model_type 'qwen9'") as caught:
         family_of({"model_type": "qwen9"}, "config.json")
     assert caught.value.location == "config.json"
@@ -349,13 +349,13 @@ def test_unsupported_model_types_have_no_family():
 
 
 @pytest.mark.parametrize("config", [{}, {"model_type": None}, {"model_type": 3}, {"model_type": ["llama"]}])
-def test_a_configuration_that_says_no_model_type(config):
+def test_missing_model_type_is_refused(config):
     with pytest.raises(ConfigError, match="does not state a model type") as caught:
         family_of(config, "config.json")
     assert "`family`" in caught.value.hint
 
 
-def test_flag_rules():
+def test_flag_rules_read_config_fields():
     rule = FlagRule(("a.b", "c"), ("x", True), default=True)
     assert rule.read({"a": {"b": "x"}, "c": "y"}, "p").value
     assert rule.read({"c": True}, "p").source == "p: c is true"
@@ -411,7 +411,7 @@ def random_tensors(rows, lengths):
 
 @settings(max_examples=60)
 @given(model=random_models(), axis=st.sampled_from((None, 0, 1)), exact=st.booleans())
-def test_every_family_of_any_size_goes_there_and_back(model, axis, exact):
+def test_every_family_of_any_size_round_trips(model, axis, exact):
     """To the bit, or to one ulp where the plan says so."""
     family, config, lengths, flags, spelling = model
     if family.layers_beyond_cycles(lengths):

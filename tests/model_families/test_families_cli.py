@@ -59,7 +59,7 @@ class TestList:
         assert "exact 8 rows: +1, stored in float32" in text
         assert "hf-to-maxtext, maxtext-to-hf" in text
 
-    def test_json(self):
+    def test_families_list_prints_json(self):
         result = {load["name"]: load for load in json.loads(succeed("families", "--json").stdout)}
         assert result.keys() == families().keys()
         llama = result["llama"]
@@ -86,7 +86,7 @@ class TestList:
 
 class TestShow:
     @pytest.mark.parametrize("name", sorted(families()))
-    def test_every_row(self, name):
+    def test_families_show_prints_every_row(self, name):
         lines = succeed("families", "show", name, COLUMNS="80").stdout.splitlines()
         family = families()[name]
         rows = (*family.rows, *(row for group in family.layers for row in group.rows))
@@ -106,17 +106,17 @@ class TestShow:
         toml = tomllib.loads(succeed("families", "show", "deepseek", "--toml").stdout)
         assert result == {"schema": 1, **toml}
 
-    def test_a_file(self, mine):
+    def test_families_show_accepts_a_file(self, mine):
         assert succeed("families", "show", mine()).stdout.startswith("llama\n")
 
-    def test_an_unknown_name(self):
+    def test_families_show_suggests_similar_names(self):
         result = ckpt("families", "show", "lama")
         assert result.exit_code == 2
         assert "did you mean llama?" in result.stderr
 
 
 class TestCheck:
-    def test_sound_family_passes_check(self, mine):
+    def test_correct_family_passes_check(self, mine):
         for name in ("llama", mine()):
             lines = succeed("families", "check", name).stdout.splitlines()
             assert lines[0] == "llama: sound"
@@ -136,19 +136,19 @@ class TestCheck:
             ("maxtext_unscanned/0/items", "MaxText's"),
         ],
     )
-    def test_check_against_either_side(self, mine, source, names):
+    def test_check_accepts_either_side(self, mine, source, names):
         result = succeed(
             "families", "check", mine(), "--against", LLAMA / source, "--config", LLAMA / "hf", COLUMNS="200"
         )
         assert f"with {names} names" in result.stdout
         assert "39 arrays" in result.stdout
 
-    def test_check_against_config_only(self, mine):
+    def test_check_accepts_only_a_config(self, mine):
         text = succeed("families", "check", mine(), "--config", LLAMA / "hf" / "config.json").stdout
         assert "config.json" in text
         assert "39 arrays, 12 in MaxText, and back" in text
 
-    def test_json(self, mine):
+    def test_families_check_prints_json(self, mine):
         result = json.loads(succeed("families", "check", mine(), "--against", LLAMA / "hf", "--json").stdout)
         assert result["findings"] == []
         assert result["side"] == "huggingface"
@@ -241,7 +241,7 @@ class TestBadInput:
         assert result.exit_code == 3
         assert "not a JSON object" in result.stderr
 
-    def test_an_unknown_command(self):
+    def test_unknown_subcommand_gets_a_suggestion(self):
         result = ckpt("families", "chek", "llama")
         assert result.exit_code == 2
         assert "Did you mean 'check'?" in result.stderr

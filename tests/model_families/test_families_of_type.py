@@ -3,16 +3,16 @@
 from ckpttools.model_families.registry import families, families_of_type, family_named
 
 
-def test_each_type_has_the_families_that_declare_it():
+def test_model_types_map_to_declaring_families():
     known = families().values()
     for model_type in sorted({name for family in known for name in family.model_types}):
         expected = [family.name for family in known if model_type in family.model_types]
         assert [family.name for family in families_of_type(model_type)] == expected
 
 
-def test_unknown_types_have_none():
+def test_unknown_types_have_no_family():
     assert [*map(families_of_type, ("", "unheard-of", None, 3, "registry", "family"))] == [()] * 6
 
 
-def test_each_name_gives_its_family():
+def test_names_resolve_to_families():
     assert all(family_named(name) is family for name, family in families().items())

@@ -54,9 +54,9 @@ def result(check):
     return {(finding.kind, finding.location) for finding in check.findings}
 
 
-class TestSound:
+class TestCorrectFamilies:
     @pytest.mark.parametrize("name", BUILT_IN)
-    def test_built_in_families_are_sound(self, name):
+    def test_built_in_families_pass_the_check(self, name):
         check = check_alone(families()[name])
         assert check.findings == ()
         assert check.sound
@@ -107,7 +107,7 @@ class TestSound:
             check_family(families()["llama"], config=tmp_path / "nothing.json")
 
 
-class TestMadeUp:
+class TestSyntheticFamilies:
     @pytest.mark.parametrize("name", BUILT_IN)
     def test_formulas_have_valid_lengths(self, name):
         definition = Definition(families()[name])
@@ -118,7 +118,7 @@ class TestMadeUp:
         derived = definition.family.derived.keys() - {"third", "rest", "rest_pair"}
         assert all(sizes.lengths[axis] >= 2 for axis in derived)
 
-    def test_every_setting_of_the_flags_is_tried(self):
+    def test_every_flag_combination_is_tried(self):
         declared = [model.declared for model in synthetic_model(Definition(families()["deepseek"]))]
         assert len(declared) == len(set(declared)) == 80
         assert sum("q_lora_rank null" in item for item in declared) == 40
@@ -362,7 +362,7 @@ class TestDefinition:
         assert matching
         assert any(location in item.location for item in matching)
 
-    def test_family_with_one_row_is_sound(self):
+    def test_family_with_one_row_passes_the_check(self):
         assert check_alone(tiny()).sound
 
     @pytest.mark.parametrize(
@@ -422,8 +422,8 @@ class TestDefinition:
         assert [finding.kind for finding in check.findings] == ["flag", "spelling", "not expected"]
 
 
-class TestAgainst:
-    def test_findings_are_complete(self):
+class TestReferences:
+    def test_all_findings_are_listed(self):
         rows = tuple(row(f"a{k}: x <-> b{k}: x") for k in range(300))
         check = check_against(tiny(rows=rows), tree(b0=(3,), c=(3,)))
         assert len(check.findings) == 300
@@ -452,12 +452,12 @@ class TestAgainst:
         check = check_on_config(families()["gemma2"], config, "config.json")
         assert "3 is not a multiple of 2" in check.findings[0].text
 
-    def test_deciding_flag_is_a_hint(self):
+    def test_hint_names_the_deciding_flag(self):
         config = config_of("llama3.1") | {"tie_word_embeddings": True}
         check = check_against(families()["llama"], hugging_face("llama3.1"), config)
         assert result(check) == {("not expected", "lm_head.weight")}
         assert any("tie_word_embeddings is true" in hint for hint in check.hints)
 
-    def test_unrelated_model_is_not_sound(self):
+    def test_unrelated_model_fails_the_check(self):
         check = check_against(families()["deepseek"], hugging_face("llama3.1"), config_of("llama3.1"))
         assert not check.sound

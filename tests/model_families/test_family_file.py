@@ -140,7 +140,7 @@ def damaged_files(draw):
 
 class TestRoundTrip:
     @pytest.mark.parametrize("name", BUILT_IN)
-    def test_built_in_families(self, name):
+    def test_built_in_families_round_trip(self, name):
         family = families()[name]
         text = family_to_toml(family)
         assert family_from_toml(text, "file") == family
@@ -150,7 +150,7 @@ class TestRoundTrip:
 
     @settings(max_examples=60)
     @given(any_families())
-    def test_any_family(self, family):
+    def test_arbitrary_families_round_trip(self, family):
         assert family_from_toml(family_to_toml(family), "file") == family
 
     def test_shared_rows_are_written_once(self):
@@ -160,7 +160,7 @@ class TestRoundTrip:
         assert 'rows = ["shared", "moe_layers"]' in text
 
     @given(OPS)
-    def test_value_ops(self, op):
+    def test_value_ops_round_trip(self, op):
         assert parse_op(op_text(op)) == op
 
     def test_handwritten_value_ops_are_parsed(self):
@@ -205,13 +205,13 @@ class TestRoundTrip:
             with pytest.raises(MappingError):
                 family_to_toml(family)
 
-    def test_ops_of_plug_ins_have_no_text(self):
+    def test_plugin_ops_have_no_text(self):
         with pytest.raises(MappingError, match="cannot be written as text"):
             op_text(Multiply(2.0))
 
     @pytest.mark.parametrize("size", [4, 16, 64, 80, 128, 256])
     @pytest.mark.parametrize("op", [Scale("n", -0.5), Scale("n", 0.5), Shift(1.0)], ids=op_text)
-    def test_size_independent_exactness_holds_at_any_size(self, op, size):
+    def test_size_independent_exactness_holds_for_any_size(self, op, size):
         claim, at_size = exactness_of(op), op.bound({"n": size}).exactness(DTYPES["bfloat16"])
         assert at_size.exact or not claim.exact
         if isinstance(op, Scale):
@@ -378,7 +378,7 @@ class TestBadToml:
             (HEAD + ROWS + '[flags.f]\nfields = "n"', "did you mean field?"),
         ],
     )
-    def test_near_names(self, text, hint):
+    def test_misspelled_fields_get_a_suggestion(self, text, hint):
         with pytest.raises(MappingError) as caught:
             family_from_toml(text, "tiny.toml")
         assert caught.value.hint == hint
@@ -416,7 +416,7 @@ class TestBadToml:
         ):
             assert all(finding.kind and finding.text for finding in check.findings)
 
-    def test_short_forms(self):
+    def test_short_forms_are_accepted(self):
         """A single field means a list of one field, and missing fields are empty."""
         text = HEAD + ROWS + '[sizes]\nx = "n_x"\n[flags.tied]\nfield = "tie"\n'
         family = family_from_toml(text, "file")
@@ -439,12 +439,12 @@ class TestFiles:
         path.write_text(text)
         return path
 
-    def test_toml(self, tmp_path):
+    def test_toml_family_file_is_read(self, tmp_path):
         path = self.write(tmp_path, "mine.toml", TOML["qwen3"])
         assert family_from_file(path) == families()["qwen3"]
         assert family_called(str(path)) == families()["qwen3"]
 
-    def test_python(self, tmp_path):
+    def test_python_family_file_is_read(self, tmp_path):
         text = "from ckpttools.model_families.qwen3 import FAMILY as QWEN\n"
         text += "from dataclasses import replace\nFAMILY = replace(QWEN, name=__name__ and 'mine')\n"
         assert family_from_file(self.write(tmp_path, "mine.py", text)).name == "mine"
@@ -537,7 +537,7 @@ class TestConversion:
         return tmp_path / request.param
 
     @pytest.mark.parametrize("scan", [True, False])
-    def test_both_ways(self, tmp_path, file, scan):
+    def test_user_family_converts_both_ways(self, tmp_path, file, scan):
         model = model_of_unknown_type(tmp_path)
         options = ModelOptions(family=str(file))
         with pytest.raises(CheckpointError, match="no family has model_type 'mine'"):

@@ -88,7 +88,7 @@ def contents(item: Path) -> dict[str, bytes]:
 class TestEqualToMaxText:
     @SCANS
     @EVERY_SOURCE
-    def test_every_leaf(self, converted, family, source, scan):
+    def test_every_leaf_equals_golden_data(self, converted, family, source, scan):
         assert_golden(converted(family, source, scan), family, scan)
 
     @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ class TestEqualToMaxText:
 
     @SCANS
     @EVERY_FAMILY
-    def test_tree_metadata(self, converted, family, scan):
+    def test_tree_metadata_names_maxtext_leaves(self, converted, family, scan):
         """`_METADATA` names the leaves of MaxText's: `step` a number, `opt_state` an empty dict."""
         item = converted(family, scan=scan)
         entries = json.loads((item / "_METADATA").read_bytes())["tree_metadata"].values()
@@ -127,7 +127,7 @@ class TestEqualToMaxText:
         assert tree_entries(ours) == tree_entries(theirs)
 
     @SCANS
-    def test_fixtures_match_their_digests(self, scan):
+    def test_fixtures_match_recorded_digests(self, scan):
         arrays = arrays_by_tensorstore(golden_checkpoint(scan) / "0" / "items")
         assert all_described(arrays) == golden_arrays("llama3.1", scan)
 
@@ -160,12 +160,12 @@ class TestOptions:
         assert changed == {path for path in arrays if path.endswith(self.ROTATED)}
 
     @SCANS
-    def test_halves_are_the_default_for_mistral(self, tmp_path, scan):
+    def test_half_rotation_is_the_default_for_mistral(self, tmp_path, scan):
         item = convert(tmp_path / "out", "mistral-7b", scan=scan, rope_layout="halves")
         assert_golden(item, "mistral-7b", scan)
 
     @SCANS
-    def test_llama_with_rotary_halves_is_converted(self, tmp_path, scan):
+    def test_llama_with_half_rotated_pairs_is_converted(self, tmp_path, scan):
         item = convert(tmp_path / "out", "llama3.1", scan=scan, rope_layout="halves")
         arrays = arrays_by_tensorstore(item)
         interleaved = {
@@ -173,7 +173,7 @@ class TestOptions:
         }
         assert all_described(interleaved) == golden_arrays("llama3.1", scan)
 
-    def test_llama_with_rotary_halves_matches_numpy(self, tmp_path):
+    def test_llama_with_half_rotated_pairs_matches_numpy(self, tmp_path):
         item = convert(tmp_path / "out", "llama3.1", scan=False, rope_layout="halves")
         arrays = arrays_by_tensorstore(item)
         tensors = load_file(GOLDEN / "llama3.1" / "hf" / "model.safetensors")
@@ -232,7 +232,7 @@ class TestReproducible:
         assert contents(single) == contents(sharded)
 
 
-class TestWayBack:
+class TestReverseConversion:
     """The rows restore the Hugging Face tensors from MaxText's, bit by bit."""
 
     @SCANS

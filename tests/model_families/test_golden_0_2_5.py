@@ -71,7 +71,7 @@ def converted(tmp_path_factory):
 
 
 @EVERY_CASE
-def test_every_leaf(converted, model, scan):
+def test_every_leaf_equals_golden_data(converted, model, scan):
     item = converted(model, scan) / "0" / "items"
     assert leaves_by_package(ckpttools.open(item)) == golden(model, scan)
     arrays = {path: leaf for path, leaf in golden(model, scan).items() if isinstance(leaf, dict)}

@@ -80,7 +80,7 @@ def test_unknown_tree_has_no_family():
     assert guessed(Tree({})) == {}
 
 
-def test_half_of_a_model_is_not_recognized():
+def test_incomplete_model_is_not_recognized():
     tree = maxtext_tree("llama3.1", scan=True)
     kept = {path: leaf for path, leaf in tree.items() if "layers" not in path or "norm" in str(path)}
     assert guessed(Tree(kept)) == {}

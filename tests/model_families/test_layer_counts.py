@@ -101,7 +101,7 @@ def test_stack_accepts_layers_that_maxtext_scans(tmp_path, case, count):
 
 
 @pytest.mark.parametrize(("count", "scan"), [(1, True), (1, False), (2, False), (2, True)])
-def test_deepseek_v4_may_have_fewer_layers_than_tables(tmp_path, count, scan):
+def test_deepseek_v4_with_fewer_layers_than_tables_is_converted(tmp_path, count, scan):
     config = written(tmp_path / "config.json", "deepseek4", count)
     ckpttools.synth(config, tmp_path / "hf")
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt", scan=scan)

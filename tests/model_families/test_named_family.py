@@ -37,7 +37,7 @@ def test_wrong_family_is_refused_converting_to_maxtext(llama, tmp_path, name):
     run("verify", tmp_path / "right", "--against", llama, "--family", name, code=1)
 
 
-def test_wrong_family_is_refused_converting_back(llama, tmp_path):
+def test_wrong_family_is_refused_converting_to_hf(llama, tmp_path):
     run("convert", "hf-to-maxtext", llama, tmp_path / "out")
     refused("convert", "maxtext-to-hf", tmp_path / "out", tmp_path / "back", "--family", "mistral")
     refused(

@@ -139,13 +139,13 @@ class TestMessages:
             ("qwen3-vl", "tie_word_embeddings", "false"),
         ],
     )
-    def test_arrays_contradicting_a_default_name_the_field(self, case, name, means):
+    def test_contradicted_default_error_names_the_field(self, case, name, means):
         tree = Tree(tensors(case), Metadata(location="model", config=with_field(config_of(case), name)))
         with pytest.raises(CoverageError) as caught:
             to_maxtext(tree, ToMaxText(scan=False, leaves_out=True))
         assert f"no {name}, for which transformers uses {means}" in str(caught.value)
 
-    def test_missing_layers_name_the_size_field(self):
+    def test_missing_layers_error_names_the_size_field(self):
         config = {**config_of("llama3.1"), "num_hidden_layers": 6}
         with pytest.raises(CoverageError) as caught:
             to_maxtext(Tree(tensors("llama3.1"), Metadata(location="model", config=config)), ToMaxText())

@@ -104,7 +104,7 @@ BESIDE = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LOOP!r
     [("", ""), (LOOP, BUSY), (BESIDE, BUSY), ("import time; time.sleep(60)", ASLEEP)],
     ids=["it ends", "it is busy", "another is busy", "it sleeps"],
 )
-def test_endless_process_is_detected_by_its_activity(script, how):
+def test_endless_process_is_detected(script, how):
     process = subprocess.Popen([sys.executable, "-S", "-c", script], start_new_session=True)
     try:
         assert ended(process, cpu_seconds=1, asleep_seconds=2) == how
@@ -113,9 +113,9 @@ def test_endless_process_is_detected_by_its_activity(script, how):
         _end(process)
 
 
-def test_failing_without_the_mutant_does_not_count(monkeypatch):
+def test_tests_that_fail_without_the_mutant_are_ignored(monkeypatch):
     mutant = mutants_of(Path(ckpttools.__file__).parents[1], "ckpttools/core/region.py")[0]
-    ids = ("test_exit_codes.py::test_none", "test_region.py::test_none[a b]")
+    ids = ("test_outcomes_have_expected_exit_codes.py::test_none", "test_region.py::test_none[a b]")
     hows = [f"FAILED tests/{name} - assert 1 == 2" for name in ids]
     monkeypatch.setattr("mutation.run._copy", lambda location: location / "tree")
     monkeypatch.setattr("mutation.run._tested", lambda *_: (1, f".F\n{hows[1]} seconds\n1 failed"))

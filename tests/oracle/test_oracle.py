@@ -78,7 +78,7 @@ def test_recorded_logits_match_transformers(tmp_path):
     np.testing.assert_allclose(np.load(RECORDED), np.load(built), atol=1e-5)
 
 
-def test_weights_in_another_order_are_detected(bench, tmp_path):
+def test_reordered_weights_are_detected(bench, tmp_path):
     """Shapes are the same with rotary pairs in the other order: only numbers tell."""
     wrong = tmp_path / "wrong"
     steps.ckpt("convert", "hf-to-maxtext", bench.model, wrong, "--rope-layout", "halves")
@@ -87,7 +87,7 @@ def test_weights_in_another_order_are_detected(bench, tmp_path):
         steps.compared(bench, bench.model, wrong)
 
 
-def test_divergence_is_the_worst_over_positions():
+def test_divergence_is_the_maximum_over_positions():
     one = np.log([[0.5, 0.5], [0.75, 0.25]])
     other = np.log([[0.5, 0.5], [0.5, 0.5]])
     assert steps.kl(one, one + 3) == pytest.approx(0, abs=1e-12)
@@ -188,7 +188,7 @@ SHOWN = [case for case in cases.configurations() if "images" in cases.steps_of(c
 
 
 @pytest.mark.parametrize("case", SHOWN)
-def test_images_are_among_tokens(case):
+def test_images_are_placed_among_tokens(case):
     prompt = images.prompt(cases.configuration(case))
     tokens = np.array(prompt.tokens)
     (locations,) = np.nonzero(tokens == prompt.placeholder)
@@ -198,7 +198,7 @@ def test_images_are_among_tokens(case):
     assert np.array_equal(np.sort(pixels, axis=None), np.sort(prompt.pixels, axis=None))
 
 
-def test_positions_of_a_picture_are_its_rows_and_columns():
+def test_image_positions_are_rows_and_columns():
     time, row, column = images.prompt(cases.configuration("qwen3-vl")).positions[0].T
     grid = slice(12, 28)
     assert (time[grid] == 12).all()
@@ -209,7 +209,7 @@ def test_positions_of_a_picture_are_its_rows_and_columns():
         assert item[28:31].tolist() == [16, 17, 18]
 
 
-def test_sound_positions_continue_after_the_image():
+def test_audio_positions_continue_after_the_image():
     prompt = images.prompt(cases.configuration("qwen3-omni"))
     (heard,) = np.nonzero(np.array(prompt.tokens) == prompt.sound.placeholder)
     assert len(heard) == 26 and prompt.sound.features.shape == (1, 16, 200)

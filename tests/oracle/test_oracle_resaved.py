@@ -89,7 +89,7 @@ def gone_on(location):
 
 
 @pytest.mark.parametrize("way", [*WAYS, "resharded"])
-def test_weights_are_loaded_by_all_ways_of_maxtext(location, loaded, way):
+def test_maxtext_loads_weights_in_every_way(location, loaded, way):
     assert all("digest" in item for item in loaded.values()), loaded
     assert digests(location, location.directory / "weights" / way / "0" / "items") == loaded
 

@@ -106,7 +106,7 @@ def test_undetectable_part_is_refused(environment, count, says):
         detect_part(count, environment)
 
 
-def test_error_names_the_job_array_indices():
+def test_error_names_the_required_job_indices():
     for environment, numbers in (
         (array(5, 0, 8, 4, count=3), "3 tasks, 0 to 8 by steps of 4, of which this is 5"),
         (array(11, 3, 11, count=2), "2 tasks, 3 to 11, of which this is 11"),

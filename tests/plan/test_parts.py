@@ -78,7 +78,7 @@ class TestProcesses:
         assert content(tmp_path / "out") == content(whole)
         assert sorted(item.name for item in tmp_path.iterdir()) == ["out", "plan", "plan.published"]
 
-    def test_three_parts_resume_after_one_of_four_was_killed(self, tmp_path, whole):
+    def test_three_parts_resume_after_a_fourth_is_killed(self, tmp_path, whole):
         plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, tmp_path / "out", *PIECES)
         ends = processes(plan, 4, dying=0)
         assert [code for code, _ in ends] == [-9, 0, 0, 0]
@@ -192,7 +192,7 @@ class TestCommands:
             (("cast", HF, "OUT"), "nothing to cast to"),
         ],
     )
-    def test_indivisible_work_is_refused(self, words, says, tmp_path):
+    def test_work_that_cannot_be_split_is_refused(self, words, says, tmp_path):
         named = [tmp_path / word if word in ("OUT", "M") else word for word in words]
         result = ckpt("plan", *named, "-o", tmp_path / "plan")
         assert result.exit_code == 2 and says in result.output, result.output
@@ -225,7 +225,7 @@ def check_claim_is_named(output, destination):
     assert release in output, output
 
 
-class TestTogether:
+class TestConcurrentParts:
     @pytest.fixture
     def plan(self, destination, tmp_path):
         return planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, destination, *PIECES)
@@ -301,7 +301,7 @@ class TestTogether:
         assert run("hash", destination).split()[0] == run("hash", whole).split()[0]
 
 
-class TestBeginning:
+class TestConcurrentStarts:
     """Parts that begin at the same moment: one prepares the destination, the others wait for it."""
 
     def begun(self, destination, overwrite=False, plan="b"):
@@ -384,7 +384,7 @@ def ended(joined):
         return str(error)
 
 
-class TestAfterPublishing:
+class TestPublishedPlans:
     """What a scheduler starts again after all was done."""
 
     @pytest.fixture(params=[(), ("--overwrite",)], ids=["new", "overwrite"])
@@ -392,7 +392,7 @@ class TestAfterPublishing:
         words = ("convert", "hf-to-maxtext", SHARDED, destination, *PIECES, *request.param)
         return planned(tmp_path / "plan", *words)
 
-    def test_parts_after_publishing_have_nothing_to_do(self, plan, destination):
+    def test_parts_do_nothing_after_publishing(self, plan, destination):
         run("run", plan, "--part", "0/1", "--publish")
         before = files_of(parse(destination))
         for words in (("--part", "0/2"), ("--part", "1/2", "--publish"), ("--parts", "1", "--part", "0/1")):
@@ -405,7 +405,7 @@ class TestAfterPublishing:
         assert not parse(f"{destination}.partial").exists()
         assert files_of(parse(destination)) == before
 
-    def test_part_that_waited_for_publishing_does_nothing(self, plan, destination):
+    def test_waiting_part_does_nothing_after_publishing(self, plan, destination):
         from ckpttools.api import run_part as parts
         from ckpttools.plan.parts import Part
         from ckpttools.plan.plan_encoding import read_plan
@@ -481,7 +481,7 @@ class TestAfterPublishing:
         shutil.move(tmp_path / "plan.published", moved.parent)
         assert "nothing to do" in run("run", moved, "--part", "0/2")
 
-    def test_plan_replaces_only_the_output_it_was_made_for(self, destination, tmp_path):
+    def test_plan_replaces_only_its_planned_output(self, destination, tmp_path):
         words = ("convert", "hf-to-maxtext", SHARDED, destination, *PIECES)
         run(*words)
         plan = planned(tmp_path / "plan", *words, "--overwrite")

@@ -68,7 +68,7 @@ def member(name, began, alive):
     return Member(f"{name}-{began}", Share(name, 0, 1), "process 7", began, began, alive, "")
 
 
-def test_part_count_is_that_of_most_working_parts():
+def test_part_count_is_the_most_common_one():
     old = [member(f"{number}/16", number, False) for number in range(16)]
     again = [member("3/16", 20.0, True), member("7/16", 21.0, True)]
     rest = member("0/1", 22.0, True)

@@ -166,7 +166,7 @@ def test_projected_peak_never_exceeds_the_memory(tree, jobs, data):
 
 @settings(max_examples=60)
 @given(tree=large_trees(), jobs=st.integers(1, 8))
-def test_less_than_the_minimum_memory_is_refused(tree, jobs):
+def test_memory_below_the_minimum_is_refused(tree, jobs):
     writer = OrbaxWriter()
     need = least(tree, writer, jobs)
     with pytest.raises(MemoryBudgetError) as caught:
@@ -211,7 +211,7 @@ def test_element_larger_than_the_limit_is_refused():
 
 
 @given(shapes(limit=400), st.integers(1, 100), st.data())
-def test_cut_regions_stay_within_the_limit(shape, limit, data):
+def test_split_regions_stay_within_the_limit(shape, limit, data):
     array = stored(noise(shape, BF16), BF16)
     placement = Placement(shape, 2, data.draw(chunk_shapes(shape)), DataFile("data"))
     seen = np.zeros(shape, int)
@@ -232,7 +232,7 @@ def test_tasks_larger_than_a_chunk_contain_complete_chunks(shape, limit, codec, 
             assert is_whole or (codec is None and stop - start <= length)
 
 
-def test_matrix_is_cut_along_its_storage_axis():
+def test_matrix_is_split_along_its_storage_axis():
     array = Stored((4096, 4096), BF16, UnreadableFile("f"), 0)
     placement = Placement((4096, 4096), 2, (512, 4096), DataFile("data"))
     regions = [task.region for task in cut(("w",), array, placement, 8 * MIB)]
@@ -314,7 +314,7 @@ def test_constant_value_alters_the_fingerprint():
     assert one != two
 
 
-def test_describer_accepts_only_nodes():
+def test_descriptions_accept_only_nodes():
     with pytest.raises(TypeError, match="not a node"):
         list(Describer().lines("text"))
 

@@ -21,12 +21,12 @@ REFUSED = {
 }
 
 
-def test_all_are_tried():
+def test_every_compressed_model_is_tested():
     assert {item.name for item in MODELS.iterdir()} == {*READ, *REFUSED}
 
 
 @pytest.mark.parametrize("name", READ)
-def test_numbers_are_those_of_its_own_decompressor(name, tmp_path):
+def test_values_match_the_compressed_tensors_decompressor(name, tmp_path):
     model, dtype = tmp_path / "model", "float16" if "float16" in name else "bfloat16"
     model.mkdir()
     for file in ("model.safetensors", "config.json"):

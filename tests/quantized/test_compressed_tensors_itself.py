@@ -104,7 +104,7 @@ def test_dequantized_bits_match(case, dtype):
 
 
 @pytest.mark.parametrize("whole", [3171.0, 4096.0, 0.37])
-def test_nvfp4(whole):
+def test_nvfp4_values_match(whole):
     declared = {
         "num_bits": 4,
         "type": "float",

@@ -91,7 +91,7 @@ def content(location: Path) -> dict[str, tuple[str, bytes]]:
     }
 
 
-class TestEqual:
+class TestEquality:
     def test_cast_makes_the_dequantized_model(self, pair, tmp_path):
         done = " ".join(run("cast", pair.quantized, tmp_path / "out", "--dtype", "bfloat16").split())
         assert content(tmp_path / "out") == content(pair.plain)
@@ -101,7 +101,7 @@ class TestEqual:
         # What is exact is said by the plan alone.
         assert ("dequantized from" in done) == ("mxfp4" not in done)
 
-    def test_config_only_loses_quantization_fields(self, pair, tmp_path):
+    def test_cast_removes_only_quantization_fields(self, pair, tmp_path):
         """The dtype is true of the weights as it is: only what is said of quantisation goes."""
         ckpttools.convert(pair.quantized, tmp_path / "out", format="orbax", dtype="bfloat16")
         ckpttools.convert(tmp_path / "out", tmp_path / "back", format="safetensors")
@@ -109,7 +109,7 @@ class TestEqual:
         assert json.loads((tmp_path / "back" / "config.json").read_bytes()) == pair.config
 
     @pytest.mark.parametrize("options", [{}, {"scan": False}, {"dtype": "float32"}])
-    def test_maxtext_gets_the_same_from_both(self, pair, tmp_path, options):
+    def test_quantized_and_plain_models_convert_equally(self, pair, tmp_path, options):
         out = [tmp_path / "quantized", tmp_path / "plain"]
         if options.get("dtype"):
             # Products stay in float32: the plain model has lost what was rounded.
@@ -125,7 +125,7 @@ class TestEqual:
         config = json.loads((back / "config.json").read_bytes())
         assert "quantization_config" not in config
 
-    def test_a_plan_in_a_file(self, pair, tmp_path):
+    def test_plan_file_dequantizes_the_model(self, pair, tmp_path):
         run("convert", "hf-to-maxtext", pair.quantized, tmp_path / "a", "--memory", "200MiB")
         run("plan", "-o", tmp_path / "plan", "convert", "hf-to-maxtext", pair.quantized, tmp_path / "b")
         run("run", tmp_path / "plan", "--part", "0/1")
@@ -144,7 +144,7 @@ def test_scales_changed_since_the_plan_are_refused(fp8, tmp_path):
 
 
 @pytest.mark.parametrize("is_far", [False, True])
-def test_damaged_scales_are_all_listed_before_they_are_used_or_then(pair, tmp_path, gcs, is_far):
+def test_all_damaged_scales_are_listed(pair, tmp_path, gcs, is_far):
     """Those that lie far away are looked at when they are used, and the others once one is found."""
     broken = []
 
@@ -274,7 +274,7 @@ def test_products_equal_after_rounding_differ(tmp_path):
     assert (built.scaled(rows.arrays[rows.name], np.full((16, 1), scale), (1, 24)) != rows.product).any()
 
 
-class TestRefused:
+class TestRefusedModels:
     """All that is wrong is listed, and nothing is written."""
 
     def lines(self, source: Path, tmp_path: Path, dtype: str = "bfloat16") -> str:
@@ -326,10 +326,10 @@ class TestRefused:
             ckpttools.hf_to_maxtext(source, tmp_path / "out")
 
 
-class TestLooking:
+class TestReadCommands:
     """Commands that look at numbers look at those that are meant."""
 
-    def test_inspect_tree_shows_one_array_for_each_weight(self, pair):
+    def test_inspect_tree_shows_one_array_per_weight(self, pair):
         report, plain = ckpttools.inspect(pair.quantized), ckpttools.inspect(pair.plain)
         assert {item.path: item.shape for item in report.arrays} == {e.path: e.shape for e in plain.arrays}
         assert {item.dtype for item in report.arrays} == {item.dtype for item in plain.arrays}
@@ -346,7 +346,7 @@ class TestLooking:
         assert f"scales {len(quantized)} arrays" in text
         assert quantized[0].quantized in text
 
-    def test_against_the_family_and_the_dequantized_model(self, pair):
+    def test_against_accepts_family_and_dequantized_model(self, pair):
         for against in (pair.plain, pair.plain / "config.json"):
             assert ckpttools.inspect(pair.quantized, against=against).comparison.is_same
 
@@ -367,7 +367,7 @@ class TestLooking:
             assert report.equal
             assert "dequantized from" in report.remarks[0]
 
-    def test_diff_finds_one_other_scale(self, pair, tmp_path):
+    def test_diff_finds_a_changed_scale(self, pair, tmp_path):
         def change(arrays):
             name = next(name for name in arrays if "scale" in name)
             arrays[name].reshape(-1)[0] += arrays[name].dtype.type(1)
@@ -376,13 +376,13 @@ class TestLooking:
         assert not ckpttools.diff(other, pair.plain).equal
         assert not ckpttools.verify(pair.plain, other).equal
 
-    def test_statistics_and_digests_are_of_the_numbers(self, pair):
+    def test_statistics_and_digests_use_dequantized_values(self, pair):
         looks = [ckpttools.stats(item).arrays for item in (pair.quantized, pair.plain)]
         assert {e.path: e.statistics for e in looks[0]} == {e.path: e.statistics for e in looks[1]}
         digests = {ckpttools.hash(item, names="maxtext").digest for item in (pair.quantized, pair.plain)}
         assert len(digests) == 1
 
-    def test_load(self, pair):
+    def test_load_dequantizes_the_weights(self, pair):
         import jax
 
         expected = ckpttools.load(pair.plain, to="maxtext")
@@ -394,7 +394,7 @@ class TestLooking:
         assert len(ckpttools.load(pair.quantized, dtype="bfloat16")) == len(ckpttools.open(pair.plain))
 
 
-def test_diff_does_not_fail_where_it_looks_for_causes(fp8, tmp_path):
+def test_diff_ignores_damaged_scales_of_other_arrays(fp8, tmp_path):
     """Of arrays that are not asked for, one has damaged scales."""
     asked, broken = (f"model.layers.{n}.mlp.up_proj.weight" for n in (0, 1))
 
@@ -414,7 +414,7 @@ def test_diff_does_not_fail_where_it_looks_for_causes(fp8, tmp_path):
     )
 
 
-def test_like_maxtext_rounds_scales_before(fp8, tmp_path):
+def test_dequantize_like_maxtext_rounds_scales_first(fp8, tmp_path):
     """28 % of the elements are one unit in the last place off the product in float32."""
     run("cast", fp8.quantized, tmp_path / "a", "--dtype", "bfloat16", "--dequantize-like", "maxtext")
     result = {dotted(path): array.read() for path, array in ckpttools.open(fp8.quantized).arrays.items()}
@@ -427,7 +427,7 @@ def test_like_maxtext_rounds_scales_before(fp8, tmp_path):
     assert 0.1 < (made_of_it[name] != once).mean() < 0.5
 
 
-def test_other_codes_for_the_same_numbers(fp8, tmp_path):
+def test_different_codes_of_equal_values_are_reported(fp8, tmp_path):
     """Of models that store weights alike what is stored is compared; that the numbers are equal is said."""
     name = "model.layers.0.mlp.up_proj.weight"
 
@@ -447,7 +447,7 @@ def test_other_codes_for_the_same_numbers(fp8, tmp_path):
         assert all(("codes and scales of 1 array differ" in str(r.hints)) == equal for r in result)
 
 
-def test_damaged_scales_are_named_wherever_numbers_are_looked_at(fp8, tmp_path):
+def test_read_commands_name_damaged_scales(fp8, tmp_path):
     names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1)]
     both = r"layers\.\{0\.\.1\}\.mlp\.up_proj\.weight_scale_inv: nan"
 
@@ -476,7 +476,7 @@ class TestDoctor:
     def findings(self, directory: Path):
         return [finding for finding in examine(directory).findings if finding.check == "quantization"]
 
-    def test_all_is_well(self, pair):
+    def test_healthy_quantized_model_gets_cast_advice(self, pair):
         (finding,) = self.findings(pair.quantized)
         assert finding.level == "info"
         assert f"ckpt cast {pair.quantized} DST --dtype bfloat16" in finding.do
@@ -495,7 +495,7 @@ class TestDoctor:
 class TestPage:
     """docs/quantized.md on tiny models."""
 
-    def test_every_command(self, tmp_path, monkeypatch):
+    def test_quantized_page_is_correct(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         for family, name in (("deepseek3", "DeepSeek-V3"), ("gpt-oss", "gpt-oss")):
             Pair(tmp_path / "made" / name, family).quantized.rename(tmp_path / name)

@@ -48,7 +48,7 @@ def expanded(grid: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @given(text=st.sampled_from(ROWS), block=st.sampled_from((1, 2, 3, 4, 8)), data=st.data())
-def test_elements_keep_their_scale_or_the_row_is_refused(text, block, data):
+def test_elements_keep_their_scale_or_are_refused(text, block, data):
     built = row(text)
     lengths = {axis: data.draw(st.sampled_from((1, 2, 3, 4, 6, 8)), axis) for axis in built.left.axes}
     table = Table((built,), {axis: Size(length, "the test") for axis, length in lengths.items()})
@@ -167,7 +167,7 @@ def test_remap_round_trip_restores_the_tree(tmp_path, scan, block):
 
 
 @pytest.mark.parametrize("block", [BLOCK, None])
-def test_dequantized_on_the_way_or_later_is_the_same(tmp_path, block):
+def test_dequantizing_during_or_after_conversion_is_equal(tmp_path, block):
     """Of as many layers as heads, too: of which of both a kernel has one scale each other kernels tell."""
     source = quantized(tmp_path / "hf", block=block)
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
@@ -249,7 +249,7 @@ def test_doctor_checks_maxtext_scales(tmp_path, damage):
 
 
 @pytest.mark.parametrize("to_hf", [False, True])
-def test_kept_scales_are_always_checked(tmp_path, to_hf):
+def test_unchanged_scales_are_checked(tmp_path, to_hf):
     """Nothing multiplies by them on the way."""
     source = quantized(tmp_path / "hf", num_hidden_layers=1)
     if to_hf:
@@ -268,7 +268,7 @@ def test_kept_scales_are_always_checked(tmp_path, to_hf):
 
 
 @pytest.mark.parametrize("to_hf", [False, True])
-def test_remote_kept_scales_are_checked_while_copying(tmp_path, gcs, to_hf):
+def test_unchanged_remote_scales_are_checked_while_copying(tmp_path, gcs, to_hf):
     """Where no number of small requests is made before."""
     source = quantized(tmp_path / "hf", num_hidden_layers=1)
     if to_hf:
@@ -297,7 +297,7 @@ def test_remote_kept_scales_are_checked_while_copying(tmp_path, gcs, to_hf):
 
 
 @pytest.mark.parametrize("scan", [True, False])
-def test_scales_scaled_out_of_range_are_refused(tmp_path, scan):
+def test_out_of_range_scales_are_refused(tmp_path, scan):
     """MaxText's query has 1/4 of the scales, which are sound; four times as much makes no finite numbers."""
     source = quantized(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=scan)
@@ -318,7 +318,7 @@ def test_scales_scaled_out_of_range_are_refused(tmp_path, scan):
     limit=st.integers(1, 50),
     data=st.data(),
 )
-def test_damaged_scales_are_all_listed_however_they_are_read_together(counts, limit, data):
+def test_all_damaged_scales_are_listed_for_any_read_batching(counts, limit, data):
     bad = data.draw(st.sets(st.sampled_from(range(len(counts)))))
     arrays, weights = {}, []
     for number, count in enumerate(counts):
@@ -374,7 +374,7 @@ def test_mismatched_fp8_settings_are_reported(settings, expected, tmp_path):
     assert {item.name: item.expected for item in result} == expected
 
 
-def test_settings_of_fp8_are_not_of_every_checkpoint(tmp_path):
+def test_fp8_settings_are_printed_only_for_fp8_checkpoints(tmp_path):
     source = quantized(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     ckpttools.hf_to_maxtext(source, tmp_path / "plain")
@@ -506,7 +506,7 @@ def test_plan_file_checks_scales(tmp_path):
     assert arrays(back) == arrays(source)
 
 
-def test_scales_go_where_their_kernels_go(tmp_path):
+def test_scales_follow_their_kernels(tmp_path):
     source = quantized(tmp_path / "hf")
     for scan in (True, False):
         ckpttools.hf_to_maxtext(source, tmp_path / f"scan-{scan}", quantized="keep", scan=scan)
@@ -567,7 +567,7 @@ def test_bfloat16_scales_stay_bfloat16_and_exponents_become_float32(tmp_path):
         assert arrays(location / "cast") == arrays(location / "plain")
 
 
-def test_digests_in_maxtext_names_are_of_the_numbers(tmp_path):
+def test_digests_in_maxtext_names_use_dequantized_values(tmp_path):
     source = quantized(tmp_path / "hf")
     run("convert", "hf-to-maxtext", source, tmp_path / "native", "--quantized", "keep")
     run("unstack", tmp_path / "native", tmp_path / "apart")
@@ -651,7 +651,7 @@ def test_value_counts_cover_written_arrays(tmp_path):
     assert any(f"does not support {len(kept.dropped)} arrays" in remark for remark in kept.remarks)
 
 
-def test_mtp_heads_are_not_quantized(tmp_path):
+def test_mtp_heads_stay_unquantized(tmp_path):
     built = arrays(with_prediction(tmp_path / "hf"))
     assert not [name for name in built if "head" in name and "scale" in name]
 

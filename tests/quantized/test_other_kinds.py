@@ -96,7 +96,7 @@ def test_several_kinds_with_one_supported_are_listed(tmp_path):
     assert "several kinds" not in succeed("inspect", "tree", FIXTURES / "dcp").output
 
 
-def test_other_files_of_one_kind(tmp_path):
+def test_other_weight_files_are_reported(tmp_path):
     """vLLM reads what the index names, transformers `model.safetensors`: who has both should know."""
     model = tmp_path / "model"
     write_llama(model, shards=3)
@@ -115,7 +115,7 @@ def test_other_files_of_one_kind(tmp_path):
     assert "safetensors is read, not torch" in told
 
 
-def test_settings_are_refused_where_arrays_of_any_kind_contradict_them(tmp_path):
+def test_contradicting_settings_are_refused_for_any_arrays(tmp_path):
     write_llama(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     succeed("maxtext-config", tmp_path)
@@ -124,7 +124,7 @@ def test_settings_are_refused_where_arrays_of_any_kind_contradict_them(tmp_path)
     assert told.exit_code == 3 and "the arrays do not match the model" in told.output
 
 
-def test_settings_of_quantized_weights_are_refused_where_their_scales_are_damaged(tmp_path):
+def test_settings_are_refused_if_scales_are_damaged(tmp_path):
     """That arrays cannot be compared with their configuration is no reason to be silent."""
     write_llama(tmp_path / "model")
     succeed("quantize", tmp_path / "model", tmp_path / "fp8", "--scheme", "fp8-block128")

@@ -202,7 +202,7 @@ def test_experts_of_gpt_oss_become_mxfp4(tmp_path):
     assert declared["quant_method"] == "mxfp4" and "lm_head" in declared["modules_to_not_convert"]
 
 
-def test_command_lists_worst_arrays_and_all_in_json(tmp_path):
+def test_quantize_prints_worst_arrays_and_all_as_json(tmp_path):
     write_llama(tmp_path / "hf")
     declared = run("quantize", tmp_path / "hf", tmp_path / "fp8")
     assert "rms / rms of values" in declared and "all 28 arrays" in declared and "INEXACT" in declared
@@ -218,7 +218,7 @@ def test_mxfp4_expert_loader_is_reported(tmp_path):
     assert "AutoModelForCausalLM.from_pretrained" in done.output
 
 
-def test_nan_is_refused_with_its_array_and_nothing_is_left(tmp_path):
+def test_nan_is_refused_without_leaving_output(tmp_path):
     tensors = write_llama(tmp_path / "hf")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = np.nan
     save_file(tensors, tmp_path / "hf" / "model.safetensors")
@@ -276,7 +276,7 @@ def test_exclude_patterns_use_hub_names(tmp_path):
     assert "names that arrays get on the hub" in str(caught.value)
 
 
-def test_vllm_is_advised_where_it_loads_what_was_made(tmp_path):
+def test_vllm_is_suggested_for_supported_schemes(tmp_path):
     write_llama(tmp_path / "hf")
     for exclude, is_loaded in (("*.q_proj.*", False), ("*.self_attn.*", True)):
         ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8", exclude=exclude, overwrite=True)
@@ -310,7 +310,7 @@ def test_smaller_edge_blocks_are_reported(tmp_path):
     assert not any("smaller than the others" in remark for remark in notes.remarks)
 
 
-def test_fused_experts_become_single_ones_where_models_are_loaded_from_such(tmp_path):
+def test_fused_experts_are_split_for_their_loaders(tmp_path):
     """Of fused codes transformers 5.23 takes no scales where it dequantizes."""
     names = [f"model.layers.0.mlp.experts.{key}" for key in ("gate_up_proj", "down_proj")]
     tensors = {
@@ -354,7 +354,7 @@ def test_fused_experts_become_single_ones_where_models_are_loaded_from_such(tmp_
         "model.layers.0.self_attn.q_proj.bias": False,
     }.items(),
 )
-def test_which_are_matrices_of_linear_layers(name, linear):
+def test_linear_layer_matrices_are_identified(name, linear):
     assert is_linear(name, shaped(8, 8)) is linear
     assert not is_linear(name, shaped(8, 8, dtype="int8")) and not is_linear(name, shaped(8, 8, 8))
 
@@ -383,7 +383,7 @@ def test_ignored_modules_have_full_names():
     assert unquantized_modules(arrays, {"model.layers.0.mlp.gate_proj.weight"}) == left
 
 
-def test_values_of_every_dtype_are_quantized_equally(tmp_path):
+def test_input_dtype_does_not_change_quantized_values(tmp_path):
     tensors = write_llama(tmp_path / "hf", num_hidden_layers=1)
     wide = {name: item.astype(np.float32) for name, item in tensors.items()}
     for dtype in (ml_dtypes.bfloat16, np.float32, np.float64):

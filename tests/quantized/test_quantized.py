@@ -105,7 +105,7 @@ class TestToMaxText:
         assert "{0..3}" in done
         assert not (tmp_path / "out").exists()
 
-    def test_cast_weights_leave_stale_scales(self, tmp_path):
+    def test_stale_scales_of_cast_weights_are_reported(self, tmp_path):
         """What a cast made that knew nothing of scales."""
         plain = {name: array.astype(ml_dtypes.bfloat16) for name, array in fp8_arrays("qwen3").items()}
         source = write(tmp_path / "source", "qwen3", plain)
@@ -119,7 +119,7 @@ class TestToMaxText:
         with pytest.raises(FormatError, match=r"wi_.*: int8, without its scale"):
             plan_to_maxtext(source)
 
-    def test_mxfp4_without_its_scales(self, tmp_path):
+    def test_mxfp4_without_scales_is_refused(self, tmp_path):
         arrays = load_file(GOLDEN / "gpt-oss" / "hf" / "model.safetensors")
         for name in [name for name in arrays if name.endswith(("gate_up_proj", "down_proj"))]:
             experts, rows, columns = arrays.pop(name).shape
@@ -145,7 +145,7 @@ class TestToMaxText:
 
 class TestToHuggingFace:
     @pytest.mark.parametrize("scales", [True, False])
-    def test_float8_of_maxtext(self, tmp_path, scales):
+    def test_maxtext_float8_weights_are_handled(self, tmp_path, scales):
         tree = ckpttools.open(convert(tmp_path / "maxtext", "qwen3"))
         leaves = dict(tree.leaves)
         for path, array in tree.arrays.items():
@@ -228,7 +228,7 @@ class TestTransforms:
         assert len(tree.pipe(Select(drop=["*norm*"]))) == 1 + len(scales)
         assert len(tree.pipe(Select(["*norm*"]))) == 1
 
-    def test_names_that_belong_together(self, name):
+    def test_module_names_are_grouped(self, name):
         _, *scales = SCHEMES[name]
         tree = module_of(SCHEMES[name])
         renamed = tree.pipe(MapArrays(lambda path, array: path.replace("layers.0.up", "layers/0/wi")))
@@ -238,7 +238,7 @@ class TestTransforms:
         with pytest.raises(MappingError, match="would lose their scales"):
             tree.pipe(MapArrays(lambda path, array: None if path.endswith(f".{scales[0]}") else path))
 
-    def test_numbers_are_not_cast(self, name):
+    def test_quantized_values_are_not_cast(self, name):
         weight = next(iter(SCHEMES[name]))
         tree = module_of(SCHEMES[name])
         with pytest.raises(FormatError, match="quantized weights cannot be cast"):
@@ -344,7 +344,7 @@ def test_transforms_keep_weights_with_scales(tree_and_scales, data):
 
 @settings(max_examples=30)
 @given(quantized_trees())
-def test_separating_weights_and_scales_is_detected(tree_and_scales):
+def test_separated_weights_and_scales_are_detected(tree_and_scales):
     """Each weight may go with its own scales, and every module may have another name."""
     tree, scales = tree_and_scales
     assert {item.name: set(item.scales) for item in found_in(tree).values()} == {
@@ -369,7 +369,7 @@ def found_in(tree: Tree) -> dict[str, QuantizedWeight]:
     return find_weights({dotted(path): array for path, array in tree.arrays.items()})
 
 
-def test_scales_of_norms_scale_no_weights():
+def test_norm_scales_are_not_quantization_scales():
     plain = {"norm.scale": "float8_e4m3fn", "norm.bias": "float8_e4m3fn", "up.kernel": "float8_e4m3fn"}
     for dtypes in (plain, {"scale": "bfloat16", "up.kernel": "int8"}):
         tree = module_of(dtypes)
@@ -377,7 +377,7 @@ def test_scales_of_norms_scale_no_weights():
         tree.pipe(CastTo("float32"))
 
 
-def test_scales_are_unchanged():
+def test_casts_leave_scales_unchanged():
     tree = module_of({"weight": "int8", "weight_scale": "float32"})
     cast = tree.pipe(CastTo("float16"))
     assert cast.arrays["layers.0.up.weight_scale",].dtype.name == "float32"
@@ -392,7 +392,7 @@ def test_scales_are_unchanged():
 
 
 @pytest.mark.parametrize("scales", ["", "w_scale.{layer}"])
-def test_weights_made_of_several(scales):
+def test_stacked_weights_keep_their_scales(scales):
     """A rule with axes makes one array of the layers: nothing has its old name then."""
     names = {f"w.{k}": "int8" for k in range(2)} | {f"w_scale.{k}": "float32" for k in range(2)}
     tree = Tree({(name,): array_of(dtype, 4, 4) for name, dtype in names.items()})
@@ -407,7 +407,7 @@ def test_weights_made_of_several(scales):
         tree.pipe(remap)
 
 
-def test_mxfp4():
+def test_mxfp4_arrays_are_not_cast():
     dtypes = {"mlp.experts.down_proj_blocks": "uint8", "mlp.experts.down_proj_scales": "uint8"}
     tree = module_of(dtypes)
     # Only floating-point arrays are cast, and these are none.
@@ -439,7 +439,7 @@ def test_unscaled_float8_is_cast():
         (None, ""),
     ],
 )
-def test_schemes_in_words(declared, words):
+def test_schemes_have_descriptions(declared, words):
     assert scheme(declared) == words
 
 
@@ -457,7 +457,7 @@ class TestCommands:
             assert "fp8, e4m3 in blocks of 128 x 128" in done
         assert not (tmp_path / "out").exists()
 
-    def test_conversions_keep_weights_and_scales_together(self, llama, tmp_path):
+    def test_converted_weights_keep_their_scales(self, llama, tmp_path):
         run("convert", "to-orbax", llama, tmp_path / "orbax")
         run("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "back")
         assert set(ckpttools.open(tmp_path / "back")) == set(ckpttools.open(llama))
@@ -472,7 +472,7 @@ class TestDoctor:
         result = examine(directory).findings
         return [item for item in result if item.check == "quantization"]
 
-    def test_all_is_well(self, llama):
+    def test_healthy_quantized_model_is_described(self, llama):
         (finding,) = self.findings(llama)
         assert finding.level == "info"
         assert "fp8, e4m3 in blocks of 128 x 128; 28 weights, each with its scales" in finding.what

@@ -98,7 +98,7 @@ def test_empty_quantization_config_is_reported_once(tmp_path):
     assert (tmp_path / "plain" / "config.json").read_bytes() == b"{}\n"
 
 
-def test_config_remarks_are_true(tmp_path):
+def test_config_remarks_are_correct(tmp_path):
     """One that is carried along in MaxText's names stays as it is, and is made true on the way back."""
     source = quantized(tmp_path / "fp8")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
@@ -178,7 +178,7 @@ def test_single_command_has_no_quotes():
     ]
 
 
-def test_numbers_of_arrays_add_up():
+def test_array_counts_are_consistent():
     def line(*notes):
         (result,) = _note_lines(notes)
         return result
@@ -192,6 +192,6 @@ def test_numbers_of_arrays_add_up():
     assert line(*rows) == "a.b and 2 more: rounded"
 
 
-def test_name_that_resembles_a_count_is_a_name():
+def test_name_resembling_a_count_stays_a_name():
     named = [Note("12 arrays", "rounded"), Note.of_arrays(3, "rounded")]
     assert list(_note_lines(named)) == ["12 arrays and 3 arrays: rounded"]

@@ -51,7 +51,7 @@ def bytes_of(location: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-class TestEachKind:
+class TestModuleKinds:
     def test_selecting_part_of_a_module_is_refused(self, kind):
         for declared in (True,) if kind in SAID_ONLY else (True, False):
             tree = tree_of_kind(kind, declared=declared)
@@ -102,7 +102,7 @@ class TestEachKind:
             with pytest.raises(FormatError, match="cannot be cast"):
                 tree.pipe(CastMap({name: "int16"}, force=True))
 
-    def test_casts_to_numbers_dequantize_what_is_read(self, kind):
+    def test_casts_dequantize_readable_schemes(self, kind):
         if kind not in READ:
             return
         tree = tree_of_kind(kind)
@@ -111,7 +111,7 @@ class TestEachKind:
         assert len(built) == len(PLAIN) + len(MODULES) * (2 if kind == "mxfp4" else 1)
         assert "quantization_config" not in built.metadata.config
 
-    def test_separating_names_are_refused(self, kind):
+    def test_renames_that_separate_scales_are_refused(self, kind):
         tree = tree_of_kind(kind)
         assert len(tree.pipe(MapArrays(lambda path, _: path.replace("up_proj", "wi_0")))) == len(tree)
         for key in KINDS[kind][1]:
@@ -133,7 +133,7 @@ class TestEachKind:
             run("convert", words[0], source, out, *words[1:], code=3)
             assert not out.exists()
 
-    def test_a_look_says_so(self, kind):
+    def test_inspect_reports_unknown_schemes(self, kind):
         report = inspect_tree(tree_of_kind(kind)).quantization
         assert report is not None
         assert report.modules == len(MODULES)
@@ -169,8 +169,8 @@ def test_modules_are_kept_or_dropped_completely(kind, declared, data):
             assert part <= built or part.isdisjoint(built)
 
 
-class TestWhoseItIs:
-    def test_scale_above_the_module_is_found(self):
+class TestModuleOwnership:
+    def test_scale_of_a_parent_module_is_found(self):
         names = {
             "attn.k_proj.weight": "int8",
             "attn.k_proj.weight_scale": "float32",
@@ -181,7 +181,7 @@ class TestWhoseItIs:
             tree.pipe(Select(drop=["attn.k_scale"]))
         assert len(tree.pipe(Select(["*scale", "*weight"]))) == 3
 
-    def test_scales_of_activations_are_no_scales_of_weights(self):
+    def test_activation_scales_are_not_weight_scales(self):
         """A float8 weight that has lost its own still has that of its input."""
         tree = tree_of_kind("static fp8")
         left = Tree({p: item for p, item in tree.items() if not p[0].endswith("weight_scale")}, tree.metadata)
@@ -234,7 +234,7 @@ class TestWhoseItIs:
             with pytest.raises(FormatError, match="without scales"):
                 Tree(leaves).with_metadata(config=declared).pipe(CastTo("float16"))
 
-    def test_names_joined_by_slashes(self):
+    def test_slash_separated_names_are_grouped(self):
         for module in ("a/b", ""):
             names = {
                 "up/kernel": "int8",
@@ -299,10 +299,10 @@ class TestPlainFloat8:
         assert "if scales were lost" in " ".join(built.metadata.notes.remarks)
 
 
-class TestIndices:
+class TestIntegerIndices:
     """Whole numbers that are no weights, in models that are quantized."""
 
-    def test_they_own_nothing(self):
+    def test_integer_indices_own_no_arrays(self):
         names = {
             "vision.embeddings.position_ids": "int64",
             "vision.embeddings.class_embedding": "bfloat16",
@@ -368,7 +368,7 @@ EXPERT: Arrays = {
 AXES = ("a b", "a groups", "rank")
 
 
-class TestWeightsMadeOfSeveral:
+class TestStackedModules:
     """Rules with axes, as experts are put together."""
 
     def remapped(self, stacked: int, *, drop: bool) -> Tree:
@@ -387,7 +387,7 @@ class TestWeightsMadeOfSeveral:
                 rules.append({"from": source + key, "drop": True})
         return Tree(leaves).pipe(parse_rules({"rules": rules}))
 
-    def test_all_of_them(self):
+    def test_complete_modules_can_be_stacked(self):
         built = self.remapped(3, drop=False)
         assert {path: array.shape for path, array in built.arrays.items()} == {
             ("all.weight_packed",): (2, 4, 4),
@@ -397,7 +397,7 @@ class TestWeightsMadeOfSeveral:
 
     @pytest.mark.parametrize("drop", [True, False])
     @pytest.mark.parametrize("stacked", [1, 2])
-    def test_not_all(self, stacked, drop):
+    def test_incomplete_modules_cannot_be_stacked(self, stacked, drop):
         with pytest.raises(MappingError, match="each module completely"):
             self.remapped(stacked, drop=drop)
 
@@ -428,7 +428,7 @@ def quantized_maxtext(tree: Tree, kind: str) -> Tree:
 
 class TestMaxText:
     @pytest.mark.parametrize("kind", ["fp8", "fp8 per tensor", "aqt", "qwix"])
-    def test_apart_and_together_again(self, kind, tmp_path):
+    def test_modules_split_and_join(self, kind, tmp_path):
         plain = ckpttools.open(convert(tmp_path / "plain", "qwen3"))
         save(quantized_maxtext(plain, kind), tmp_path / "source", "orbax")
         run("unstack", tmp_path / "source", tmp_path / "apart")

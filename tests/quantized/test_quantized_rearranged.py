@@ -115,7 +115,7 @@ def test_equally_stacked_parts_are_accepted(orders):
                 assert np.array_equal(read[(d, e) if orders[0] == ORDERS[0] else (e, d)], one)
 
 
-def test_apart_again():
+def test_stacked_modules_can_be_unstacked():
     tree = experts(PARTS)
     one, whole = "experts.{d}.{e}.", "all.{d}."
     there, back = [], []
@@ -131,7 +131,7 @@ def test_apart_again():
         stacked.pipe(parse_rules({"rules": [{**back[0], "to": "r.{d}.{a}.weight", "to-axes": "e b"}]}))
 
 
-def test_parts_of_others_are_none_of_a_stack():
+def test_reordered_parts_are_not_a_stack():
     """A function that puts them together in another order than their weights."""
     tree = experts({key: PARTS[key] for key in ("weight", "weight_scale")})
     whole = {
@@ -164,7 +164,7 @@ def test_commands_refuse_and_write_nothing(tmp_path):
         assert not (tmp_path / "out").exists()
 
 
-def test_copies_keep_what_says_how(tmp_path):
+def test_copies_keep_the_quantization_config(tmp_path):
     """Also of schemes that nobody has told of."""
     for kind in ("quanto", "spqr", "vptq"):
         source, expected = write(tmp_path / kind, kind), KINDS[kind][0]

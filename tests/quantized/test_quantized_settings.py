@@ -29,7 +29,7 @@ def test_dequantized_config_declares_no_quantization():
 
 
 @pytest.mark.parametrize("coarse", ["channel", "tensor"])
-def test_groups_of_one_model_may_have_scales_of_blocks_and_of_rows(coarse):
+def test_one_model_may_have_block_and_row_scales(coarse):
     rng = np.random.default_rng(0)
     blocks = built.fp8_blocks(rng, (16, 24), (8, 8), "bfloat16")
     other = built.fp8_rows(rng, (16, 24)) if coarse == "channel" else built.fp8_tensor(rng, (16, 24))
@@ -66,7 +66,7 @@ def test_deepseek_v4_config_declares_fp4_experts():
 
 @pytest.mark.parametrize("key", ["gate_up_proj", "down_proj"])
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 4, 6)])
-def test_fused_experts_of_llama_4_have_a_scale_for_each_column(key, shape):
+def test_llama4_fused_experts_have_column_scales(key, shape):
     rng, name = np.random.default_rng(0), f"m.experts.{key}"
     codes = rng.normal(0, 50, shape).astype(ml_dtypes.float8_e4m3fn)
     scales = rng.uniform(0.01, 1, (shape[0], 1, shape[2])).astype(np.float32)

@@ -85,7 +85,7 @@ def test_unsupported_scheme_error_names_its_reader(arrays, declared, named):
     assert "get the checkpoint again" not in str(error.value)
 
 
-def test_codes_of_another_kind_than_the_configuration_says_are_refused():
+def test_codes_contradicting_the_config_are_refused():
     weight = built.fp8_blocks(np.random.default_rng(0), (4, 4), (2, 2))
     for declared in ("e4m3", "e5m2"):
         tree = built.tree_of(weight.arrays, {"quantization_config": {**weight.config, "fmt": declared}})
@@ -166,7 +166,7 @@ def test_norm_with_scale_name_is_a_weight():
     assert {path[0] for path in Dequantize("bfloat16")(tree).tree.arrays} == {*norms, weight.name}
 
 
-def test_doctor_and_cast_say_of_a_variant_what_reads_it(tmp_path):
+def test_doctor_and_cast_name_the_reader_of_a_variant(tmp_path):
     declared = {"quant_method": "compressed-tensors", "format": "int-quantized", **WHOLE_8}
     model = tmp_path / "model"
     model.mkdir()

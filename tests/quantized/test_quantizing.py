@@ -73,7 +73,7 @@ def test_fp8_blocks_match_the_formula_in_any_region(truth, rows, columns, data):
 
 
 @given(seed=st.integers(0, 99), groups=st.integers(1, 3), dtype=DTYPE, data=st.data())
-def test_mxfp4_groups_lose_at_most_half_a_step_and_any_region_is_the_slice(seed, groups, dtype, data):
+def test_mxfp4_error_is_at_most_half_a_step_in_any_region(seed, groups, dtype, data):
     truth = values((2, 3, 32 * groups), dtype, seed)
     codes, scales = block_codes(stored(truth, DTYPES[dtype]), Mxfp4Encoder())
     assert codes.shape == (2, 3, 16 * groups) and scales.shape == (2, 3, groups)
@@ -93,7 +93,7 @@ def test_mxfp4_groups_lose_at_most_half_a_step_and_any_region_is_the_slice(seed,
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E2M1])
-def test_rounding_is_to_nearest_even_of_all_patterns(dtype):
+def test_every_pattern_rounds_to_nearest_even(dtype):
     patterns = np.arange(0, 1 << 32, 65521, dtype=np.uint64).astype(np.uint32)
     near = numbers(np.arange(1 << DTYPES[dtype].bits, dtype=np.uint8), dtype)
     near = near[np.isfinite(near)]
@@ -144,7 +144,7 @@ def test_lossless_arrays_count_in_the_total_error():
 
 @given(seed=st.integers(0, 999), dtype=st.sampled_from(("bfloat16", "float32")))
 @example(seed=0, dtype="bfloat16")
-def test_codes_come_back_from_the_numbers_they_stand_for_and_from_then_on_all_does(seed, dtype):
+def test_requantizing_dequantized_values_is_stable(seed, dtype):
     encoder = Fp8Blocks(4, 8)
 
     def round_trip(array):
@@ -197,7 +197,7 @@ def test_arrays_without_blocks_are_refused():
             block_codes(stored(np.zeros(shape, dtype), DTYPES[dtype]), encoder)
 
 
-def test_large_arrays_are_read_in_long_pieces_within_their_scratch(monkeypatch):
+def test_large_arrays_are_read_in_long_pieces_within_scratch(monkeypatch):
     monkeypatch.setattr(read_blocks, "READ_BLOCK_BYTES", 4096)
     truth = values((70, 300), "bfloat16", 1)
     codes, scales = block_codes(stored(truth, DTYPES["bfloat16"]), Fp8Blocks(16, 16))
@@ -208,7 +208,7 @@ def test_large_arrays_are_read_in_long_pieces_within_their_scratch(monkeypatch):
     )
 
 
-def test_nodes_are_described_and_come_back_from_lines():
+def test_quantized_nodes_round_trip_through_plan_lines():
     array = stored(values((6, 64), "float32", 3), DTYPES["float32"])
     swapped = relayout(array, ((6,), (64,)), (0, 1), (1, 1))
     for built in (*block_codes(swapped, Fp8Blocks(4, 4), "w"), *block_codes(swapped, Mxfp4Encoder(), "w")):

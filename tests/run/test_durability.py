@@ -102,7 +102,7 @@ def alone_in_a_part(conversion: Prepared, destination: Path) -> None:
 
 @pytest.mark.parametrize("done", [whole, alone_in_a_part])
 @pytest.mark.parametrize("kind", WRITERS)
-def test_journal_never_exceeds_the_disk(
+def test_journal_records_only_durable_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, done: Callable[[Prepared, Path], object]
 ):
     """Whenever something is synced until the end, all bytes of the tasks in the journals are durable."""

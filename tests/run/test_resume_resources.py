@@ -94,7 +94,7 @@ RESOURCES = st.fixed_dictionaries(
 )
 
 
-def test_resources_decide_how_models_are_cut(model, tmp_path):
+def test_resources_change_the_task_division(model, tmp_path):
     """Otherwise the other tests would show nothing."""
     plans = [ckpttools.cast.plan(model, tmp_path / "out", dtype="bfloat16", jobs=jobs) for jobs in (1, 2, 8)]
     assert len({len(plan.plan.tasks) for plan in plans}) == 3
@@ -162,7 +162,7 @@ def large(tmp_path_factory):
 
 @pytest.mark.parametrize("first", [None, "1GiB", "3GiB", "800MB"])
 @pytest.mark.parametrize("second", ["104MiB", "108MiB", "112MiB"])
-def test_too_little_memory_for_the_recorded_tasks_is_named(large, tmp_path, monkeypatch, first, second):
+def test_insufficient_memory_for_recorded_tasks_is_refused(large, tmp_path, monkeypatch, first, second):
     words = ("cast", large, tmp_path / "out", "--dtype", "bfloat16", "--jobs", "1")
     memory = () if first is None else ("--memory", first)
     with monkeypatch.context() as patch:
@@ -185,6 +185,6 @@ def test_unknown_divisions_are_ignored(text):
 
 
 @given(st.integers(1, 1 << 40), st.integers(1, 1 << 40))
-def test_division_reads_what_it_writes(first, second):
+def test_division_round_trips(first, second):
     division = Division(max(first, second), min(first, second))
     assert Division.from_text(division.to_text()) == division

@@ -92,7 +92,7 @@ def test_any_order_of_tasks_gives_the_same_files(model, tmp_path, small_tasks, m
     assert data_digest(tmp_path / "a") == data_digest(tmp_path / "b")
 
 
-def test_second_run_resumes_where_the_first_stopped(model, tmp_path, small_tasks, monkeypatch):
+def test_second_run_resumes_the_first(model, tmp_path, small_tasks, monkeypatch):
     monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)
     whole = plan_to_maxtext(model)
     whole.run(tmp_path / "whole")
@@ -200,7 +200,7 @@ def test_unfinished_run_of_another_conversion_is_kept(model, tmp_path, small_tas
     assert (tmp_path / "out" / "0" / "items" / "_METADATA").exists()
 
 
-def test_changed_source_is_another_conversion(tmp_path, small_tasks):
+def test_changed_source_starts_another_conversion(tmp_path, small_tasks):
     write_llama(tmp_path / "hf", SIZES)
     with pytest.raises(InterruptionError):
         plan_to_maxtext(tmp_path / "hf").run(tmp_path / "out", observe=interrupt_after(5))
@@ -262,7 +262,7 @@ def test_full_disk_is_refused_before_writing(tmp_path, monkeypatch):
     assert [location.name for location in tmp_path.iterdir()] == ["hf"]
 
 
-def test_disk_filling_up_is_reported_and_resumable(model, tmp_path, small_tasks, monkeypatch):
+def test_filling_disk_is_reported_and_resumable(model, tmp_path, small_tasks, monkeypatch):
     write = os.pwrite
     calls = []
 
@@ -306,7 +306,7 @@ def test_shrinking_source_is_named(tmp_path, small_tasks):
 
 
 @pytest.mark.parametrize("limit", [None, 512 << 10], ids=["whole", "truncated"])
-def test_unaligned_and_short_writes_are_correct(tmp_path, monkeypatch, limit):
+def test_unaligned_and_partial_writes_are_correct(tmp_path, monkeypatch, limit):
     """Also where the system writes less than it was given, as near the end of a quota."""
     import numpy as np
 
@@ -338,7 +338,7 @@ def test_appended_data_is_never_overwritten(tmp_path):
     files.close()
 
 
-def test_chunk_file_holds_exactly_its_chunk(tmp_path):
+def test_chunk_file_contains_exactly_its_chunk(tmp_path):
     """Also where a run that was interrupted left a longer one."""
     files = LocalDataFiles(tmp_path, {}, {})
     for data in (b"longer", b"short"):

@@ -174,7 +174,7 @@ UNRELIABLE = ("squashfs", "iso9660", "erofs", "fuse.sshfs", "overlay", "tmpfs", 
 
 
 @pytest.mark.parametrize("kind", UNRELIABLE)
-def test_stat_identifies_no_copy_where_the_ctime_can_be_chosen(
+def test_stat_does_not_identify_copies_with_settable_ctime(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_bytes(b"x")
@@ -183,7 +183,7 @@ def test_stat_identifies_no_copy_where_the_ctime_can_be_chosen(
         assert STORE.copy_identity(str(tmp_path / "file")).is_reliable == is_reliable
 
 
-def test_publish_rereads_where_the_ctime_can_be_chosen(
+def test_publish_rereads_sources_with_settable_ctime(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "float16")
@@ -197,7 +197,7 @@ def test_publish_rereads_where_the_ctime_can_be_chosen(
     assert seen[-1].done == seen[-1].total == 2 * len(NAMES) * SHAPE[0] * SHAPE[1] * 2
 
 
-def test_stat_identifies_no_copy_if_an_image_builder_chose_the_ctime(
+def test_stat_does_not_identify_copies_in_disk_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Times in an ext4 image are whole seconds."""
@@ -210,7 +210,7 @@ def test_stat_identifies_no_copy_if_an_image_builder_chose_the_ctime(
 
 
 @pytest.mark.parametrize("is_changed", [False, True])
-def test_resume_compares_finished_tasks_where_the_ctime_can_be_chosen(
+def test_resume_compares_finished_tasks_of_sources_with_settable_ctime(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_changed: bool
 ) -> None:
     plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "float16")
@@ -415,7 +415,7 @@ def test_part_repeats_its_tasks_if_the_source_changes_meanwhile(
 
 
 @pytest.mark.parametrize("act", [_set_mode, _link, _change_in_location])
-def test_part_stops_if_the_source_never_rests(
+def test_part_stops_if_the_source_keeps_changing(
     act: Callable[[Path], None], model: Path, tmp_path: Path
 ) -> None:
     plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "bfloat16")
@@ -544,7 +544,7 @@ def test_part_detects_large_differences_before_it_starts(
 
 @settings(max_examples=6, deadline=None)
 @given(st.data())
-def test_publish_writes_only_the_publishers_copy(tmp_path_factory: pytest.TempPathFactory, data) -> None:
+def test_publish_uses_only_the_publishing_copy(tmp_path_factory: pytest.TempPathFactory, data) -> None:
     """Publishing writes what the publisher's copy gives, or nothing."""
     tmp_path = tmp_path_factory.mktemp("copies")
     model = write_model(tmp_path / "here" / "model")

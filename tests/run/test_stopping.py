@@ -140,7 +140,7 @@ def huge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class TestWhileImporting:
+class TestSignalsDuringImport:
     @pytest.mark.parametrize("number", SIGNALS)
     def test_signal_gives_a_message_and_its_exit_code(self, number: signal.Signals):
         command = [sys.executable, "-c", AT_AN_IMPORT, str(int(number)), "--version"]
@@ -180,7 +180,7 @@ class TestConversions:
         assert destination.exists() and not destination.with_name("out.partial").exists()
 
 
-class TestLooking:
+class TestReadCommands:
     @pytest.mark.parametrize("command", ["hash", "inspect stats", "diff"])
     def test_signal_stops_soon_and_prints_nothing(self, huge: Path, command: str):
         both = [huge, huge.parent] if command == "diff" else [huge]
@@ -189,7 +189,7 @@ class TestLooking:
         process.send_signal(signal.SIGTERM)
         assert ends(process, 3) == (143, "", MESSAGE + "\n")
 
-    def test_closed_pipe_gets_no_complete_document(self, tmp_path: Path):
+    def test_closed_pipe_stops_the_output(self, tmp_path: Path):
         tensors = {f"layer_{number}_of_many": np.zeros(1, np.uint8) for number in range(3000)}
         save_file(tensors, tmp_path / "model.safetensors")
         process = start("inspect", "tree", tmp_path, "--json", pipesize=4096)

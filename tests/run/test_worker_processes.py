@@ -136,7 +136,7 @@ worker_processes.ThreadRunner = Speaks
     "words",
     [("--memory", "200MiB"), ("--jobs", "1"), ("--manifest", "digests.json"), ("--compression", "zstd")],
 )
-def test_threads_are_used_where_processes_do_not_fit(models: Models, tmp_path: Path, words: tuple[str, ...]):
+def test_threads_are_used_if_processes_do_not_fit(models: Models, tmp_path: Path, words: tuple[str, ...]):
     """Too little room; one worker; what is watched; chunks that have no place until they are encoded."""
     to = ("--to", "orbax") if "zstd" in words else ()
     words = tuple(str(tmp_path / word) if word.endswith(".json") else word for word in words)
@@ -181,7 +181,7 @@ def test_workers_leave_signals_to_the_command(models: Models, receipt: object, t
     check_mean(models, tmp_path / "out")
 
 
-def test_worker_errors_are_reported_like_local_ones(models: Models, tmp_path: Path):
+def test_worker_errors_match_local_errors(models: Models, tmp_path: Path):
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in ("model.safetensors", "config.json"):

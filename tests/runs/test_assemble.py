@@ -248,7 +248,7 @@ def test_saves_of_the_same_step_are_not_mixed(job, tmp_path):
 
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(0, 1500), min_size=4, max_size=4), st.permutations(range(4)))
-def test_saves_are_separated_by_time_in_any_host_order(tmp_path_factory, seconds, order):
+def test_saves_are_separated_by_time(tmp_path_factory, seconds, order):
     """None is spread over more than ten minutes, nor joined over more by one that lies between."""
     top = tmp_path_factory.mktemp("times") / "job"
     shutil.copytree(HOSTS / "replicator-data=2,fsdp=4", top)
@@ -272,7 +272,7 @@ def begin(host: Path, seconds: float) -> None:
     file.write_text(json.dumps({**declared, "init_timestamp_nsecs": int(seconds * 1e9)}))
 
 
-def test_hosts_with_other_chunks_belong_to_another_save(job):
+def test_hosts_with_different_chunks_belong_to_another_save(job):
     other = HOSTS / "emergency-data=2,fsdp=2,tensor=2"
     listing = ckpttools.list_saves([job / "host0", job / "host1", other / "host2"])
     result = [(save.step, {host.parent.name for host in save.hosts}) for save in listing.saves]
@@ -333,7 +333,7 @@ class TestDataIterators:
         assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
         assert "no state of it" not in ckpt("assemble", job, tmp_path / "again", "--dry-run").output
 
-    def test_hosts_that_differ_are_refused(self, job, tmp_path):
+    def test_differing_hosts_are_refused(self, job, tmp_path):
         self.keep(job / "host0", {"0": {"next_index": 7}})
         self.keep(job / "host1", {"0": {"next_index": 8}})
         with pytest.raises(FormatError, match="at different positions in the data"):
@@ -393,7 +393,7 @@ def test_unreadable_host_is_named(job):
     assert listing.newest is not None and len(listing.newest.hosts) == 3
 
 
-class TestOtherRuns:
+class TestForeignRuns:
     """Hosts of two runs that were at the same step at the same time."""
 
     def test_jobs_with_other_names_are_separate(self, job):

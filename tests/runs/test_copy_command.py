@@ -228,7 +228,7 @@ class TestLocal:
             ckpttools.copy(source, tmp_path / "less", memory="64MiB")
 
 
-class TestAgain:
+class TestRepeatedCopies:
     def test_copy_adds_only_new_steps(self, run_of_steps, tmp_path):
         out = tmp_path / "out"
         ckpttools.copy(run_of_steps, out, steps=[0])
@@ -551,7 +551,7 @@ class TestInterrupted:
         assert files_in(out) == files_in(run_of_steps)
         assert not list(out.glob("*.partial"))
 
-    def test_copied_files_are_not_copied_again(self, tmp_path, monkeypatch):
+    def test_resumed_copy_skips_copied_files(self, tmp_path, monkeypatch):
         source, out = tmp_path / "model", tmp_path / "out"
         shutil.copytree(SHARDED, source)
         (source / "big.bin").write_bytes(random.Random(0).randbytes(9 << 20))
@@ -766,7 +766,7 @@ def test_copy_plan_writes_nothing(tmp_path):
         ckpttools.copy(HF, tmp_path / "other", step=8)
 
 
-class TestToldOfInterrupted:
+class TestInterruptedCopyReports:
     """Whoever looks at the destination of a copy that was interrupted is told of it, and how it goes on."""
 
     @pytest.fixture(params=["local", "gs"])

@@ -132,7 +132,7 @@ class TestEvidence:
                     ckpttools.copy(source, out)
 
 
-class TestDestinationThatChanges:
+class TestChangedDestination:
     @pytest.mark.parametrize("keep_times", [False, True])
     @pytest.mark.parametrize("name", [WEIGHTS, CONFIG])
     @pytest.mark.parametrize("moment", ["publish_checked", "finalize"])
@@ -203,7 +203,7 @@ class TestLinks:
         assert part.outcome == "there already"
 
 
-class TestSourceThatChanges:
+class TestChangedSource:
     @pytest.mark.parametrize("verify", [False, True])
     @pytest.mark.parametrize("name", [WEIGHTS, CONFIG])
     def test_copy_refuses_a_rewrite_with_the_same_time(self, model, tmp_path, monkeypatch, name, verify):
@@ -275,7 +275,7 @@ class TestSourceThatChanges:
         assert files_in(out) == files_in(source)
 
 
-class TestResumed:
+class TestResumedCopies:
     @pytest.mark.parametrize("verify", [False, True])
     @pytest.mark.parametrize("name", ["generation_config.json", "model.safetensors.index.json", "a/b"])
     def test_copy_does_not_publish_a_file_of_another_process(
@@ -308,10 +308,10 @@ class TestResumed:
         assert 0 < part.bytes_resumed <= before.st_size - (1 << 17)
 
 
-class TestInBucket:
+class TestBuckets:
     @pytest.mark.parametrize("restored", [False, True])
     @pytest.mark.parametrize("verify", [False, True])
-    def test_copy_has_the_version_that_was_opened(self, model, cloud, monkeypatch, verify, restored):
+    def test_copy_has_the_opened_version(self, model, cloud, monkeypatch, verify, restored):
         base = f"{cloud.scheme}://{cloud.bucket}"
         ckpttools.copy(model, f"{base}/model")
         content = (model / WEIGHTS).read_bytes()
@@ -345,7 +345,7 @@ class TestInBucket:
             ("changed now", "changed now", "changed later", 1, False),
         ],
     )
-    def test_only_proven_copies_count(self, tag, result, built, age, proven):
+    def test_only_proven_copies_are_skipped(self, tag, result, built, age, proven):
         source = ObjectFile(parse("s3://a").store, "a/b", Status(FileKind.FILE, 5, tag))
         now = Status(FileKind.FILE, 5, result, modified=10**9)
         copy = Status(FileKind.FILE, 5, built, modified=10**9 * (1 + age))

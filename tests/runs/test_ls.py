@@ -200,7 +200,7 @@ def test_non_run_is_refused(tmp_path):
         ckpttools.ls(tmp_path / "nothing")
 
 
-class TestAPathAlone:
+class TestPathArgument:
     @pytest.mark.parametrize(
         ("path", "declared"),
         [
@@ -218,7 +218,7 @@ class TestAPathAlone:
         assert declared in shown
         assert f"ckpt inspect tree {path}" in shown
 
-    def test_truncated_run_is_not_taken_for_a_host_part(self, tmp_path):
+    def test_truncated_run_is_not_mistaken_for_a_host_part(self, tmp_path):
         run = tmp_path / "run"
         ckpttools.hf_to_maxtext(HF, run)
         data = run / "0/items/d/data"
@@ -377,7 +377,7 @@ def test_ls_lists_unreadable_trainer_steps(verl):
     assert "latest none of these, by latest_checkpointed_iteration.txt" in shown
 
 
-def test_large_latest_file_is_barely_read(tmp_path):
+def test_large_latest_file_is_read_partially(tmp_path):
     run = tmp_path / "run"
     shutil.copytree(FIXTURES / "torch/deepspeed/stage3", run)
     with (run / "latest").open("ab") as file:

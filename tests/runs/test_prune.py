@@ -143,7 +143,7 @@ class TestBest:
         assert "loss" in str(caught.value)
 
 
-def test_plan_matches_deletion(run, built):
+def test_prune_deletes_the_planned_steps(run, built):
     plan = ckpttools.prune.plan(run, **RULES)
     # The rewards of 2 and 5 are the same: of these the later one is kept.
     expected = {1: "deleted", 2: "deleted", 3: "kept", 4: "deleted", 5: "kept", 6: "kept"}
@@ -168,7 +168,7 @@ def test_last_finished_step_is_always_kept(run):
 
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
-def test_prune_deletes_no_more_than_planned(tmp_path_factory, built, data):
+def test_prune_deletes_only_planned_files(tmp_path_factory, built, data):
     """Whatever lies in a run, what is deleted is what was said, and never the last whole step."""
     run = copied(built, tmp_path_factory.mktemp("any") / "run")
     for step in range(1, 7):
@@ -268,7 +268,7 @@ def test_hard_linked_files_survive(run, tmp_path):
     assert ckpttools.hash(tmp_path / "shared").digest == before
 
 
-class TestOthersAtWork:
+class TestConcurrentChanges:
     """Other prunes of the run, and a training that goes on."""
 
     @pytest.mark.parametrize("how", [{"keep_last": 1}, {"finish": True}])
@@ -518,7 +518,7 @@ class TestBuckets:
             ckpttools.prune.plan(gcs.filled(files_in(built)), keep_last=1, strip_older=True)
 
     @pytest.mark.parametrize("undo", [False, True])
-    def test_prune_in_a_bucket_survives_a_kill_at_any_request(self, gcs, tmp_path, monkeypatch, undo):
+    def test_prune_in_a_bucket_resumes_after_a_kill_at_any_request(self, gcs, tmp_path, monkeypatch, undo):
         """Kept steps are whole after each, and what is listed is; then it is finished or undone."""
         whole = files_in(write_run(tmp_path / "run", range(1, 4)))
         after, ended, begun = 0, False, 0
@@ -614,7 +614,7 @@ class TestReportsAfterKill:
     """
 
     @pytest.mark.parametrize(("scheme", "every"), [("gs", 1), ("s3", 25)])
-    def test_killed_prune_in_a_bucket_reports_true_state(self, gcs, three, monkeypatch, scheme, every):
+    def test_killed_prune_in_a_bucket_is_reported_correctly(self, gcs, three, monkeypatch, scheme, every):
         monkeypatch.setenv("AWS_ENDPOINT_URL", gcs.server.url)
         monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
         monkeypatch.setenv("AWS_REGION", "us-east-1")
@@ -638,7 +638,7 @@ class TestReportsAfterKill:
             location.store.forget(location.key)
             check_reports(location, files_in(three), {name for name, _ in location.walk()})
 
-    def test_killed_prune_on_disk_reports_true_state(self, three, tmp_path, monkeypatch):
+    def test_killed_prune_on_disk_is_reported_correctly(self, three, tmp_path, monkeypatch):
         run, states = copied(three, tmp_path / "run"), []
 
         def kept(real):

@@ -55,12 +55,12 @@ def results(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CHECKS)
-def test_loading(results, case):
+def test_arrays_load_onto_eight_devices(results, case):
     assert results[case] == "", results[case]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_saving(results, case):
+def test_arrays_save_from_eight_devices(results, case):
     assert results[case] == "", results[case]
 
 

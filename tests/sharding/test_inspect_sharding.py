@@ -46,7 +46,7 @@ def test_single_device_sharding_is_read():
     assert (sharding.kind, sharding.device, sharding.mesh) == ("SingleDeviceSharding", "cpu:0", ())
 
 
-def test_none_where_none_is_stored():
+def test_missing_sharding_is_none():
     assert stored_shardings(ckpttools.open(ORBAX / "maxtext_converted")) == {}
     assert stored_shardings(Tree({}, Metadata("safetensors", location="/"))) == {}
 
@@ -62,7 +62,7 @@ def test_damaged_file_is_reported(tmp_path: Path, text: str):
 
 
 @given(data=st.data(), mesh=MESH_AXES)
-def test_any_named_sharding(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, mesh: Any):
+def test_named_shardings_are_parsed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, mesh: Any):
     """A document as JAX would write it, against the spec it was made from."""
     names = [name for name, _ in mesh]
     entry = st.none() | st.sampled_from(names) | st.lists(st.sampled_from(names), max_size=3)

@@ -36,7 +36,7 @@ def results(gcs, tmp_path, monkeypatch):
         return declared, web.nbytes
 
 
-def test_bits_are_the_same_and_no_byte_is_fetched_twice(results):
+def test_remote_loads_are_exact_and_fetch_no_byte_twice(results):
     results, sent = results
     needed = 0
     for (scheme, what), declared in results.items():

@@ -114,13 +114,13 @@ class TestReshard:
             ("4x2", {"spec": "axis-1"}, "--mesh 4x2 --rules RULES"),
         ],
     )
-    def test_advice_about_a_mesh_is_to_reshard(self, mesh, how, words):
+    def test_mesh_advice_suggests_reshard(self, mesh, how, words):
         report = ckpttools.chunks(MAXTEXT, mesh=mesh, **how)
         large = tuple(replace(array, piece_nbytes=1 << 23) for array in report.arrays)
         declared = {item.subject: with_flags(item.command) for item in advice(replace(report, arrays=large))}
         assert declared["over-read"] == f"ckpt reshard SRC DST {words}"
 
-    def test_many_processes_share_the_work(self, resharded, tmp_path):
+    def test_processes_share_the_reshard(self, resharded, tmp_path):
         words = ("reshard", MAXTEXT, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
         assert ckpt("plan", *words, "-o", tmp_path / "plan").exit_code == 0
         for number in range(2):
@@ -147,7 +147,7 @@ class TestReshard:
             output
         )
 
-    def test_rules_of_a_file(self, tmp_path):
+    def test_reshard_accepts_a_rules_file(self, tmp_path):
         rules = tmp_path / "rules.toml"
         rules.write_text("[arrays]\n\"*/wo/kernel\" = \"P('tensor', None, 'fsdp')\"\n")
         words = ("--mesh", MESH, "--subchunks", "1KiB", "--rules", rules)

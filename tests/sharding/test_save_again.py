@@ -59,7 +59,7 @@ def test_save_of_same_state_resumes(tmp_path, monkeypatch):
     assert prepared.run().tasks_resumed >= 5
 
 
-class TestStepsOfARun:
+class TestRunSteps:
     """A run is not replaced by a run of another step, which is meant to be added to it."""
 
     STATE: ClassVar = {"w": np.ones(3, np.float32)}
@@ -95,7 +95,7 @@ class TestStepsOfARun:
         self.saved(tmp_path / "run", as_step=7, overwrite=True)
 
     @pytest.mark.parametrize("source", ["a run", "a model with its configuration"])
-    def test_on_the_command_line(self, tmp_path, source):
+    def test_command_line_refuses_another_step(self, tmp_path, source):
         if source == "a run":
             self.saved(tmp_path / "source", as_step=1)
         else:

@@ -20,7 +20,7 @@ KEYS = st.sampled_from(["params", "state", "model", "0"])
 
 
 @given(below=st.lists(KEYS, max_size=3), data=st.data())
-def test_names_are_found_below_any_keys(below, data):
+def test_names_are_found_below_any_prefix(below, data):
     expected = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
     result = match(expected, [(*below, *name) for name in NAMES])
     assert result.result == {name: (*below, *name) for name in expected}
@@ -51,7 +51,7 @@ def test_exact_names_take_precedence():
         ["opt_state/0/mu/decoder/w", "opt_state/0/nu/decoder/w", "params/decoder/w"],
     ],
 )
-def test_parameters_are_meant_not_their_moments(paths):
+def test_parameters_take_precedence_over_moments(paths):
     tree = Tree({tuple(item.split("/")): lazy(np.ones((4, 4), np.float32)) for item in [*paths, "step"]})
     known = roles(tree)
     result = match([("w",)], tree.arrays, lambda path: known.of(path) == "parameter")
@@ -59,12 +59,12 @@ def test_parameters_are_meant_not_their_moments(paths):
 
 
 @pytest.mark.parametrize("key", ["ema_params", "mu"])
-def test_nested_name_is_another_array(key):
+def test_nested_name_is_a_different_array(key):
     assert match([(key, "w")], [("params", "w")]).missing == ((key, "w"),)
     assert match([("params", "w")], [(key, "w")]).missing == (("params", "w"),)
 
 
-def test_wrappers_may_be_missing():
+def test_wrapper_keys_may_be_missing():
     assert match([("params", "params", "w")], [("params", "w")]).result["params", "params", "w"] == (
         "params",
         "w",
@@ -72,7 +72,7 @@ def test_wrappers_may_be_missing():
     assert match([("params", "w")], [("w",)]).result["params", "w"] == ("w",)
 
 
-class TestWhatIsStoredOtherwise:
+class TestStoredForms:
     def loaded(self, tmp_path, state, like):
         jax = pytest.importorskip("jax")
         ckpttools.save(state, tmp_path / "item", level="item")
@@ -81,7 +81,7 @@ class TestWhatIsStoredOtherwise:
     @pytest.mark.parametrize(
         ("stored", "expected"), [(np.float32(1.7), 0), (np.int32(7), True), (np.float32("nan"), 0)]
     )
-    def test_numbers_are_not_rounded(self, tmp_path, stored, expected):
+    def test_values_are_not_rounded(self, tmp_path, stored, expected):
         with pytest.raises(CoverageError, match="expected a"):
             self.loaded(tmp_path, {"a": stored}, lambda jax: {"a": expected})
 
@@ -91,14 +91,14 @@ class TestWhatIsStoredOtherwise:
             ckpttools.save({"a": 2**53 + 1}, tmp_path / "odd", level="item")
             ckpttools.load(tmp_path / "odd", like={"a": 1.0})
 
-    def test_keys_are_of_the_same_generator(self, tmp_path):
+    def test_random_keys_need_the_same_generator(self, tmp_path):
         import jax
 
         with pytest.raises(CoverageError, match="key of rbg, expected one of unsafe_rbg"):
             state = {"k": jax.random.key(3, impl="rbg")}
             self.loaded(tmp_path, state, lambda jax: {"k": jax.random.key(0, impl="unsafe_rbg")})
 
-    def test_casts_are_done_by_the_caller_where_they_lose(self, tmp_path):
+    def test_lossy_casts_are_left_to_the_caller(self, tmp_path):
         ckpttools.save({"a": np.ones(3, np.float32)}, tmp_path / "item", level="item")
         with pytest.raises(MappingError) as error:
             ckpttools.load(tmp_path / "item", dtype="int8")
@@ -112,14 +112,14 @@ def test_unmatched_rule_patterns_are_refused(tmp_path, rules):
         ckpttools.load(tmp_path / "item", rules=rules, mesh="fsdp=1")
 
 
-def test_axes_of_a_mesh_have_any_names_where_rules_are_the_users():
+def test_user_rules_allow_any_mesh_axis_names():
     resolve_rules({"*kernel": "P('model')"}).check(parse_mesh("dp=2,model=4"))
     resolve_rules([("embed", "fsdp")]).check(parse_mesh("fsdp=2,replica=4"))
     with pytest.raises(UsageError, match="did you mean fsdp"):
         resolve_rules([("embed", "fsdp")]).check(parse_mesh("fspd=8"))
 
 
-def test_axes_of_a_mesh_are_those_of_maxtext():
+def test_default_rules_require_maxtext_mesh_axes():
     with pytest.raises(UsageError, match="fspd=4") as error:
         MAXTEXT.check(parse_mesh("fspd=4,tensor=2"))
     assert "did you mean fsdp" in str(error.value)

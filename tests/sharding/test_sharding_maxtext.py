@@ -31,7 +31,7 @@ def values(arrays):
     return {path: item["values"] for path, item in arrays.items()}
 
 
-def test_weights_are_loaded_where_the_run_wants_them(restored):
+def test_weights_are_loaded_with_the_requested_sharding(restored):
     loaded = restored["dynamic"]
     assert len(loaded) == 12
     assert {path: item["spec"] for path, item in loaded.items()} == restored["asked"]

@@ -56,7 +56,7 @@ def test_bytes_read_match_plan(job):
             assert result[name]["read"] == result[name]["planned"], name
 
 
-def test_columns_are_read_with_their_rows_unless_processes_exchange(job):
+def test_columns_are_read_as_rows_unless_processes_exchange(job):
     direct, exchange = (sum(result[name]["read"] for result in job) for name in ("direct", "exchange"))
     needed = sum(result["direct"]["needed"] for result in job)
     assert direct > 1.5 * needed
@@ -69,7 +69,7 @@ def test_columns_are_read_with_their_rows_unless_processes_exchange(job):
     assert all(result["exchange"]["ways"] == ways for result in job)
 
 
-def test_replicated_data_is_read_by_each_or_broadcast(job):
+def test_replicated_data_is_read_by_each_process_or_broadcast(job):
     total = job[0]["total"]
     assert all(result["replicated"]["read"] == total for result in job)
     once = sum(result["broadcast"]["read"] for result in job)
@@ -78,7 +78,7 @@ def test_replicated_data_is_read_by_each_or_broadcast(job):
     assert job[1]["broadcast"]["read"] < job[0]["broadcast"]["read"]
 
 
-def test_process_0_tells_how_far_all_have_come(job):
+def test_process_0_reports_progress_of_all_processes(job):
     for name in ("direct", "exchange", "replicated", "broadcast"):
         text, declared, count = job[0][name]["said"][-1]
         assert text.startswith(f"<JobProgress of {len(job)} processes: ") and 1 <= declared <= count == len(

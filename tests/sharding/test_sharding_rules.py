@@ -52,7 +52,7 @@ def test_invalid_partition_spec_is_refused(text):
         parse_spec(text)
 
 
-def test_patterns_precede_axes_and_the_first_match_counts():
+def test_first_matching_pattern_takes_precedence_over_axes():
     rules = resolve_rules({"*/wo/kernel": "P(None, 'fsdp')", "*/w*/kernel": "P('data')", "mlp": "tensor"})
     assert rules.spec(("a", "wo", "kernel"), named("mlp embed"), MESH) == ((), ("fsdp",))
     assert rules.spec(("a", "wi", "kernel"), named("embed mlp"), MESH) == (("data",),)
@@ -90,7 +90,7 @@ def test_mesh_may_only_lack_axes_of_maxtext():
         resolve_rules({"*": "P('expert')"}).check(MESH)
 
 
-def test_rules_from_files(tmp_path):
+def test_rules_are_read_from_toml_and_json(tmp_path):
     (tmp_path / "a.toml").write_text(
         'axes = [["embed", ["fsdp", "expert"]], ["mlp", "tensor"]]\n[arrays]\n"*/bias" = "P()"\n'
     )
@@ -124,7 +124,7 @@ def test_invalid_rules_are_refused(value):
         resolve_rules(value)
 
 
-def test_rows_know_the_names_of_axes():
+def test_rows_have_axis_names():
     hf = ckpttools.open(parse(HF))
     names = axis_names(hf)
     assert names.keys() == hf.arrays.keys()

@@ -63,7 +63,7 @@ def content(directory):
 @pytest.mark.parametrize(
     ("name", "options"), [("saved", {}), ("background", {"level": "item"}), ("again", {})]
 )
-def test_several_processes_write_what_one_would(saved, tmp_path, name, options):
+def test_several_processes_write_the_same_files_as_one(saved, tmp_path, name, options):
     ckpttools.save(values(), tmp_path / "one", **options)
     assert content(saved / name) == content(tmp_path / "one")
 
@@ -74,7 +74,7 @@ def test_each_process_writes_its_own_objects(saved, bucket, name):
     assert ckpttools.doctor(f"{bucket}/{name}").healthy
 
 
-def test_compressed_chunks_are_of_one_process_each(saved):
+def test_each_compressed_chunk_is_written_by_one_process(saved):
     assert ckpttools.diff(saved / "compressed", saved / "saved").equal
     assert ckpttools.doctor(saved / "compressed").healthy
 
@@ -87,7 +87,7 @@ def test_each_process_converts_its_own_shards(saved, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["rows", "columns"])
-def test_and_back(saved, tmp_path, name):
+def test_shared_save_converts_back_to_hugging_face(saved, tmp_path, name):
     ckpttools.maxtext_to_hf(saved / "rows-maxtext", tmp_path / "one", like=HF)
     assert content(saved / f"{name}-hf") == content(tmp_path / "one")
 

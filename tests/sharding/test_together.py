@@ -76,7 +76,7 @@ MANY = pytest.mark.skipif("CKPTTOOLS_PROCESSES" not in os.environ, reason="CKPTT
 
 
 @pytest.mark.parametrize(("count", "later"), [(2, 2), pytest.param(4, 3, marks=MANY)])
-def test_killed_process_ends_the_job_and_the_next_job_resumes(tmp_path, count, later):
+def test_job_ends_with_a_killed_process_and_resumes(tmp_path, count, later):
     words = ["convert", "hf-to-maxtext", SHARDED, tmp_path / "out", "--jobs", "1"]
     codes, declared = job(words, count, dying=count - 1)
     assert codes == [*[5] * (count - 1), -9], (codes, declared)
@@ -104,14 +104,14 @@ def test_several_processes_reshard_to_the_bytes_of_one(tmp_path):
     assert unstamped(tmp_path / "alone") == unstamped(tmp_path / "out")
 
 
-def test_outside_of_a_job_it_is_refused(tmp_path, monkeypatch):
+def test_distributed_option_requires_a_job(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     result = ckpt("cast", SHARDED, tmp_path / "out", "--dtype", "float16", "--distributed")
     assert result.exit_code == 2 and "is not part of a jax.distributed job" in result.output, result.output
 
 
 @pytest.mark.parametrize(("number", "count"), [("0", "0"), ("5", "2"), ("-1", "2"), ("", "two")])
-def test_invalid_numbers_are_refused_in_the_terms_of_the_caller(tmp_path, monkeypatch, number, count):
+def test_invalid_process_numbers_are_refused(tmp_path, monkeypatch, number, count):
     """At once: nobody is waited for."""
     declared = {
         "JOB_ID": "5",

@@ -83,7 +83,7 @@ def test_loading_reports_progress_of_all_processes(job):
     assert "process 2 is last, waiting for process 2" in repr(declared[-1])
 
 
-def test_process_0_gives_up_its_own_part_when_another_has(job, monkeypatch):
+def test_process_0_stops_if_another_process_fails(job, monkeypatch):
     from ckpttools.api import distributed as together
 
     monkeypatch.setattr(together, "_LOOK_SECONDS", 0.0)

@@ -95,7 +95,7 @@ def refused(scheme, fronts) -> StorageError:
     return caught.value
 
 
-class TestTrusted:
+class TestTrustedServers:
     @pytest.mark.parametrize("variable", VARIABLES)
     @pytest.mark.parametrize("scheme", SCHEMES)
     def test_stores_honor_every_certificate_variable(self, authority, fronts, monkeypatch, scheme, variable):
@@ -141,7 +141,7 @@ class TestTrusted:
         assert bundle_path() is None
 
 
-class TestNotTrusted:
+class TestUntrustedServers:
     @pytest.mark.parametrize("scheme", SCHEMES)
     def test_unknown_authority_error_names_settings(self, fronts, scheme):
         error = refused(scheme, fronts)

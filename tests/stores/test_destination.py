@@ -86,7 +86,7 @@ ALIASES = {
 }
 
 
-class TestApartFromTheSource:
+class TestOverlapWithSource:
     @pytest.mark.parametrize("overwrite", [(), ("--overwrite",), ("--dry-run",)], ids=str)
     @pytest.mark.parametrize("case", APART)
     def test_destination_overlapping_source_is_refused(self, location, case, overwrite):
@@ -105,7 +105,7 @@ class TestApartFromTheSource:
         )
 
     @pytest.mark.parametrize("case", ALIASES)
-    def test_destination_overlaps_source_through_a_mount(self, location, case):
+    def test_destination_overlapping_source_through_a_mount_is_refused(self, location, case):
         """A directory that is mounted twice has two real paths."""
         what, source, destination = ALIASES[case]
         (location / "alias").mkdir()
@@ -115,7 +115,7 @@ class TestApartFromTheSource:
         assert code == 2 and f"DST {case.split(',')[0]}" in " ".join(text.split()), text
         assert state(location) == before
 
-    def test_destination_is_another_input_through_a_mount(self, location):
+    def test_destination_equal_to_another_input_through_a_mount_is_refused(self, location):
         (location / "alias").mkdir()
         before = state(location)
         hf, alias = location / "hf", location / "alias" / "hf"
@@ -228,7 +228,7 @@ class TestNames:
         assert (location / "new" / "0" / "items").is_dir()
 
 
-class TestWhatIsThere:
+class TestOccupiedDestinations:
     """Refused with and without --overwrite, which is never suggested."""
 
     def check(self, location, destination, words, command=("cast", "mt", "--dtype=float32")):
@@ -370,7 +370,7 @@ class TestWhatIsThere:
         assert result.exit_code == 0, result.output
 
 
-class TestEveryFileIsAccountedFor:
+class TestUnownedFiles:
     """Files with names such as Orbax, zarr and safetensors use, where these have none."""
 
     def planted(self, top, names, command):
@@ -506,7 +506,7 @@ def test_unreadable_metadata_is_not_reported_as_unowned(location, tmp_path, monk
         list(find_unowned_files(directory, tree))
 
 
-class TestDirectoriesAbove:
+class TestParentDirectories:
     def test_missing_parent_directories_are_created_and_reported(self, location):
         """As transformers and Orbax do; `cp` refuses, so a slip of the pen should show."""
         words = ("convert", "to-safetensors", location / "hf", location / "new" / "er" / "out")
@@ -517,7 +517,7 @@ class TestDirectoriesAbove:
         assert "does not exist" not in ckpt(*words, "--overwrite").output
 
 
-class TestWhatMayBeReplaced:
+class TestReplaceableOutputs:
     def test_dry_run_prints_plan_before_refusal(self, location):
         """Whether to replace what is there is decided by the plan; the exit code is that of the work."""
         shutil.copytree(location / "hf", location / "there")

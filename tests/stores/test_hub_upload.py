@@ -140,7 +140,7 @@ class TestDataFiles:
             self.built(files, again=LARGE[:-1] + b"x")
         assert server.hub.objects == {}
 
-    def test_full_hub_storage_is_reported_at_once(self, server, files):
+    def test_full_hub_storage_is_reported_immediately(self, server, files):
         server.hub.full = 1000
         with pytest.raises(NoSpaceError, match="has no space left") as caught:
             self.built(files)
@@ -154,7 +154,7 @@ class TestDataFiles:
                     raise KeyError
         assert server.hub.objects == {}
 
-    def test_files_without_tasks_contain_only_their_header(self, server, files):
+    def test_files_without_tasks_have_only_a_header(self, server, files):
         files.sizes = {"b.safetensors": 6}
         files.heads = {"b.safetensors": b"hhhh"}
         files.write_heads()
@@ -304,7 +304,7 @@ class TestCommands:
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of huggingface_hub's own requests
-def test_server_accepts_requests_of_huggingface_hub(server):
+def test_test_server_accepts_huggingface_hub_requests(server):
     """What these tests prove is worth as much as that server is like the hub."""
     api = huggingface_hub.HfApi(endpoint=f"http://{server.address}")
     api.create_repo("me/new", private=True)
@@ -521,7 +521,7 @@ class TestCopies:
         assert ckpttools.copy(NEW, tmp_path / "back").files
         run("verify", tmp_path / "back", "--against", tmp_path / "run")
 
-    def test_single_files_of_a_run_are_refused_before_anything_is_sent(self, server, tmp_path):
+    def test_single_files_of_a_run_are_refused_before_uploading(self, server, tmp_path):
         run("convert", "hf-to-maxtext", HF, tmp_path / "run")
         (tmp_path / "run" / "config.yml").write_text("steps: 1")
         done = ended("copy", tmp_path / "run", NEW, code=2)
@@ -532,7 +532,7 @@ class TestNames:
     """Of a listing, such as git cannot have."""
 
     @pytest.mark.parametrize("name", ["./config.json", "a//config.json", "d/."])
-    def test_misspelled_hub_files_do_not_exist(self, server, tmp_path, name):
+    def test_misspelled_hub_files_are_reported_missing(self, server, tmp_path, name):
         server.files[f"hub/org/llama/{name}"] = b"evil"
         run("copy", "hf://org/llama", tmp_path / "out")
         assert files_in(tmp_path / "out") == files_in(HF)

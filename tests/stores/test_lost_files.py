@@ -334,7 +334,7 @@ class TestDamageDuringWrite:
         assert content(out) == old if is_replacing else not out.exists()
 
 
-def test_convert_detects_cut_hidden_by_later_write(model, tmp_path):
+def test_convert_detects_truncation_hidden_by_a_later_write(model, tmp_path):
     """The file is truncated before the last task, which would extend it again."""
     seen = []
 
@@ -557,7 +557,7 @@ class TestForeignContent:
         return max((file for file in files if file.is_file()), key=lambda file: file.stat().st_size)
 
     @pytest.mark.parametrize("format", FORMATS)
-    def test_convert_cuts_files_that_have_grown(self, model, tmp_path, monkeypatch, format):
+    def test_convert_truncates_files_that_have_grown(self, model, tmp_path, monkeypatch, format):
         grow(self.interrupted(model, tmp_path / "out", format, monkeypatch), tmp_path)
         ckpttools.convert(model, tmp_path / "out", format=format)
         ckpttools.convert(model, tmp_path / "expected", format=format)
@@ -757,7 +757,7 @@ class TestChangedSource:
         assert len(started) == 2
         assert ckpttools.hash(tmp_path / "out").digest == ckpttools.hash(source).digest
 
-    def test_convert_stops_if_source_never_rests(self, source, tmp_path):
+    def test_convert_stops_if_the_source_keeps_changing(self, source, tmp_path):
         def observe(event):
             if isinstance(event, TaskDone):
                 (source / "model.safetensors").chmod(0o640)

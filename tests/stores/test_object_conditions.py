@@ -162,7 +162,7 @@ class TestProbe:
 
 class TestTwoWriters:
     @pytest.mark.parametrize("kind", SAFE)
-    def test_only_one_of_several_writers_replaces_lock(self, s3, kind):
+    def test_only_one_writer_replaces_the_lock(self, s3, kind):
         s3.quirks.kind = kind
         there = f"s3://{s3.bucket}/two"
         run(*CONVERT, there)
@@ -266,7 +266,7 @@ class TestLocks:
             s3.quirks.refuse = lambda method, path: 0
 
     @pytest.mark.parametrize("kind", [item for item in HONORED if HONORED[item].replaces == IGNORED])
-    def test_owner_notices_lost_lock(self, s3, kind, elsewhere):
+    def test_owner_detects_lost_lock(self, s3, kind, elsewhere):
         s3.quirks.kind = kind
         with Lock(bucket_of(s3), "x.partial/lock", "s3://x") as lock:
             s3.put({"x.partial/lock": json.dumps({"owner": "b", "pid": 8, "host": "other"}).encode()})

@@ -102,7 +102,7 @@ def test_object_with_the_name_of_a_directory_is_refused(cloud, limit, monkeypatc
     assert files_in(tmp_path / "good").items() >= model.items()
 
 
-class TestSleepers:
+class TestStoppedWriters:
     """Who wakes up when another has finished does no harm to it."""
 
     @pytest.mark.parametrize("request_", ["PUT .*partNumber=2", "PUT .*items/commit_success"])
@@ -131,7 +131,7 @@ class TestSleepers:
         assert run("hash", target).split()[0] == digest
         assert set(gcs.server.buckets[gcs.bucket]) == names
 
-    def test_stopped_discard_does_not_damage_a_resumed_run(self, gcs, target, sleepers):
+    def test_interrupted_discard_does_not_damage_a_resumed_run(self, gcs, target, sleepers):
         gcs.server.faults = [Fault("PUT .*/0/commit_success", count=99, status=400, body="<Error/>")]
         assert ckpt(*CONVERT, target).exit_code == 5
         words = [*CONVERT, target, "--no-scan", "--overwrite"]
@@ -143,7 +143,7 @@ class TestSleepers:
         assert run("hash", target).split()[0] == digest and gcs.server.buckets[gcs.bucket] == before
 
 
-class TestAnswers:
+class TestServerResponses:
     """Whatever a server does meanwhile: an error of ours, or the right content; then the same command."""
 
     @pytest.mark.parametrize("request_", ["PUT ", "POST .*uploadId", "DELETE |GET "])
@@ -205,7 +205,7 @@ def test_empty_bucket_is_checked_once(gcs, target):
     assert [item.method for item in gcs.server.log].count("HEAD") == 1
 
 
-class TestSomebodyElses:
+class TestForeignObjects:
     def test_upload_keeps_object_that_appears_meanwhile(self, gcs, target):
         bucket, key = parse(target).store._at(f"{gcs.bucket}/runs/out/x")
         for size in (1, 2 * PART_BYTES):
@@ -317,7 +317,7 @@ class TestSomebodyElses:
 
 class TestSources:
     @pytest.mark.parametrize("where", ["gs", "local"])
-    def test_rerun_reads_changed_source_again(self, gcs, target, tmp_path, where):
+    def test_rerun_rereads_changed_source(self, gcs, target, tmp_path, where):
         model = bytearray((HF / "model.safetensors").read_bytes())
         source = f"gs://{gcs.bucket}/changing"
         gcs.server.put(gcs.bucket, "changing/model.safetensors", bytes(model))

@@ -262,7 +262,7 @@ class TestListings:
             parse("gs://").entries()
 
     @pytest.mark.parametrize("name", ["../x", "a\x01b"])
-    def test_invalid_key_does_not_exist(self, gcs, name):
+    def test_invalid_key_is_reported_missing(self, gcs, name):
         location = gcs.filled({"a": b"1"})
         assert not (location / name).exists()
 
@@ -272,7 +272,7 @@ class TestListings:
         assert sorted((location / name).read_bytes().decode() for name, _ in location.walk()) == sorted(names)
 
 
-class TestPinned:
+class TestPinnedVersions:
     """One object, one version: whatever was read of it, and whenever."""
 
     def changed(self, gcs, location, content):
@@ -329,7 +329,7 @@ class TestPinned:
             assert opened.read(100, (1 << 21) - 200) == content[100:-100]
             assert len(gcs.server.log) == 8
 
-    def test_conversion_of_changing_source_is_discarded(self, gcs, tmp_path):
+    def test_conversion_of_a_changing_source_is_discarded(self, gcs, tmp_path):
         location = gcs.filled(files_in(HF))
         weights = location / "model.safetensors"
         content = weights.read_bytes()
@@ -429,7 +429,7 @@ class TestFaults:
         assert "make the same call again later" in caught.value.hint
 
     @pytest.mark.parametrize("match", ["GET .*00002-of-00004", "GET .*index.json"])
-    def test_unreachable_store_is_not_called_damaged(self, gcs, impatient, match):
+    def test_unreachable_store_is_not_reported_as_damaged(self, gcs, impatient, match):
         location = gcs.filled(files_in(SHARDED))
         gcs.server.faults.append(Fault(match, count=99, status=503))
         done = ckpt("doctor", location)

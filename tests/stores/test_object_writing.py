@@ -213,7 +213,7 @@ class TestInterrupted:
         assert run("hash", target).split()[0] == run("hash", f"{target}-0").split()[0]
         assert {name for name, _ in parse(target).walk()} == {name for name, _ in parse(f"{target}-0").walk()}
 
-    def test_growing_checkpoint_is_reported_as_interrupted(self, gcs, target):
+    def test_partial_checkpoint_is_reported_as_interrupted(self, gcs, target):
         self._stopped(gcs, 8, "hf-to-maxtext", HF, target)
         done = ckpt("inspect", "tree", target)
         assert done.exit_code != 0 and "interrupted" in done.output, done.output
@@ -320,7 +320,7 @@ class TestTwoWriters:
         assert run("hash", target)
 
 
-def test_active_write_is_not_called_interrupted(gcs, target):
+def test_active_write_is_not_reported_as_interrupted(gcs, target):
     staging = parse(target).store.staging(parse(target).key, False, lambda: None)
     with staging.opened(JobInfo("plan", command="ckpt convert x y")) as work:
         done = ckpt("inspect", "tree", target)

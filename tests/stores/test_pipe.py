@@ -41,7 +41,7 @@ class TestPipe:
 
     @settings(max_examples=30)
     @given(trees(structure=False), st.lists(st.sampled_from(["float64", "float16", "bfloat16"]), max_size=3))
-    def test_pipe_in_steps_equals_pipe_at_once(self, tree, names):
+    def test_pipe_in_steps_equals_single_pipe(self, tree, names):
         casts = [CastTo(name) for name in names]
         map_concurrently, in_steps = tree.pipe(*casts), tree
         for cast in casts:
@@ -79,7 +79,7 @@ class TestPipe:
 NAMES = '[[rules]]\nfrom = "model.layers.{i}.{...}"\nto = "blocks.{i+1}.{...}"\n'
 
 
-class TestOneCommand:
+class TestSingleCommand:
     """Patterns of --drop are about old names, those of --dtype-map about new ones, whatever comes first."""
 
     OPTIONS = (
@@ -96,7 +96,7 @@ class TestOneCommand:
 
     @pytest.mark.parametrize("target", ["to-orbax", "to-safetensors", "to-zarr3"])
     @pytest.mark.parametrize("order", [1, -1])
-    def test_option_order_does_not_change_the_output(self, names, target, order):
+    def test_option_order_is_irrelevant(self, names, target, order):
         options = [text for pair in self.OPTIONS[::order] for text in pair]
         run("convert", target, HF, "out", *options)
         built = ckpttools.open(Path("out"))

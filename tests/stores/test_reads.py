@@ -76,7 +76,7 @@ class TestParts:
 READS = ReadPool()
 
 
-class TestLate:
+class TestLateResponses:
     """What takes much longer than others is asked for again; whatever comes later is written nowhere."""
 
     @pytest.fixture(autouse=True)
@@ -186,7 +186,7 @@ class TestLate:
         assert all(item.daemon for item in threading.enumerate() if "_work" in item.name)
 
 
-class TestPace:
+class TestConcurrencyControl:
     @pytest.fixture(autouse=True)
     def short(self, monkeypatch):
         monkeypatch.setattr(reads, "PART", 1 << 14)
@@ -239,7 +239,7 @@ class TestPace:
         assert max(limit) <= mine.nbytes == 100 * concurrency.USUAL
 
 
-class TestPrices:
+class TestReadCosts:
     """What is read of a store behind a network is read once; local plans are what they always were."""
 
     LAYER: ClassVar = {

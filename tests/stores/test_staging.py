@@ -82,7 +82,7 @@ def names(directory):
     return sorted(location.name for location in directory.iterdir())
 
 
-class TestWhatIsSomebodyElses:
+class TestForeignFiles:
     def test_foreign_partial_directory_is_refused(self, models, out):
         partial = out.with_name("out.partial")
         (partial / "0" / "items").mkdir(parents=True)
@@ -108,7 +108,7 @@ class TestWhatIsSomebodyElses:
         plan_to_maxtext(models / "a").run(out, overwrite=True)
         assert content(beside) == {"precious": b"x"}
 
-    def test_foreign_files_next_to_the_journal_stay(self, models, out):
+    def test_foreign_files_next_to_the_journal_are_kept(self, models, out):
         with pytest.raises(StopError):
             plan_to_maxtext(models / "a").run(out, observe=stop_when(TaskDone))
         note = out.with_name("out.partial") / "note"
@@ -144,7 +144,7 @@ class TestWhatIsSomebodyElses:
         os.mkfifo(partial / NAME)
         self.refused(models, out, "is not a journal of ckpttools")
 
-    def test_directory_named_removed_stays(self, models, out, tmp_path):
+    def test_foreign_removed_directory_is_kept(self, models, out, tmp_path):
         """Beside a journal that says nothing, and beside one of a conversion that replaces nothing."""
         partial = out.with_name("out.partial")
         removed = partial / "removed"
@@ -215,7 +215,7 @@ class TestWhatIsSomebodyElses:
         assert content(partial) == before and not out.exists()
 
 
-class TestAnotherModel:
+class TestOtherModels:
     """Whatever state a run leaves, a conversion of another model does not take it for its own."""
 
     @pytest.mark.parametrize("moment", [TaskDone, Publishing])
@@ -242,7 +242,7 @@ class TestAnotherModel:
         assert receipt.tasks_resumed == receipt.tasks
         assert content(out) == converted(models, "a", tmp_path)
 
-    def test_other_sidecars_make_another_conversion(self, models, out, tmp_path):
+    def test_different_sidecars_are_a_different_conversion(self, models, out, tmp_path):
         """A copy with a tokenizer has the same arrays, and other companions."""
         copy = tmp_path / "copy"
         copy.mkdir()
@@ -326,7 +326,7 @@ class TestReplacing:
                 pytest.skip("this file system has no exchange")
         return request.param
 
-    def test_replacing_resumes_after_a_stop_at_any_call(self, models, out, tmp_path, monkeypatch, swaps):
+    def test_replacement_resumes_after_a_stop_at_any_call(self, models, out, tmp_path, monkeypatch, swaps):
         old, new = converted(models, "b", tmp_path), converted(models, "a", tmp_path)
         plan = plan_to_maxtext(models / "a")
         stopped = count = 0
@@ -411,7 +411,7 @@ class TestReplacing:
         assert content(out) == converted(models, "b", tmp_path)
         assert not out.with_name("out.partial").exists()
 
-    def test_moved_output_is_not_deleted_by_a_new_conversion(self, models, out, tmp_path):
+    def test_new_conversion_keeps_moved_output(self, models, out, tmp_path):
         plan_to_maxtext(models / "b").run(out)
         before = content(out)
         with pytest.raises(StopError):
@@ -606,7 +606,7 @@ def name_range(number):
     return Range(f"d/data-{number:05d}", 7 * number, 5)
 
 
-class TestASourceThatChanges:
+class TestChangedSource:
     """Nothing is published that was read of two states, and nothing of it is gone on with."""
 
     @pytest.mark.parametrize("how", ["in place", "another file", "the header, at the same time"])
@@ -740,7 +740,7 @@ main()
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_same_command_finishes_after_a_kill_during_the_last_steps(models, out, tmp_path, number):
+def test_same_command_finishes_after_a_late_kill(models, out, tmp_path, number):
     expected = converted(models, "a", tmp_path)
     manifest = tmp_path / "out.json"
     words = ["convert", "hf-to-maxtext", models / "a", out, "--manifest", manifest, "--no-progress"]
@@ -755,9 +755,7 @@ def test_same_command_finishes_after_a_kill_during_the_last_steps(models, out, t
     assert not out.with_name("out.partial").exists()
 
 
-def test_file_that_changed_after_a_kill_during_the_last_steps_is_not_reported_as_complete(
-    models, out, tmp_path
-):
+def test_file_changed_after_a_late_kill_is_not_reported_as_complete(models, out, tmp_path):
     words = ["convert", "hf-to-maxtext", models / "a", out, "--manifest", tmp_path / "m", "--no-progress"]
     words = [str(word) for word in words]
     subprocess.run([sys.executable, "-c", KILLED_LATE, "1", *words], capture_output=True)

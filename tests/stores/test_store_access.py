@@ -89,7 +89,7 @@ class TestRefused:
         assert hint in error.hint and "permission " not in (error.expected or "").split("checked")[0]
 
     @pytest.mark.parametrize(("scheme", "code", "permission"), PERMISSION)
-    def test_missing_permission_is_not_reported_as_wrong_key(self, clouds, scheme, code, permission):
+    def test_missing_permission_is_not_reported_as_invalid_key(self, clouds, scheme, code, permission):
         clouds.server.faults.append(Fault("GET", count=9, status=403, body=error_body(code, "No.")))
         error = refused(parse(f"{scheme}://{clouds.bucket}/d"))
         assert error.message.endswith(": not allowed")

@@ -168,7 +168,7 @@ def is_alike(result: Location, expected: Made, case: Case) -> None:
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("name", READING)
-def test_stores_give_the_same_command_output(sources, printed, name, store):
+def test_read_commands_print_the_same_for_every_store(sources, printed, name, store):
     assert declared(READING[name], sources, store) == printed(READING[name])
 
 
@@ -191,7 +191,7 @@ def test_sources_are_copied_within_a_store(sources, stores, done, name, store):
     is_alike(location, done(WRITING[name]), WRITING[name])
 
 
-def test_clouds_give_the_same_output_across_stores(sources, stores, done):
+def test_copies_between_clouds_have_the_same_content(sources, stores, done):
     for store, other in (("gs", "s3"), ("s3", "gs")):
         for name in ("hf-to-maxtext", "strip-optimizer", "copy-run"):
             declared(WRITING[name], sources, store, location := stores[other]())

@@ -106,7 +106,7 @@ def test_file_url_equals_local_path(tmp_path):
     assert parse(f"file://{tmp_path}") == parse(str(tmp_path)) == parse(tmp_path)
 
 
-def test_only_local_locations_are_path_like(tmp_path):
+def test_only_local_locations_support_fspath(tmp_path):
     assert os.fspath(parse(tmp_path)) == str(tmp_path)
     with pytest.raises(TypeError, match="not a local file"):
         os.fspath(parse("memory://x"))

@@ -533,7 +533,7 @@ class TestHttpDirectories:
         server.fault("GET /odd/$", lambda handler: (200, {"Content-Type": "text/html"}, page.encode()), 9)
         assert [entry.name for entry in parse(f"http://{server.address}/odd").entries()] == ["good"]
 
-    def test_usual_model_names_are_tried_without_a_listing(self, server, url):
+    def test_common_model_names_are_tried_without_a_listing(self, server, url):
         server.listing = None
         names = {entry.name for entry in parse(url).entries()}
         assert names == {path.name for path in SHARDED.iterdir()}
@@ -548,7 +548,7 @@ class TestHttpDirectories:
             parse(f"http://{server.address}/closed").entries()
         assert "model.safetensors" in caught.value.hint
 
-    def test_login_page_for_every_name_is_not_a_model(self, server):
+    def test_login_page_is_not_a_model(self, server):
         page = 200, {"Content-Type": "text/html"}, b"<title>Log in"
         server.fault("/closed", status(302, Location="/login/"), 999)
         server.fault("/login", lambda handler: page, 999)
@@ -557,9 +557,7 @@ class TestHttpDirectories:
 
     @pytest.mark.parametrize("name", ["run", "run/", "run/100/items", "model.safetensors", "config.json"])
     @pytest.mark.parametrize("code", [200, 206])
-    def test_web_page_in_place_of_a_file_or_directory_is_an_access_problem(
-        self, server, tmp_path, name, code
-    ):
+    def test_web_page_in_place_of_a_file_is_an_access_error(self, server, tmp_path, name, code):
         """As of a login service or a portal, which answer every request with a page."""
         page = b"<title>Welcome"
         headers = {"Content-Type": "text/html; charset=utf-8", "Content-Range": "bytes 0-0/14"}
@@ -572,7 +570,7 @@ class TestHttpDirectories:
         for words in (("convert", "to-safetensors"), ("copy",)):
             assert ckpt(*words, location, tmp_path / "out", "--no-progress").exit_code == 5
 
-    def test_directory_with_a_page_of_its_own_and_a_model_is_opened(self, server, url):
+    def test_directory_with_an_index_page_and_a_model_is_opened(self, server, url):
         server.listing = None
         page = 200, {"Content-Type": "text/html"}, b"<title>My model"
         server.fault("(GET|HEAD) /llama/?$", lambda handler: page, 99)
@@ -792,7 +790,7 @@ class TestRepositories:
             ("hf_old", {}),
         ],
     )
-    def test_other_401_responses_report_a_missing_model(self, server, monkeypatch, token, headers):
+    def test_anonymous_401_response_reports_a_missing_model(self, server, monkeypatch, token, headers):
         monkeypatch.setenv("HF_TOKEN", token)
         server.fault("api/models", status(401, **headers), 99)
         with pytest.raises(StorageError, match="model org/llama does not exist, or it is private"):

@@ -103,7 +103,7 @@ def test_cast_equals_ml_dtypes_bit_for_bit(name, to):
 
 @pytest.mark.parametrize("to", FLOATS, ids=str)
 @pytest.mark.parametrize("name", ["float64", "float32", "bfloat16", "float8_e5m2"])
-def test_counts_are_those_of_the_values(name, to):
+def test_loss_counts_match_the_values(name, to):
     dtype = DTYPES[name]
     values = random_floats(dtype, seed=len(to.name))
     got, counts = converted(values, dtype, to)
@@ -184,7 +184,7 @@ def test_integer_to_integer_cast_clips(data, dtype, to):
 
 
 @given(st.data())
-def test_each_value_is_counted_once_however_it_is_read(data):
+def test_each_value_is_counted_once(data):
     """Cast through nested nodes in arbitrary pieces; cut merged axes cause overlapping reads."""
     known = data.draw(lazy_arrays(dtype=DTYPES["float32"], values=False))
     fp8 = DTYPES["float8_e4m3fn"]
@@ -199,7 +199,7 @@ def test_each_value_is_counted_once_however_it_is_read(data):
     assert scratch.take_counts() == {}
 
 
-def test_overlapping_reads_are_allowed_without_computation():
+def test_overlapping_reads_are_allowed_for_moved_elements():
     """If elements are only moved, the rule that keeps counts right would only cost reads."""
     dtype = DTYPES["float32"]
     plain = relayout(stored(noise((24, 6), dtype), dtype), [(4, 6), (6,)], (1, 0, 2), (1, 1, 1))
@@ -218,7 +218,7 @@ LOSSY = np.array([[1e30, 1e-30, 2.0, np.inf], [np.nan, 0, -1e30, 3e5]], np.float
 
 
 class TestTransforms:
-    def test_floats_only(self):
+    def test_only_floats_are_cast(self):
         tree = named(w=np.ones(3, np.float32), step=np.arange(2), flags=np.ones(2, bool))
         built = tree.pipe(CastTo("bfloat16"))
         assert {path[0]: array.dtype.name for path, array in built.arrays.items()} == {
@@ -228,7 +228,7 @@ class TestTransforms:
         }
         assert built.metadata.notes.inexact[0].text == "cast from float32 to bfloat16: rounded"
 
-    def test_first_matching_pattern_counts(self):
+    def test_first_matching_pattern_wins(self):
         tree = named(a__norm=np.ones(1, np.float32), a__w=np.ones(1, np.float32), b=np.ones(1, np.float32))
         built = tree.pipe(CastMap({"*norm": "float64", "a": "float16"}, "bfloat16"))
         assert [array.dtype.name for array in built.arrays.values()] == ["float64", "float16", "bfloat16"]
@@ -286,7 +286,7 @@ class TestTransforms:
             tree.pipe(CastTo("float17"))
 
 
-def test_overflow_counts_start_at_the_first_value_beyond():
+def test_overflow_counts_start_at_the_first_unrepresentable_value():
     tree = named(w=np.array([2.0**31, 2.0**31 - 128, -(2.0**31), -(2.0**31) - 256], np.float32))
     built = tree.pipe(CastMap({"w": "int32"}, force=True)).arrays["w",]
     scratch = Scratch(built.scratch_bytes)
@@ -323,7 +323,7 @@ class TestRuns:
         assert 0 < receipt.tasks_resumed < receipt.tasks
         assert receipt.counts == {"w": expected}
 
-    def test_on_the_command_line(self, tmp_path):
+    def test_cast_map_works_on_the_command_line(self, tmp_path):
         save(named(a=LOSSY, b=np.ones(3, np.float32)), tmp_path / "src", "orbax")
         done = run("cast", tmp_path / "src", tmp_path / "out", "--dtype", "float8_e4m3fn")
         assert "4 values became infinite or NaN in 1 array" in done.output
@@ -336,7 +336,7 @@ class TestRuns:
 
 
 @pytest.mark.parametrize("source", [HF, golden_checkpoint(True)], ids=["safetensors", "orbax"])
-def test_real_checkpoints_keep_their_format(tmp_path, source):
+def test_cast_keeps_the_checkpoint_format(tmp_path, source):
     run("cast", source, tmp_path / "out", "--dtype", "float32", "--dtype-map", "*norm*=float16")
     before, after = ckpttools.open(source), ckpttools.open(tmp_path / "out")
     assert after.metadata.format == before.metadata.format
@@ -374,7 +374,7 @@ class TestBadInput:
         output = run("cast", HF, tmp_path / "out", "--dtype-map", "bfloat16", code=2).output
         assert "PATTERN=DTYPE" in output
 
-    def test_lossy(self, tmp_path):
+    def test_lossy_cast_requires_force(self, tmp_path):
         output = run(
             "cast", golden_checkpoint(True), tmp_path / "out", "--dtype-map", "step=float32", code=3
         ).output
@@ -382,7 +382,7 @@ class TestBadInput:
         assert "--force" in output
         assert not (tmp_path / "out").exists()
 
-    def test_force_and_options_of_other_formats(self, tmp_path):
+    def test_force_and_format_options_are_accepted(self, tmp_path):
         output = run("convert", "to-zarr3", HF, tmp_path / "out", "--force", code=2).output
         assert "--force applies only to casts" in output
         output = run("cast", HF, tmp_path / "out", "--dtype", "float32", "--no-ocdbt", code=2).output

@@ -47,7 +47,7 @@ def flat(*names, shape=(2,)):
 
 
 @given(statements())
-def test_template_matches_the_name_it_spelled(statement):
+def test_template_matches_its_formatted_name(statement):
     key = parse_key(statement.left)
     template = parse_template(statement.left)
     axes = {axis: statement.sizes[axis] - 1 for axis in key.axes}
@@ -123,25 +123,25 @@ class TestNames:
         built = tree.pipe(renames({"a.1": "first", "a.{i}": "other_{i}"}))
         assert list(built) == [("first",), ("other_2",), ("b",)]
 
-    def test_dropping(self):
+    def test_none_target_drops_arrays(self):
         done = renames({"a.{i}": None})(flat("a.1", "a.2", "b"))
         assert list(done.tree) == [("b",)]
         assert done.notes.dropped == ("a.1", "a.2")
 
-    def test_labels_and_offsets(self):
+    def test_labels_and_offsets_are_applied(self):
         built = flat("x.q.0", "x.k.1").pipe(renames({"x.{part:q,k}.{i}": "y.{i+5}.{part:query,key}"}))
         assert list(built) == [("y.5.query",), ("y.6.key",)]
 
-    def test_merged_numbers_stay_one(self):
+    def test_merged_numbers_stay_one_field(self):
         built = flat("x.17").pipe(renames({"x.{block layer}": "y.{block layer}"}))
         assert list(built) == [("y.17",)]
 
-    def test_more_coordinates_than_labels(self):
+    def test_more_coordinates_than_labels_is_refused(self):
         with pytest.raises(MappingError, match="more coordinates than labels") as caught:
             flat("x.2").pipe(renames({"x.{i}": "{i:a,b}"}))
         assert (caught.value.got, caught.value.expected) == ("coordinate 2", "at most 1, the one of 'b'")
 
-    def test_dots_slashes_and_locations_in_lists(self):
+    def test_dots_slashes_and_list_indices_are_supported(self):
         tree = tree_of(("opt", 0, "mu", "w"), ("opt", 1, "mu", "w"), ("params", "w"))
         by_slash = tree.pipe(renames({"opt/{i}/mu/{...}": "state/{i}/m/{...}"}))
         assert set(by_slash) == {("state", 0, "m", "w"), ("state", 1, "m", "w"), ("params", "w")}
@@ -176,7 +176,7 @@ class TestRefusals:
         with pytest.raises(MappingError, match="a and b both become a"):
             flat("a", "b").pipe(renames({"b": "a"}))
 
-    def test_below_another_leaf(self):
+    def test_path_below_another_leaf_is_refused(self):
         with pytest.raises(MappingError, match="which is below it"):
             flat("a", "b").pipe(renames({"b": "a/x"}))
 
@@ -184,7 +184,7 @@ class TestRefusals:
         with pytest.raises(MappingError, match="no array is left"):
             flat("a", "b").pipe(renames({"{...}": None}))
 
-    def test_gaps_in_lists(self):
+    def test_gaps_in_lists_are_refused(self):
         tree = tree_of(("l", 0), ("l", 1))
         with pytest.raises(FormatError, match="gaps"):
             tree.pipe(renames({"l/0": None}))
@@ -200,19 +200,19 @@ class TestRefusals:
         with pytest.raises(MappingError, match="earlier"):
             flat("a.1").pipe(renames({"a.{i}": "b.{i}", "a.1": "c"}))
 
-    def test_strict(self):
+    def test_strict_refuses_unmatched_arrays(self):
         with pytest.raises(CoverageError, match="no rule matches these arrays") as caught:
             flat("a", "b.0", "b.1").pipe(Remap([Rule("a", "x")], strict=True))
         assert "b.{0..1}" in str(caught.value)
 
-    def test_strict_is_about_arrays(self):
+    def test_strict_ignores_non_array_leaves(self):
         rules = Remap([Rule(keystr(path), keystr(path)) for path in EVERYTHING.arrays], strict=True)
         assert_same(EVERYTHING.pipe(rules), EVERYTHING)
 
     @pytest.mark.parametrize(
         ("source", "target"), [("a.{i}", "b"), ("a", "b.{i}"), ("a.{...}", "b"), ("a.{i j}", "b.{i}.{j}")]
     )
-    def test_names_with_different_fields(self, source, target):
+    def test_names_with_different_fields_are_refused(self, source, target):
         with pytest.raises(MappingError, match="different fields"):
             Rule(source, target)
 
@@ -221,13 +221,13 @@ class TestRefusals:
         [("m.{n:gate,up}.w", "m.{n}.w"), ("{n:a,b}.{i}", "{i}.{n}")],
     )
     @pytest.mark.parametrize("axes", [None, "embed mlp"])
-    def test_words_do_not_become_numbers_by_mistake(self, source, target, axes):
+    def test_words_are_not_replaced_by_numbers(self, source, target, axes):
         with pytest.raises(MappingError, match="has labels in one name") as caught:
             Rule(source, target, axes)
         assert "0,1}" in str(caught.value)
 
     @pytest.mark.parametrize("axes", [None, "embed mlp"])
-    def test_words_have_a_counterpart_each(self, axes):
+    def test_unequal_word_lists_are_refused(self, axes):
         for target, got in (("{n:q,k}", "3 in {n:q,k,v}, 2 in {n:q,k}"), ("{n:q,k,v,o}", "4 in {n:q,k,v,o}")):
             with pytest.raises(MappingError, match="differ in number") as caught:
                 Rule("m.{n:q,k,v}.w", f"m.{target}.w", axes)
@@ -244,7 +244,7 @@ class TestRefusals:
         tree = flat("m.gate.w", "m.up.w").pipe(Remap([Rule("m.{n:gate,up}.w", "m.{n:0,1}.w")]))
         assert [keystr(path) for path in tree.arrays] == ["m.0.w", "m.1.w"]
 
-    def test_axes_with_wildcards_and_drops(self):
+    def test_wildcards_and_drops_have_no_axes(self):
         with pytest.raises(MappingError, match="cannot have both"):
             Rule("{...}", "x/{...}", "a b")
         with pytest.raises(MappingError, match="cannot have axes"):
@@ -290,14 +290,14 @@ SHAPES = {"up": (6, 4), "q": (8, 4)}
 
 
 class TestAxes:
-    def test_two_arrays_of_one_name(self):
+    def test_arrays_with_equal_names_are_refused(self):
         """Joined by dots, keys that contain dots are equal to others."""
         tree = tree_of(("a", "b.c"), ("a.b", "c"), shape=(2, 3))
         with pytest.raises(MappingError, match="two arrays have the same name") as error:
             Remap((Rule("a.b.c", "x.y", "p q", "q p"),))(tree)
         assert error.value.got == "a/b.c and a.b/c: a.b.c"
 
-    def test_layers_enter_arrays(self):
+    def test_layers_are_stacked_into_arrays(self):
         values, tree = layers(3, SHAPES)
         built = tree.pipe(STACKING)
         up = np.stack([values[f"m.{k}.up"].T for k in range(3)], axis=1)
@@ -458,7 +458,7 @@ class TestFunctions:
         monkeypatch.syspath_prepend(code.parent)
         assert len(ckpttools.open(HF).pipe(mapped_by("names:rename"))) == len(ckpttools.open(HF)) - 1
 
-    def test_locations_in_lists(self):
+    def test_list_indices_are_kept(self):
         tree = tree_of(("opt", 0, "mu"), ("opt", 1, "mu"))
         built = tree.pipe(mapped_by(lambda path, array: path.replace("opt", "state")))
         assert list(built) == [("state", 0, "mu"), ("state", 1, "mu")]
@@ -494,11 +494,11 @@ class TestFunctions:
         with pytest.raises(FormatError, match="SyntaxError"):
             mapped_by(f"{tmp_path / 'broken.py'}:f")
 
-    def test_collisions(self):
+    def test_colliding_function_results_are_refused(self):
         with pytest.raises(MappingError, match="a and b both become c"):
             flat("a", "b").pipe(MapArrays(lambda path, array: "c"))
 
-    def test_expressions_of_parts(self):
+    def test_function_may_return_an_expression(self):
         def first(path, array):
             return take(array, 0, 1)
 
@@ -547,7 +547,7 @@ LLAMA = {
 
 
 class TestCommand:
-    def test_rules_make_what_maxtext_makes(self, tmp_path):
+    def test_rules_reproduce_maxtext_conversion(self, tmp_path):
         """Compare all arrays except query and key, whose values MaxText's converter changes."""
         (tmp_path / "llama.json").write_text(json.dumps(LLAMA))
         run("remap", HF, tmp_path / "out", "--map", tmp_path / "llama.json", "--strict", "--to", "orbax")
@@ -569,7 +569,7 @@ class TestCommand:
         array = source["params", "params", "token_embedder", "embedding"].read()
         assert np.array_equal(np.asarray(restored["base"]["token_embedder"]["embedding"]), array)
 
-    def test_bad_calls(self, tmp_path, code):
+    def test_invalid_remap_calls_are_refused(self, tmp_path, code):
         assert "--map" in run("remap", HF, tmp_path / "out", code=2)
         run("remap", HF, tmp_path / "out", "--map", tmp_path / "none.toml", code=2)
         assert "decides about every array" in run(
@@ -593,7 +593,7 @@ class TestConversionFunction:
         assert built["params"]["model.a"] is one
         assert "lm_head.weight" not in str(built)
 
-    def test_nested_dictionaries_lists_and_what_is_empty(self):
+    def test_nested_and_empty_containers_are_renamed(self):
         array = np.ones(3, np.float32)
         checkpoint = {"a": {"b": [array, array]}, "none": None, "empty": {}, "text": "x"}
         built = as_checkpoint_conversion_fn({"a/{...}": "c/{...}"})(checkpoint)
@@ -603,7 +603,7 @@ class TestConversionFunction:
         assert built["text"] == "x"
 
     @pytest.mark.parametrize("library", ["numpy", "jax"])
-    def test_axes_casts_and_functions(self, library):
+    def test_axes_casts_and_functions_are_applied(self, library):
         import jax.numpy as jnp
 
         values, _ = layers(3, SHAPES)
@@ -629,7 +629,7 @@ class TestConversionFunction:
                 node = node[key]
             assert node.tobytes() == array.read().tobytes()
 
-    def test_parts_and_windows(self):
+    def test_parts_and_windows_are_evaluated(self):
         from ckpttools.array.nodes import pad_array, window
 
         def change(path, array):
@@ -682,6 +682,6 @@ class TestConversionFunction:
         }
         assert got == expected
 
-    def test_errors_are_ours(self):
+    def test_errors_are_checkpoint_errors(self):
         with pytest.raises(ckpttools.CheckpointError, match="matches nothing"):
             as_checkpoint_conversion_fn({"x": "y"})({"a": np.ones(2)})

@@ -62,7 +62,7 @@ def test_keep_and_drop_partition_the_tree(data, tree):
 
 @settings(max_examples=40)
 @given(st.data(), trees(structure=False, most_leaves=6))
-def test_drop_takes_from_what_keep_keeps(data, tree):
+def test_drop_applies_after_keep(data, tree):
     keep, drop = pattern(data.draw, tree), pattern(data.draw, tree)
     kept, left = set(tree.pipe(Select(keep=[keep]))), set(tree) - set(Select(keep=[drop])(tree).tree)
     assume(kept & left)
@@ -127,7 +127,7 @@ class TestMetadata:
         built = EVERYTHING.pipe(Select(drop=["empty", "list"]))
         assert set(EVERYTHING) - set(built) == {path for path in EVERYTHING if path[0] in ("empty", "list")}
 
-    def test_only_empty_leaves_are_nothing(self):
+    def test_selecting_only_empty_leaves_is_refused(self):
         with pytest.raises(UsageError, match="no array is left"):
             Select(["empty"])(EVERYTHING)
 
@@ -140,14 +140,14 @@ class TestLists:
         assert len(self.TREE.pipe(Select(drop=["*mu"]))) == 4
 
     @pytest.mark.parametrize("pattern", ["chain/0", "chain/1"])
-    def test_gaps_are_refused(self, pattern):
+    def test_gaps_in_lists_are_refused(self, pattern):
         with pytest.raises(FormatError, match="a sequence has gaps") as caught:
             Select(drop=[pattern])(self.TREE)
         assert caught.value.location == "chain"
 
 
 class TestCommand:
-    def test_orbax_loads_through_orbax(self, tmp_path):
+    def test_orbax_loads_the_selection(self, tmp_path):
         import orbax.checkpoint as ocp
 
         source = golden_checkpoint(True)
@@ -163,7 +163,7 @@ class TestCommand:
                 node = node[key]
             assert np.array_equal(np.asarray(node), array.read())
 
-    def test_safetensors_loads_through_safetensors(self, tmp_path):
+    def test_safetensors_package_loads_the_selection(self, tmp_path):
         from safetensors.numpy import load_file
 
         run(HF, tmp_path / "out", "--drop", "*.mlp.*", "--drop", "lm_head.weight")
@@ -176,7 +176,7 @@ class TestCommand:
         assert set(loaded) == set(expected)
         assert all(loaded[k].tobytes() == a.read().tobytes() for k, a in expected.items())
 
-    def test_step_and_item_stay_and_the_format_may_change(self, tmp_path):
+    def test_step_and_item_are_kept_across_formats(self, tmp_path):
         tree = tree_of(("a", "w"), ("b",), step=7)
         save(tree, tmp_path / "src", "orbax", item="state")
         run(tmp_path / "src", tmp_path / "out", "--keep", "a")
@@ -185,7 +185,7 @@ class TestCommand:
         assert (tmp_path / "z" / "zarr.json").is_file()
         assert ckpttools.open(tmp_path / "z").metadata.step == 7
 
-    def test_dry_run(self, tmp_path):
+    def test_select_dry_run_writes_nothing(self, tmp_path):
         report = json.loads(run(HF, tmp_path / "out", "--keep", "*norm*", "--dry-run", "--json"))
         assert all("norm" in item["path"] for item in report["array_list"])
         assert len(report["dropped"]) + report["arrays"] == len(ckpttools.open(HF).arrays)
@@ -212,7 +212,7 @@ class TestBadInput:
             save(tree_of(("w",)), "/nowhere")
 
 
-def test_paths_in_the_way_of_others_are_named():
+def test_conflicting_paths_are_named():
     from ckpttools.transforms.moves import Move, move_leaves
 
     tree = tree_of(("a",), ("b",))
@@ -246,7 +246,7 @@ def test_prefix_matches_complete_words_and_is_removed(prefix, left):
         assert list(built.tree) == left and len(built.notes.dropped) == len(PREFIXED) - len(left)
 
 
-def test_patterns_are_of_the_names_before_a_prefix_is_cut_off():
+def test_patterns_match_names_with_the_prefix():
     built = Select(drop=("policy.b.*",), prefix="policy")(tree_of(*PREFIXED))
     assert list(built.tree) == [("a",)]
     with pytest.raises(UsageError, match="no array is left"):

@@ -59,7 +59,7 @@ def test_transformers_model_loads_every_tensor(exported, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_config_gives_a_model_of_the_same_shapes(exported, family):
+def test_config_describes_a_model_of_the_same_shapes(exported, family):
     """Without weights, on the meta device, the names that the model expects are those in the files."""
     directory = exported(family)
     config = transformers.AutoConfig.from_pretrained(directory)

@@ -112,7 +112,7 @@ def at_model(word: str) -> str:
 
 
 @pytest.mark.parametrize("line", [*COMMANDS, *SCRIPTS, *OPTIONS, *PATHS])
-def test_message_names_the_command_to_type(line, monkeypatch):
+def test_message_names_the_right_command(line, monkeypatch):
     monkeypatch.chdir(MODEL.parents[3])
     done = ckpt(*(at_model(word) for word in shlex.split(line)))
     assert done.exit_code == 2, done.output
@@ -122,7 +122,7 @@ def test_message_names_the_command_to_type(line, monkeypatch):
 
 
 @pytest.mark.parametrize("alias", ["tree", "stats", "report", "rename", "hf-to-maxtext", "maxtext-to-hf"])
-def test_alias_is_the_command_itself(alias):
+def test_alias_resolves_to_the_command(alias):
     assert ckpt(alias, "--help").exit_code == 0
 
 
