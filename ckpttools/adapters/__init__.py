@@ -1,1 +1,1 @@
-"""Low-rank adapters: read, convert between PEFT and MaxText, merge and extract."""
+"""Low-rank adapters: read them, convert between PEFT and MaxText, merge and extract."""

@@ -1,7 +1,7 @@
 """The base model of an adapter: its weights under Hugging Face names, and the mapping to its own names.
 
-An adapter's changes have Hugging Face names. For a MaxText base, the changes go through the rows of the
-family like any weights: a model that holds the changes, and zeros elsewhere, is converted.
+An adapter's changes have Hugging Face names. For a MaxText base, the changes are converted by the rows of the
+family like any weights, in a model that has zeros elsewhere.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from ckpttools.stores.web.hub_name import HubName, is_model_name
 from ckpttools.transforms.cast import cast
 
 _FLOAT32 = DTYPES["float32"]
-# A module of Mixtral, Phi MoE and MiniMax in transformers 5 (conversion_mapping.py), and in Hub files.
+# The name of a module of Mixtral, Phi MoE and MiniMax in transformers 5 (conversion_mapping.py), and in Hub
+# files.
 _RENAMED = ".mlp.", ".block_sparse_moe."
-# Adding negative zero changes no bit of any value.
+# Adding negative zero does not change any bit of a value.
 _NEGATIVE_ZERO = b"\x00\x00\x00\x80"
 
 
@@ -51,11 +52,11 @@ class Base:
     """The base model of an adapter.
 
     Attributes:
-            tree: the opened tree, with quantized weights as values.
-            weights: its arrays under Hugging Face names.
-            config: the content of its `config.json`; None if there is none.
-            rows: the rows of a MaxText base; None for a Hugging Face one.
-            model: the model options that the user set.
+        tree: The opened tree, with quantized weights as values.
+        weights: Its arrays under Hugging Face names.
+        config: The content of its `config.json`; None if there is none.
+        rows: The rows of a MaxText base; None for a Hugging Face one.
+        model: The model options that the user set.
     """
 
     tree: Tree
@@ -68,7 +69,7 @@ class Base:
         """Map changes to the base's own paths and shapes.
 
         Args:
-            changes: name -> the float32 array to add to a weight.
+            changes: The float32 array to add to each weight, by name.
         """
         if self.rows is None:
             return {path: changes[name] for name, path in self._paths.items() if name in changes}
@@ -77,13 +78,13 @@ class Base:
     def replacements_at_paths(self, arrays: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
         """Map replacement weights to the base's paths, shapes and dtypes.
 
-        Layers in a stack that the adapter does not replace stay the base's own.
+        Layers in a stack that the adapter does not replace remain those of the base.
 
         Args:
-            arrays: name -> the array that replaces a weight.
+            arrays: The array that replaces each weight, by name.
 
         Raises:
-            FormatError: the base stores a weight in one array with others, but not as a stack.
+            FormatError: The base stores a weight in one array with others, but not as a stack.
         """
         if self.rows is None:
             return {
@@ -99,7 +100,7 @@ class Base:
     def _replace_parts(
         self, path: Path, converted: LazyArray, base_array: LazyArray, replacement_ids: Collection[int]
     ) -> LazyArray:
-        """Return `converted`, with parts of the base wherever it does not hold a replacement."""
+        """Return `converted`, with the parts of the base that have no replacement."""
         inside = list(distinct_arrays([converted]))
         if not any(id(each) in replacement_ids for each in inside):
             return base_array
@@ -183,7 +184,7 @@ class Base:
         return {} if self.family is None else rope_flags(self.family, self.model)
 
     def named(self, name: str) -> str | None:
-        """Return the base's name for a weight in any spelling of its family; None if absent."""
+        """Return the base's name for a weight in any spelling of its family; None if the base lacks it."""
         return next((spelling for spelling in self._spellings(name) if spelling in self.weights), None)
 
     def _spellings(self, name: str) -> Iterator[str]:
@@ -200,13 +201,13 @@ def open_base(tree: Tree, model: ModelOptions | None = None, like: LocationLike 
     """Return the base of a tree. Quantized weights count as their values in bfloat16.
 
     Args:
-        tree: a Hugging Face model, or a MaxText checkpoint.
-        model: the model options that the user set.
-        like: the Hugging Face directory of a MaxText model; None for the files stored with it.
+        tree: A Hugging Face model, or a MaxText checkpoint.
+        model: The model options that the user set.
+        like: Hugging Face directory of a MaxText model; None for the files stored with it.
 
     Raises:
-        FormatError: weights are quantized and cannot be dequantized, or two have the same name.
-        CheckpointError: see `ckpttools.maxtext.to_hf.model_rows`.
+        FormatError: Weights are quantized and cannot be dequantized, or two weights have the same name.
+        CheckpointError: See `ckpttools.maxtext.to_hf.model_rows`.
     """
     tree = quantized_view(tree).plain().tree
     if name_style(tree.arrays) != "maxtext":
@@ -249,7 +250,7 @@ class BaseName:
 
 
 def base_name(base: Base, adapter: Adapter, requested: str | None) -> BaseName:
-    """Return the given base name, else the recorded hub name, else the base's location.
+    """Return the requested base name, or the recorded Hub name, or the base's location.
 
     A recorded directory of the training machine does not exist here, so only Hub names are used.
     """
@@ -278,7 +279,7 @@ def _recorded_names(base: Base, adapter: Adapter) -> Iterator[str]:
 def _is_hub_name(name: str) -> bool:
     """Return whether a text has the form org/name, or is a bare name.
 
-    A relative directory may match too; the name is then as useful as its path.
+    A relative directory may also match; the name is then as useful as its path.
     """
     return is_model_name(name) or is_model_name(f"org/{name}")
 
@@ -287,9 +288,9 @@ def other_base_remarks(base: Base, adapter: Adapter, used: str) -> Iterator[str]
     """Yield a remark if an adapter names another base model.
 
     Args:
-            base: the model that the command uses as the base.
-            adapter: the adapter, which may name another base.
-            used: how the base is used, a participle and a preposition: "merged into".
+        base: The model that the command uses as the base.
+        adapter: The adapter, which may name another base.
+        used: How the base is used, a participle and a preposition: "merged into".
     """
     named, location = adapter.config.get(BASE_NAME), base.tree.metadata.location
     # The recorded location may use a store that is unknown here.

@@ -15,7 +15,7 @@ from ckpttools.core.errors import ConfigError, FormatError, listing
 from ckpttools.formats.adapters import MERGE_WITH_PEFT
 
 WITH_PEFT = f"merge it with PEFT, {MERGE_WITH_PEFT}"
-# Field -> why such an adapter is more than factors added to weights.
+# Fields of unsupported adapters, with the reason why such an adapter is more than factors added to weights.
 _UNSUPPORTED = {
     "layer_replication": "it has more layers than its base",
     "use_qalora": "its factors apply to groups of inputs",
@@ -59,8 +59,8 @@ class PeftConfig:
     """The configuration of a LoRA adapter.
 
     Attributes:
-        declared: the complete configuration.
-        location: its location, for messages.
+        declared: The complete configuration.
+        location: Its location, for messages.
     """
 
     declared: Mapping[str, Any]
@@ -143,14 +143,14 @@ class PeftConfig:
         The tests run in the order of `check_target_module_exists` in PEFT 0.21 (tuners/tuners_utils.py).
 
         Args:
-            module: the module's path in the model.
-            is_embedding: whether the module is an embedding table.
+            module: The module's path in the model.
+            is_embedding: Whether the module is an embedding table.
 
         Returns:
             The field's name; None if PEFT adds the factors.
 
         Raises:
-            ConfigError: a field is not a list of names or a valid pattern.
+            ConfigError: A field is not a list of names or a valid pattern.
         """
         if self._is_tied(module):
             return None
@@ -205,7 +205,7 @@ class PeftConfig:
     def _is_in_saved(self, module: str, saved: str) -> bool:
         """Return whether a module is inside a fully trained module; PEFT treats these names as patterns."""
         if re.escape(saved) == saved.replace(".", r"\."):
-            # A dot matches any character, but module names have only dots there.
+            # A dot matches any character, but in module names these positions have dots.
             return f".{saved}." in f".{module}."
         return self._matches(rf"(^|.*\.){saved}($|\..*)", module, "modules_to_save")
 
@@ -253,7 +253,7 @@ class PeftConfig:
         """Return the first key of `rank_pattern` or `alpha_pattern` that matches a module.
 
         Raises:
-            ConfigError: the field is not an object, or has a key that cannot be matched.
+            ConfigError: The field is not an object, or has a key that cannot be matched.
         """
         patterns = self.declared.get(field) or {}
         if not isinstance(patterns, Mapping):
@@ -311,7 +311,7 @@ def listed_names(settings: Mapping[str, Any], field: str, location: str = "") ->
     """Return the names in a field of a configuration, such as `modules_to_save`.
 
     Raises:
-        ConfigError: the field is not a list of names.
+        ConfigError: The field is not a list of names.
     """
     names = settings.get(field) or ()
     names = (names,) if isinstance(names, str) else names

@@ -35,9 +35,9 @@ class ExtractOptions:
     """Options for converting a difference to an adapter.
 
     Attributes:
-        rank: the rank of the factors; the maximum if `error` is given.
-        error: the allowed relative error of each matrix, in the Frobenius norm; None for any error.
-        dtype: the dtype of the factors.
+        rank: The rank of the factors; the maximum if `error` is given.
+        error: The allowed relative error of each matrix, in the Frobenius norm; None for any error.
+        dtype: The dtype of the factors.
     """
 
     rank: int | None
@@ -57,7 +57,7 @@ class ExtractOptions:
         """Return the part of a matrix's difference that is kept."""
         if self.error is not None:
             return ranked_spectrum(tuned, base, self.error, self.rank or min(tuned.shape), name)
-        assert self.rank is not None  # `__post_init__` requires a rank or an error
+        assert self.rank is not None  # `__post_init__` requires a rank or an error.
         return spectrum(tuned, base, min(self.rank, *tuned.shape), name)
 
 
@@ -66,9 +66,9 @@ class ExtractedAdapter:
     """An adapter made from a difference.
 
     Attributes:
-        adapter: the adapter in the base's names; its factors are in memory.
-        nbytes: the bytes that the factors take.
-        notes: the error of each matrix, and the arrays that are left out.
+        adapter: The adapter in the base's names; its factors are in memory.
+        nbytes: The bytes that the factors take.
+        notes: The error of each matrix, and the arrays that are left out.
     """
 
     adapter: Adapter
@@ -82,16 +82,16 @@ def extract_low_rank(tuned: Base, base: Base, options: ExtractOptions, memory: i
     The matrices of linear layers are compared; other differing arrays are left out, and the notes name them.
 
     Args:
-        tuned, base: models of the same weights.
-        options: how much to keep.
-        memory: bytes that the factors may take.
+        tuned, base: Models of the same weights.
+        options: How much of the difference to keep.
+        memory: Maximum bytes of the factors.
 
     Raises:
-        FormatError: the models do not have the same weights, or contain NaN or infinity.
-        ShapeError: a weight has different shapes.
-        UsageError: none of the matrices differs.
-        MemoryBudgetError: the factors need more memory.
-        SourceChangedError: a model changed while it was read.
+        FormatError: The models do not have the same weights, or contain NaN or infinity.
+        ShapeError: A weight has different shapes.
+        UsageError: None of the matrices differs.
+        MemoryBudgetError: The factors need more memory.
+        SourceChangedError: A model changed while it was read.
     """
     tuned, base = without_copied_head(tuned, base), without_copied_head(base, tuned)
     _require_same_weights(tuned, base)

@@ -1,8 +1,8 @@
 """Rows of a family for low-rank factors, derived from the rows for weights.
 
-Where `W = B A`, B has the output axes and A the input axes. Both keep their order, merging and rotary pairs
-from the weight's row. Axes that a weight is repeated on, such as stacked layers, are in both factors. If the
-row multiplies the weight, it multiplies B.
+In `W = B A`, B has the output axes and A the input axes. Both keep the order, merging and rotary pairs of the
+weight's row. Axes on which a weight is repeated, such as stacked layers, are in both factors. If the row
+multiplies the weight, it multiplies B.
 
     query.kernel:        embed layer heads (pair half) <-> q_proj.weight:        (heads half pair) embed
     query.kernel_lora_a: embed layer rank              <-> q_proj.lora_A.weight: rank embed
@@ -38,8 +38,8 @@ Style = Literal["flat", "kept", "first"]
 STYLES: tuple[Style, ...] = ("flat", "kept", "first")
 """Layouts of the axes of a factor, the most likely first.
 
-Inputs and outputs each merged into one axis, with layers on the scan axis; as in the kernel; or merged, with
-layers first.
+"flat" merges inputs and outputs into one axis each, with layers on the scan axis; "kept" has the axes of the
+kernel; "first" is merged, with layers first.
 """
 
 
@@ -48,9 +48,9 @@ class FactorRow:
     """The row of a weight and those of its factors.
 
     Attributes:
-        row: the row of the weight.
-        a, b: the rows of its two factors.
-        rank: the name of the rank axis.
+        row: The row of the weight.
+        a, b: Rows of the two factors.
+        rank: The name of the rank axis.
     """
 
     row: Row
@@ -64,9 +64,9 @@ class ModelFactorRows:
     """The factor rows of one model.
 
     Attributes:
-        rows: the rows of all weights.
-        sizes: the length of each axis.
-        scan_axis: the axis on which layers are stacked; None if they are numbered.
+        rows: The rows of all weights.
+        sizes: The length of each axis.
+        scan_axis: The axis on which layers are stacked; None if they are numbered.
     """
 
     rows: tuple[Row, ...]
@@ -108,7 +108,7 @@ class ModelFactorRows:
 
 
 def no_factors_reason(row: Row) -> str | None:
-    """Return why MaxText has no factors for a weight; None if it has."""
+    """Return why MaxText has no factors for a weight; None if it has factors."""
     left, right = str(row.left.key), str(row.right.key)
     if not left.endswith(_KERNEL):
         return f"MaxText has factors only for dense layers, not for {left.rpartition('.')[2]}"
@@ -122,7 +122,7 @@ def no_factors_reason(row: Row) -> str | None:
     own = [axis for axis in row.left.array_axes if axis in (*outs, *ins)]
     if set(own) != {*outs, *ins}:
         return "one weight is several arrays in MaxText"
-    # Hugging Face has an axis in names, in addition to those of a matrix: Qwen3.5's in_proj_b and in_proj_a.
+    # Hugging Face has an axis in names in addition to those of a matrix: Qwen3.5's in_proj_b and in_proj_a.
     if any(0 < len({*group} & {*own}) < len(group) for group in row.left.groups):
         return "several weights are one array in MaxText"
     if set(own[: len(ins)]) != set(ins):
@@ -136,12 +136,12 @@ def model_factor_rows(base: Base, scan_axis: int | None, family: Family) -> Mode
     """Return the rows of a base's model.
 
     Args:
-        base: the model.
-        scan_axis: the axis on which the adapter's layers are stacked; None if they are numbered.
-        family: the base's family, in the layout of the version that stores the adapter.
+        base: The model.
+        scan_axis: The axis on which the adapter's layers are stacked; None if they are numbered.
+        family: The base's family, in the layout of the version that stores the adapter.
 
     Raises:
-        ConfigError: the configuration contradicts itself, or the family that the user selects computes other
+        ConfigError: The configuration contradicts itself, or the family that the user selects computes other
             values than that of the configuration.
     """
     _require_own_rows(base)

@@ -25,15 +25,15 @@ class FactorPair:
     """The low-rank change of one Hugging Face weight, in PEFT's layout.
 
     Attributes:
-        name: the name of the weight.
+        name: The name of the weight.
         a: (rank, in); for experts (expert * rank, in), for an embedding (rank, vocab).
         b: (out, rank); for experts (out, rank * expert), for an embedding (embed, rank).
-        scale: the factor of the product `b @ a`.
-        kind: the kind of weight; its axes are (out, in), (vocab, embed) or (expert, …, …).
-        has_inputs_first: whether the inputs come before the outputs; None for experts, where the shapes
+        scale: The factor of the product `b @ a`.
+        kind: The kind of weight; its axes are (out, in), (vocab, embed) or (expert, …, …).
+        has_inputs_first: Whether the inputs come before the outputs; None for experts, where the shapes
             decide.
         magnitude: (out,) row lengths of the changed weight (DoRA), or None.
-        rank: the rank of the product; for experts, of each expert.
+        rank: The rank of the product; for experts, of each expert.
     """
 
     name: str
@@ -47,14 +47,14 @@ class FactorPair:
 
     @property
     def parts(self) -> Iterator[tuple[str, LazyArray]]:
-        """Yield its arrays with their names."""
+        """Yield the arrays with their names."""
         yield from (("A", self.a), ("B", self.b))
         if self.magnitude is not None:
             yield "magnitude", self.magnitude
 
     @property
     def shape(self) -> Shape | None:
-        """Return the weight's shape; None for experts, whose axis order only the weight shows."""
+        """Return the weight's shape; None for experts, whose axis order is known only from the weight."""
         outer, inner = self.b.shape[0], self.a.shape[1]
         if self.kind == "experts":
             return None
@@ -74,10 +74,10 @@ class FactorPair:
         """Return the change of a weight, float32.
 
         Args:
-            weight: the weight; in float32 if there is a magnitude, because its values are then read.
+            weight: The weight; in float32 if there is a magnitude, because its values are then read.
 
         Raises:
-            FormatError: the factors do not fit the weight.
+            FormatError: The factors do not fit the weight.
         """
         delta = self.delta(weight.shape)
         if self.magnitude is None:
@@ -92,9 +92,9 @@ class FactorPair:
         return dora_update(weight, delta, self.magnitude)
 
     def delta(self, shape: Shape) -> LazyArray:
-        """Return the product of the factors for a weight of this shape, float32.
+        """Return the product of the factors for a weight of this shape, in float32.
 
-        Raise the errors of `change`.
+        Raises the errors of `change`.
         """
         self.require_fit(shape)
         if self.kind == "embedding":
@@ -141,11 +141,11 @@ class Adapter:
     """An adapter of a Hugging Face model.
 
     Attributes:
-        location: the location of the adapter.
-        factors: the factors of each changed weight.
-        replaced: name -> array that replaces the base's own (`modules_to_save`).
-        config: the content of `adapter_config.json`.
-        skipped: name of a stored array that PEFT ignores -> the config field that leaves it out.
+        location: The location of the adapter.
+        factors: The factors of each changed weight.
+        replaced: Arrays that replace the base's own (`modules_to_save`), by name.
+        config: The content of `adapter_config.json`.
+        skipped: For each stored array that PEFT ignores, the config field that leaves it out.
     """
 
     location: str
@@ -178,7 +178,7 @@ def _is_finite(array: LazyArray) -> bool:
 
 
 def same_bits(one: LazyArray, other: LazyArray) -> bool:
-    """Return whether two arrays are equal. Reads them if shape and dtype match."""
+    """Return whether two arrays are equal. Reads them only if shape and dtype match."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
     pieces = split_evenly(Region.whole(one.shape), read_blocks.elements(one.dtype.itemsize))
@@ -186,12 +186,12 @@ def same_bits(one: LazyArray, other: LazyArray) -> bool:
 
 
 def finite(name: str, number: float, product: float | None = None) -> float:
-    """Check a number and its product, and return the product; raise UsageError for NaN or infinity.
+    """Check a number and its product, and return the product. Raises UsageError for NaN or infinity.
 
     Args:
-            name: the option's name.
-            number: the option's value.
-            product: `number` times the adapter's own value; None for `number` itself.
+        name: The option's name.
+        number: The option's value.
+        product: `number` times the adapter's own value; None for `number` itself.
 
     Returns:
         The product.

@@ -15,7 +15,7 @@ from ckpttools.core.errors import FormatError, listing
 
 HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
 _TABLES = (TABLE, "wte.weight")
-# Models in transformers whose matrices have their inputs first (`Conv1D`), and their names.
+# Models in transformers whose matrices have their inputs first (`Conv1D`), and the names of these matrices.
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _CONV1D = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight", ".q_attn.weight")
 
@@ -24,8 +24,8 @@ def fit_adapter(base: Base, adapter: Adapter) -> Adapter:
     """Return the adapter in the base's names.
 
     Raises:
-        FormatError: the adapter does not match this base (lists the missing weights), changes a weight
-            several times, or lacks arrays that it should replace.
+        FormatError: The adapter does not match this base (the message lists the missing weights), changes a
+            weight several times, or lacks arrays that it should replace.
     """
     adapter = split_as_base(base, adapter)
     expected = [*(factor.name for factor in adapter.factors), *adapter.replaced]
@@ -46,7 +46,7 @@ def split_as_base(base: Base, adapter: Adapter) -> Adapter:
     """Return the adapter with experts split and without a tied head, as in the base's files.
 
     Raises:
-        FormatError: the base has a different number of experts.
+        FormatError: The base has a different number of experts.
     """
     adapter = _without_tied_head(base, adapter)
     return replace(
@@ -88,8 +88,8 @@ def without_copied_head(model: Base, other: Base) -> Base:
     """Remove an output head that repeats the embedding, as FSDP and DeepSpeed save it.
 
     Args:
-        model: the model.
-        other: a model to compare with; the head also stays if that model has one.
+        model: The model.
+        other: A model to compare with. The head stays if that model has one.
     """
     if HEAD not in model.weights or HEAD in other.weights:
         return model
@@ -168,8 +168,8 @@ def _oriented(base: Base, factor: FactorPair) -> FactorPair:
     return replace(factor, has_inputs_first=sibling.shape[1] == shape[1])
 
 
-# How transformers 5.23 (conversion_mapping.py) renames the modules of Hub models and joins their weights, one
-# after the other on the output axis.
+# How transformers 5.23 (conversion_mapping.py) renames the modules of Hub models and joins their weights
+# consecutively on the output axis.
 _MODULES = {".mlp.experts": (".mlp.experts", ".block_sparse_moe.experts")}
 _PARTS = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
@@ -181,11 +181,11 @@ def single_experts(factor: FactorPair, names: Collection[str]) -> list[FactorPai
     """Split the factors of fused experts; None if the base has no single experts.
 
     Args:
-        factor: the factors of `…mlp.experts.gate_up_proj` or `….down_proj`.
-        names: the names of the base's weights.
+        factor: The factors of `…mlp.experts.gate_up_proj` or `….down_proj`.
+        names: The names of the base's weights.
 
     Raises:
-        FormatError: the base has a different number of experts.
+        FormatError: The base has a different number of experts.
     """
     above, _, last = factor.name.rpartition(".")
     ends = [end for end in _MODULES if above.endswith(end)]

@@ -5,7 +5,7 @@
     params/params/decoder/layers/mlp/wi_0/kernel_lora_a/value   of MaxText's own converter
     decoder/layers/self_attention/query/lora_a.kernel           of the inference engine, attention alone
 
-Ranks come from shapes. Where layers and inputs have the same length, the base's sizes distinguish them.
+Ranks are determined by shapes. If layers and inputs have the same length, the base's sizes distinguish them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def factor_pairs(tree: Tree) -> dict[str, KernelFactors]:
     """Return the factors in a tree by dotted kernel names; empty if there are none.
 
     Raises:
-        FormatError: a factor has no counterpart.
+        FormatError: A factor has no counterpart.
     """
     roles = view_of(tree).roles
     halves: dict[str, dict[str, LazyArray]] = {}
@@ -104,7 +104,7 @@ def recorded_settings(tree: Tree) -> Mapping[str, object]:
     """Return the recorded rank and alpha, from MaxText's metadata or a PEFT configuration.
 
     Raises:
-        FormatError, ConfigError: the configuration describes an unsupported adapter, or has several ranks.
+        FormatError, ConfigError: The configuration describes an unsupported adapter, or has several ranks.
     """
     settings = tree.metadata.custom.get(LORA_KEY)
     if isinstance(settings, Mapping):
@@ -138,13 +138,13 @@ def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Ad
     """Return the adapter of a MaxText tree in the base's names.
 
     Args:
-        base: the adapted model.
-        tree: an adapter in any of the layouts above, scanned or not.
-        alpha: the adapter's alpha; None to use the recorded one.
+        base: The adapted model.
+        tree: An adapter in any of the layouts above, scanned or not.
+        alpha: The adapter's alpha; None to use the recorded one.
 
     Raises:
-        FormatError: there are no factors, or they do not fit this base.
-        ConfigError: alpha is unknown, or differs from the recorded one.
+        FormatError: The tree has no factors, or they do not match the base.
+        ConfigError: Alpha is unknown, or differs from the recorded one.
         UsageError: `alpha` is NaN or infinite.
     """
     pairs, location = factor_pairs(tree), tree.metadata.location
@@ -189,7 +189,7 @@ def _matching_row(
     """Return the factor row in the style of the stored factors.
 
     Raises:
-        FormatError: the factors do not fit, or two rows would give different products.
+        FormatError: The factors do not match, or two rows would give different products.
     """
     styles = {style: model_rows.of(row, number, style) for style in STYLES}
     candidates = {
@@ -239,7 +239,7 @@ def _factors(
     for name in row.row.left.keys(model_rows.sizes):
         pair = pairs.get(name)
         a, b = (None, None) if pair is None else (pair.a, pair.b)
-        # Where the conversion divides values, it must do so before they are rounded to fewer bits.
+        # If the conversion divides values, it must do so before they are rounded to fewer bits.
         b = cast(b, _FLOAT32) if b is not None and row.row.op is not None and b.dtype.bits < 32 else b
         arrays[name + A] = _zeros(row.a.left.shape(sizes), pairs, "a") if a is None else a
         arrays[name + B] = _zeros(row.b.left.shape(sizes), pairs, "b") if b is None else b
@@ -257,7 +257,7 @@ def _zeros(shape: tuple[int, ...], pairs: Mapping[str, KernelFactors], half: str
 
 
 def scale_of(settings: Mapping[str, object], rank: int, alpha: float | None, location: str) -> float:
-    """Return the scale of the product of both factors; arguments and errors as for `adapter_of_maxtext`."""
+    """Return the scale of the product of both factors; see `adapter_of_maxtext` for arguments and errors."""
     recorded_alpha, recorded_rank = settings.get("lora_alpha"), settings.get("lora_rank")
     if isinstance(recorded_rank, int | float) and recorded_rank not in (0, rank):
         raise ConfigError(
@@ -298,9 +298,9 @@ def scale_of(settings: Mapping[str, object], rank: int, alpha: float | None, loc
 # pairs are in Hugging Face's order.
 
 _TUNIX_LAYERS = "layers"
-# Tunix module -> the name of its kernel, and its module in transformers.
+# Names of each Tunix module's kernel, and of its module in transformers.
 _TUNIX_MODULES = {"attn": ("w", "self_attn"), "mlp": ("kernel", "mlp")}
-# Tunix layer -> layers in transformers; B has an additional axis if there are several.
+# Layers in transformers for each Tunix layer. B has an additional axis if there are several.
 _TUNIX_PROJECTIONS = {
     **{name: (name,) for name in ("q_proj", "k_proj", "v_proj", "o_proj")},
     **{name: (name,) for name in ("gate_proj", "up_proj", "down_proj")},
@@ -329,7 +329,7 @@ def adapter_of_jax(base: Base, tree: Tree, alpha: float | None = None) -> Adapte
         alpha: The adapter's alpha; None to use the recorded one.
 
     Raises:
-        FormatError: There are no factors, or they do not fit this base.
+        FormatError: The tree has no factors, or they do not match the base.
         ConfigError: Alpha is unknown, or differs from the recorded one.
         UsageError: `alpha` is NaN or infinite.
     """

@@ -35,9 +35,9 @@ def merge_into_base(base: Base, adapter: Adapter, scale: float = 1.0) -> Transfo
     base.
 
     Raises:
-        FormatError: the adapter does not belong to this base, or its factors do not fit or contain NaN or
-            infinity.
-        UsageError: the scale is NaN or infinite, or scales an adapter with magnitudes (DoRA).
+        FormatError: The adapter does not belong to this base, or its factors do not match it or contain NaN
+            or infinity.
+        UsageError: The scale is NaN or infinite, or would scale an adapter with magnitudes (DoRA).
     """
     fit = fit_adapter(base, adapter)
     require_finite(adapter)
@@ -61,7 +61,7 @@ def merge_into_base(base: Base, adapter: Adapter, scale: float = 1.0) -> Transfo
 
 
 def _weight(base: Base, adapter: Adapter, factor: FactorPair) -> LazyArray:
-    """Return the weight that factors are added to, in float32 if its values are read (DoRA)."""
+    """Return the weight to which factors are added, in float32 if its values are read (DoRA)."""
     if factor.magnitude is None:
         return base.weights[factor.name]
     own = adapter.replaced.get(factor.name)

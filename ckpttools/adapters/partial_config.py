@@ -1,7 +1,7 @@
 """Write the configuration of a partial adapter: `adapter_config.json`, or MaxText's metadata.
 
-PEFT creates every named module, even without weights: its initial factors change nothing at best.
-PEFT fails if an array of a fully trained module is missing.
+PEFT creates every named module, even without weights, and its initial factors at best change nothing. PEFT
+fails if an array of a fully trained module is missing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class PartialConfig:
     """The configuration of a partial adapter.
 
     Attributes:
-        declared: the configuration; None if the part is not an adapter.
-        remarks: one sentence for each change, or the reason why it is not an adapter; () if unchanged.
+        declared: Configuration; None if the part is not an adapter.
+        remarks: One sentence for each change, or the reason why the part is not an adapter; () if unchanged.
     """
 
     declared: Mapping[str, Any] | None
@@ -39,7 +39,7 @@ class PartialConfig:
 
     @property
     def content(self) -> bytes | None:
-        """Return the content of the file; None without one."""
+        """Return the content of the file; None if there is no configuration."""
         return None if self.declared is None else config_file(self.declared)
 
 
@@ -49,12 +49,12 @@ def partial_peft_config(
     """Return the configuration of an adapter without some of its arrays.
 
     Args:
-            settings: the configuration of the complete adapter.
-            location: its location, for messages.
-            kept, gone: names of the arrays that are kept and left out.
+        settings: The configuration of the complete adapter.
+        location: Its location, for messages.
+        kept, gone: Names of the arrays that are kept and left out.
 
     Raises:
-        ConfigError: a field is not a list of names, or a pattern is not supported.
+        ConfigError: A field is not a list of names, or a pattern is not supported.
     """
     try:
         config = PeftConfig(settings, location)
@@ -69,7 +69,7 @@ def partial_peft_config(
     if not left:
         return _not_an_adapter("it has no factors")
     narrowed = {
-        # A fully trained module gets no factors, but would if it were no longer listed.
+        # A fully trained module gets no factors, but would get some if it were no longer listed.
         "target_modules": _targets(config, left, {**lost, **whole_lost}),
         "target_parameters": _parameters(config, left, lost),
         "modules_to_save": _narrowed_saved(config.replaced, whole, whole_lost),
@@ -91,7 +91,7 @@ def with_remaining_modules(tree: Tree) -> Transformed:
     try:
         left = module_path(factor_pairs(tree))
     except FormatError:
-        return Transformed(tree)  # single factors, which `merge` and other commands report
+        return Transformed(tree)  # Single factors, which `merge` and other commands report.
     if left == settings[MODULE_PATH]:
         return Transformed(tree)
     custom = {**tree.metadata.custom, LORA_KEY: {**settings, MODULE_PATH: left}}

@@ -30,14 +30,14 @@ from ckpttools.transforms.strip_wrappers import strip_wrappers
 
 WEIGHTS = (f"{WEIGHTS_STEM}.safetensors", f"{WEIGHTS_STEM}.bin")
 STEP_0 = "0"
-"""The directory of an adapter's weights in MaxText, a run of one step."""
-# The adapter's name follows these words in state dicts that were saved without PEFT.
+"""Directory of an adapter's weights in MaxText, which is a run of one step."""
+# In state dicts that were saved without PEFT, these words are followed by the adapter's name.
 _PART = re.compile(
     r"^(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
     r"(?:\.(?!weight$)(?P<adapter>[^.]+))?(?:\.weight)?$"
 )
 _BASE_LAYER = ".base_layer"
-# This stands between the names of a fully trained module and its arrays; PEFT removes it when it saves.
+# PEFT inserts this between the names of a fully trained module and its arrays, and removes it when saving.
 _TRAINED = re.compile(r"\.modules_to_save(?:\.default)?(?=\.)")
 _ORIGINAL = ".original_module."
 _MAX_LISTED = 4
@@ -46,7 +46,7 @@ _FUSED = ("gate_up_proj", "down_proj")
 
 
 def is_peft(location: Location) -> bool:
-    """Return whether this is a directory that PEFT wrote, or a weights file in one."""
+    """Return whether a location is a directory written by PEFT, or a weights file in one."""
     folder = location.folder()
     if not (folder / ADAPTER).is_file():
         return False
@@ -58,7 +58,7 @@ def weights_file(location: Location) -> Location:
     """Return the weights file of an adapter.
 
     Raises:
-        FormatError: the weights file does not exist.
+        FormatError: The weights file does not exist.
     """
     if not location.is_dir():
         return location
@@ -74,12 +74,12 @@ def weights_file(location: Location) -> Location:
 
 
 def open_peft(location: Location) -> Adapter:
-    """Open an adapter at a location that `is_peft`.
+    """Open an adapter at a location for which `is_peft` is true.
 
     Raises:
-        FormatError: the kind is not supported, or a factor has no counterpart.
-        ConfigError: the configuration contradicts the factors.
-        CheckpointError: it cannot be read.
+        FormatError: The kind is not supported, or a factor has no counterpart.
+        ConfigError: The configuration contradicts the factors.
+        CheckpointError: The adapter cannot be read.
     """
     file = weights_file(location)
     config = location.folder() / ADAPTER
@@ -87,7 +87,7 @@ def open_peft(location: Location) -> Adapter:
 
 
 def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
-    """Return the adapter with these arrays. Raise the errors of `open_peft`."""
+    """Return the adapter with these arrays. Raises the errors of `open_peft`."""
     location = tree.metadata.location
     plain = strip_wrappers(tree).tree
     _require_targets(config, plain)
@@ -167,11 +167,11 @@ def _prefixes(module: str) -> list[str]:
 def _skipped(config: PeftConfig, tree: Tree) -> dict[str, str]:
     """Find the arrays that PEFT ignores when it loads an adapter.
 
-    PEFT creates the modules that the configuration names, then loads the arrays whose names match its
-    parameters (`set_peft_model_state_dict`). It ignores the others without an error.
+    PEFT creates the modules named in the configuration, then loads the arrays whose names match its
+    parameters (`set_peft_model_state_dict`). It ignores other arrays without an error.
 
     Returns:
-        Name of an array -> the config field that makes PEFT ignore it.
+        The config field that makes PEFT ignore each array, by array name.
     """
     skipped: dict[str, str] = {}
     reasons: dict[str, str | None] = {}
@@ -196,10 +196,10 @@ def _full_skip_reason(config: PeftConfig, name: str, module: str, factor_reason:
     """Return the config field that makes PEFT ignore a full array of a module; None if PEFT loads it.
 
     Args:
-        config: the adapter's configuration.
-        name: the array's name.
-        module: its module.
-        factor_reason: the field that makes PEFT add no factors to the module. In a module with factors, PEFT
+        config: The adapter's configuration.
+        name: The array's name.
+        module: Its module.
+        factor_reason: The field that makes PEFT add no factors to the module. In a module with factors, PEFT
             names the weight `base_layer.weight`.
     """
     is_replaced = any(parent.endswith(config.replaced) for parent in _prefixes(module))
@@ -243,9 +243,8 @@ def _group_arrays(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str
     """Group factors by module and kind, and complete arrays by name.
 
     Raises:
-            CoverageError: the tree has arrays that are not parts of an adapter.
-            FormatError: the arrays belong to several adapters, or an array exists twice with different
-                values.
+        CoverageError: The tree has arrays that are not parts of an adapter.
+        FormatError: The arrays belong to several adapters, or an array exists twice with different values.
     """
     parts: dict[str, dict[str, LazyArray]] = {}
     whole: dict[str, LazyArray] = {}
@@ -311,7 +310,7 @@ def _check_complete(
         f"{module}: no lora_magnitude_vector" for module in parts if config.is_dora and module not in lengths
     ]
     odd += [f"{module}: a lora_magnitude_vector" for module in lengths if not config.is_dora]
-    # PEFT matches all module names that end so, also in the middle of a word.
+    # PEFT matches all module names with this ending, even in the middle of a word.
     if config.replaced and not any(f"{module}." in name for module in config.replaced for name in whole):
         odd.append(f"no arrays for modules_to_save, {', '.join(config.replaced)}")
     if not parts and not whole:
@@ -330,9 +329,9 @@ class _FactorReader:
     """A reader that builds factors from their parts.
 
     Attributes:
-            config: the adapter's configuration.
-            parts: module -> kind of factor -> array.
-            location: the location, for messages.
+        config: The adapter's configuration.
+        parts: Array by kind of factor, for each module.
+        location: The location, for messages.
     """
 
     config: PeftConfig

@@ -60,7 +60,7 @@ def _jax_report(tree: Tree) -> AdapterReport:
         return AdapterReport("", {}, None, {}, problem=error.raw.line, names=names)
     recorded_alpha = settings.get("lora_alpha")
     alpha = recorded_alpha if isinstance(recorded_alpha, int | float) else None
-    # The module of a kernel; a name may consist of a single key.
+    # The module of a kernel. A name may consist of a single key.
     targets = Counter(name.split(".")[-2:][0] for name in pairs)
     ranks = Counter(pair.rank for pair in pairs.values())
     return AdapterReport(recorded_base(tree), dict(sorted(ranks.items())), alpha, dict(targets), names=names)
@@ -69,7 +69,7 @@ def _jax_report(tree: Tree) -> AdapterReport:
 def peft_adapter(tree: Tree, settings: Mapping[str, Any] | None = None) -> Adapter:
     """Open an adapter in PEFT's layout; `settings` is its configuration, if read.
 
-    Raise the errors of `open_peft`.
+    Raises the errors of `open_peft`.
     """
     location = parse(tree.metadata.location)
     config = location.folder() / ADAPTER
@@ -94,5 +94,5 @@ def _peft_report(adapter: Adapter, base: str, alpha: float | None) -> AdapterRep
 
 
 def _module_name(name: str) -> str:
-    """Return the last name of a module: `q_proj` of `model.layers.0.self_attn.q_proj.weight`."""
+    """Return the last component of a module's name: `q_proj` of `model.layers.0.self_attn.q_proj.weight`."""
     return name.removesuffix(WEIGHT).rpartition(".")[2]

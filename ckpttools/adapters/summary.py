@@ -16,16 +16,16 @@ class AdapterReport:
     """A summary of an adapter without its values.
 
     Attributes:
-        base_model: the recorded base model; "" if it is not recorded.
-        ranks: rank -> number of weights whose factors have it.
-        alpha: the recorded alpha, before patterns; None if it is not recorded.
-        targets: last name of a module -> number of changed weights in such modules.
-        features: special features: "rslora", "dora", "experts", "embedding".
-        replaced: number of arrays that the adapter replaces.
-        problem: the reason why it cannot be read; None if it can.
-        kind: PEFT's name for its kind; "LORA" by default.
-        skipped: config field -> number of stored arrays that the field makes PEFT ignore.
-        names: the naming scheme of a JAX trainer's factors, "MaxText" or "Tunix"; "" for PEFT.
+        base_model: The recorded base model; "" if it is not recorded.
+        ranks: Number of weights by rank of their factors.
+        alpha: The recorded alpha, before patterns; None if it is not recorded.
+        targets: Number of changed weights by the last component of the module's name.
+        features: Special features: "rslora", "dora", "experts", "embedding".
+        replaced: Number of arrays that the adapter replaces.
+        problem: Reason why the adapter cannot be read; None if it can.
+        kind: PEFT's name for the kind of adapter; "LORA" by default.
+        skipped: Number of stored arrays that PEFT ignores, by the responsible config field.
+        names: The naming scheme of a JAX trainer's factors, "MaxText" or "Tunix"; "" for PEFT.
     """
 
     base_model: str

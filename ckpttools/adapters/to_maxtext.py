@@ -60,12 +60,12 @@ class ToMaxTextAdapter:
     """The options for converting an adapter to MaxText.
 
     Attributes:
-        scan: stack the layers, as in the target model.
-        scan_axis: the axis on which they are stacked.
-        maxtext: the MaxText version of the layout.
-        layout: "restore" as `lora.lora_restore_path` reads it, "training" as in training checkpoints,
-            "converter" as MaxText's converter writes it.
-        scale: a factor for the adapter, in addition to its own scale.
+        scan: Stack the layers, as in the target model.
+        scan_axis: The axis on which they are stacked.
+        maxtext: The MaxText version of the layout.
+        layout: "restore" as read by `lora.lora_restore_path`, "training" as in training checkpoints,
+            "converter" as written by MaxText's converter.
+        scale: A factor for the adapter, in addition to its own scale.
     """
 
     scan: bool = True
@@ -79,9 +79,9 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     """Return an adapter in MaxText's layout, with rank and alpha in its metadata.
 
     Raises:
-        FormatError: the adapter does not match this base, or has parts that MaxText does not support, listed
-            with reasons.
-        UsageError: the scale is NaN or infinite.
+        FormatError: The adapter does not match this base, or has parts that MaxText does not support. The
+            message lists them with reasons.
+        UsageError: The scale is NaN or infinite.
     """
     fit = fit_adapter(base, adapter)
     family = family_in(required_family(base), version_called(options.maxtext))
@@ -224,7 +224,7 @@ def module_path(factors: Iterable[str]) -> str:
 
 
 def _below_layer(keys: Sequence[str]) -> Sequence[str]:
-    """Return the last keys of a module, without that of its layer."""
+    """Return the last keys of a module, without the key of its layer."""
     return keys[1:] if _LAYER.fullmatch(keys[0]) else keys
 
 
@@ -264,7 +264,7 @@ def _notes(
 def _filled_remarks(
     rows: Iterable[FactorRow], sizes: Mapping[str, int], factors: Iterable[FactorPair]
 ) -> Iterator[str]:
-    """Report modules that the adapter changes in other layers only: their factors become zeros."""
+    """Yield remarks on modules that the adapter changes only in other layers: their factors become zeros."""
     changed = {factor.name for factor in factors}
     names = [name for row in rows for name in row.row.right.keys(sizes)]
     lacking = [name.removesuffix(WEIGHT) for name in names if name not in changed]

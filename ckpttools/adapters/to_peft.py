@@ -26,9 +26,9 @@ class PeftFiles:
     """The files that PEFT saves.
 
     Attributes:
-        tree: the factors under PEFT's names.
-        config: the content of `adapter_config.json`.
-        notes: notes for the user.
+        tree: The factors under PEFT's names.
+        config: The content of `adapter_config.json`.
+        notes: Notes for the user.
     """
 
     tree: Tree
@@ -40,13 +40,13 @@ def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float 
     """Return the PEFT files of an adapter.
 
     Args:
-        base: the adapted model.
-        adapter: the adapter in the base's names.
-        name: the base's name in the configuration; None to use `base_name`.
-        scale: a factor for the adapter, in addition to its own scale.
+        base: The adapted model.
+        adapter: The adapter in the base's names.
+        name: The base's name in the configuration; None to use `base_name`.
+        scale: A factor for the adapter, in addition to its own scale.
 
     Raises:
-        UsageError: the scale is NaN or infinite.
+        UsageError: The scale is NaN or infinite.
     """
     names = {factor.name: _module(base, factor.name) for factor in adapter.factors}
     leaves: dict[Path, Leaf] = {}
@@ -101,7 +101,7 @@ def _config(
 
 
 def _targets(modules: Sequence[str], all_modules: Iterable[str]) -> list[str]:
-    """Return module names if all modules of a name are adapted, else full paths."""
+    """Return module names if all modules with a name are adapted, otherwise full paths."""
     adapted = set(modules)
     partly = {_last_name(other) for other in all_modules if other not in adapted}
     return sorted({_last_name(module) if _last_name(module) not in partly else module for module in modules})

@@ -18,21 +18,20 @@ from ckpttools.core.region import Region, split_evenly
 if TYPE_CHECKING:
     import numpy as np
 
-# Directions in addition to the requested ones, and rounds over the matrices. On noise of 600 x 500,
-# 16 directions had an error of 1.005 times the optimum; with singular values that decay with exp(-k/40),
-# 1.002.
+# Directions in addition to the requested ones, and rounds over the matrices. With 16 directions, noise of 600
+# x 500 had an error of 1.005 times the optimum, and singular values that decay with exp(-k/40) had 1.002.
 _SPARE, _ROUNDS = 16, 3
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The factors of a difference and the error that they leave.
+    """The factors of a difference, and the remaining error.
 
     Attributes:
-            left: (rows, rank), and
-            right: (rank, columns), both scaled by the square roots of the singular values; float64.
-        values: singular values, the largest first.
-        squares: the sum of squares of all elements of the difference.
+        left: (rows, rank), and.
+        right: (rank, columns), both scaled by the square roots of the singular values; float64.
+        values: Singular values, the largest first.
+        squares: The sum of squares of all elements of the difference.
     """
 
     left: np.ndarray
@@ -54,12 +53,12 @@ def spectrum(first: LazyArray, second: LazyArray, rank: int, name: str = "") -> 
     """Return the largest `rank` singular values of `first - second`.
 
     Args:
-        first, second: float32 matrices of one shape.
-        rank: the number of singular values; fewer if a side is shorter.
-        name: the name of the matrix, for messages.
+        first, second: Matrices of the same shape, in float32.
+        rank: Number of singular values; fewer if a side is shorter.
+        name: The name of the matrix, for messages.
 
     Raises:
-        FormatError: one has NaN or infinity.
+        FormatError: A matrix contains NaN or infinity.
     """
     import numpy as np
 
@@ -85,7 +84,7 @@ def ranked_spectrum(
 ) -> Spectrum:
     """Return the fewest singular values with a relative error of at most `error`, up to `limit`.
 
-    Arguments and errors are those of `spectrum`.
+    The arguments and errors are those of `spectrum`.
     """
     limit = min(limit, *first.shape)
     rank = min(16, limit)

@@ -1,4 +1,4 @@
-"""Commands and settings that use an adapter checkpoint."""
+"""Suggest commands and settings that use an adapter checkpoint."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _KNOWN_TO_MAXTEXT = {"rslora"}
 
 
 def is_peft_adapter(tree: Tree, location: Location) -> bool:
-    """Return whether PEFT saved this directory."""
+    """Return whether a location is a directory that PEFT saved."""
     return tree.metadata.format != "orbax" and (location / ADAPTER).is_file()
 
 
 def loading_steps(tree: Tree, location: Location) -> tuple[str, ...]:
-    """Return command lines that load an adapter; empty for anything else."""
+    """Return the command lines that load an adapter; none for other checkpoints."""
     if is_peft_adapter(tree, location):
         merging = f"to merge it: {action('merge_adapter', 'BASE', 'DST', adapter=str(location))}"
         if location.store.scheme not in ("file", "hf"):
             return (f"PEFT reads disks and the hub: {action('copy', str(location), 'DIR')}", merging)
         loading = f"PeftModel.from_pretrained(model, {json.dumps(str(location))})"
-        # Of other names it makes nothing, with a warning; `merge` reads them.
+        # PEFT ignores factors with other names, with a warning; `merge_adapter` reads them.
         is_loaded = all(dotted(path).startswith(PREFIX) for path in tree.arrays)
         return (loading, merging) if is_loaded else (merging,)
     if not any("lora" in str(key) for path in tree.arrays for key in path[-2:]):
-        return ()  # ten modules are of adapters alone
+        return ()  # Only adapters have all these modules.
     from ckpttools.adapters.report import is_maxtext_adapter, names_of_jax
 
     if not (is_maxtext_adapter(tree) and names_of_jax(tree) == "MaxText" and _is_read(tree)):
@@ -50,7 +50,7 @@ def loading_steps(tree: Tree, location: Location) -> tuple[str, ...]:
 
 
 def compared_once_merged(*trees: Tree) -> str | None:
-    """Return the command that merges the first adapter among checkpoints, to compare it; None without one."""
+    """Return the command that merges the first adapter among checkpoints to compare them, or None."""
     from ckpttools.adapters.report import is_maxtext_adapter
 
     for tree in trees:
@@ -63,14 +63,14 @@ def compared_once_merged(*trees: Tree) -> str | None:
 
 
 def elsewhere(location: Location) -> str | None:
-    """Return the command that moves a checkpoint where MaxText reads it; None if it is there."""
+    """Return the command that copies a checkpoint to where MaxText reads it; None if it is already there."""
     if location.store.scheme in ("file", "gs"):
         return None
     return f"MaxText reads disks and gs:// alone: {action('copy', str(location), 'DIR')}"
 
 
 def _is_read(tree: Tree) -> bool:
-    """Return whether MaxText restores factors with these names, unlike its converter's and engine's."""
+    """Return whether MaxText restores factors with these names, unlike those of its converter and engine."""
     last = {str(path[-1]) for path in view_of(tree).of_role("parameter")}
     return (
         last <= {VALUE} if _is_restored(tree) else all(key.endswith(("_lora_a", "_lora_b")) for key in last)
@@ -78,7 +78,7 @@ def _is_read(tree: Tree) -> bool:
 
 
 def _is_restored(tree: Tree) -> bool:
-    """Return whether MaxText restores the adapter; it resumes its own fine-tuning checkpoints instead."""
+    """Return whether MaxText restores the adapter. It resumes its own fine-tuning checkpoints instead."""
     return all(path[0] != PARAMS for path in tree.arrays)
 
 
@@ -96,7 +96,7 @@ def _settings(tree: Tree) -> Iterator[str]:
 
 
 def _rank_and_alpha(tree: Tree, config: Mapping[str, object]) -> Iterator[str]:
-    """Return the settings of rank and alpha, which trainers use before they read a checkpoint's metadata.
+    """Yield the settings of rank and alpha, which trainers use before they read a checkpoint's metadata.
 
     With a rank of 0, trainers divide by zero. With an alpha of 0, they do not change the model.
     """
@@ -112,7 +112,7 @@ def _rank_and_alpha(tree: Tree, config: Mapping[str, object]) -> Iterator[str]:
 
 
 def _alpha_to_set(tree: Tree) -> Iterator[str]:
-    """Yield what to do if the metadata of a checkpoint has no alpha with which MaxText applies it."""
+    """Yield advice if the metadata of a checkpoint lacks the alpha that MaxText needs to apply it."""
     from ckpttools.adapters.config import is_number
     from ckpttools.adapters.from_jax import recorded_settings
 
@@ -132,16 +132,16 @@ def _alpha_to_set(tree: Tree) -> Iterator[str]:
 
 
 def _decimal(number: float) -> str:
-    """Return a number without an exponent, which MaxText's YAML and command line read alike."""
+    """Format a number without an exponent, which MaxText's YAML and command line parse alike."""
     return f"{Decimal(repr(number)):f}"
 
 
 def commands(path: str, result: AdapterReport | None, *, is_peft: bool) -> Iterator[str]:
-    """Return calls that accept the adapter at a path."""
+    """Yield calls that accept the adapter at a path."""
     yield call("inspect", path)
     if result is not None and result.problem:
         return
-    # Without it, neither command knows the scale.
+    # Without alpha, neither command knows the scale.
     alpha = "ALPHA" if result is not None and not is_peft and result.alpha is None else None
     yield call("merge_adapter", "BASE", "DST", adapter=path, alpha=alpha)
     if not is_peft:

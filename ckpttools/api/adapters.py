@@ -59,20 +59,20 @@ def merge_adapter(
     family: LocationLike | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Merge a LoRA adapter into a model's weights: same format, names, shapes and dtypes.
+    """Merge a LoRA adapter into a model, keeping its format, names, shapes and dtypes.
 
-    Products of factors are summed in float64 and rounded to float32, added in float32, and the sum is rounded
-    once to the dtype of the base. Arrays that the adapter does not change stay as they are, to the bit.
+    Products of factors are summed in float64, rounded to float32 and added in float32; the sum is rounded
+    once to the dtype of the base. Arrays that the adapter does not change are copied bit for bit.
 
     Args:
-        source: the adapted model: a Hugging Face model, or a MaxText checkpoint.
-        destination: directory that appears when everything is written.
-        adapter: a directory that PEFT saved, or its weights file; or a checkpoint of a MaxText adapter.
+        source: The model to adapt: a Hugging Face model or a MaxText checkpoint.
+        destination: The directory to create. It appears only when everything is written.
+        adapter: A directory saved by PEFT or its weights file, or a MaxText adapter checkpoint.
 
     Raises:
-        FormatError: the adapter has another kind or belongs to another model; or weights of the model are
+        FormatError: The adapter is of another kind or belongs to another model, or weights of the model are
             quantized and no dtype is given.
-        CheckpointError: as `ckpttools.convert`.
+        CheckpointError: See `ckpttools.convert`.
     """
     check_apart(adapter, parse(destination, is_written=True), called("adapter"))
     change = _Merge(adapter, scale, alpha, ModelOptions(text_of(family)), like)
@@ -82,7 +82,7 @@ def merge_adapter(
 
 @dataclass(frozen=True)
 class _Merge:
-    """A transform that merges an adapter into a model; attributes as in `merge_adapter`."""
+    """A transform that merges an adapter into a model. Attributes are arguments of `merge_adapter`."""
 
     adapter: LocationLike
     scale: float
@@ -116,13 +116,14 @@ def adapter_to_maxtext(
     """Convert a PEFT LoRA adapter to the layout that MaxText restores.
 
     Args:
-        source: directory that PEFT saved, or its file of weights.
-        destination: directory that appears, with `0/items` in it, when everything is written.
+        source: A directory saved by PEFT, or its weights file.
+        destination: The directory to create, with `0/items` in it. It appears only when everything is
+            written.
 
     Raises:
-        FormatError: the adapter does not match this base, or has parts that MaxText does not support; lists
-            them with reasons.
-        CheckpointError: it cannot be read, or the work does not fit into the memory.
+        FormatError: The adapter does not match the base, or has parts that MaxText does not support. The
+            message lists them with reasons.
+        CheckpointError: The adapter cannot be read, or the work does not fit into the memory.
     """
     model = ModelOptions(text_of(family), rope_layout)
     writer = writer_for(
@@ -160,14 +161,14 @@ def adapter_to_peft(
     """Convert a MaxText LoRA adapter to the layout that PEFT and vLLM load.
 
     Args:
-        source: a checkpoint of an adapter, or its tree, in any of MaxText's layouts: of its own fine-tuning,
-            of Tunix (`model_params`), of MaxText's converter, or as its inference engine takes them.
-        destination: directory that gets `adapter_model.safetensors` and `adapter_config.json`.
+        source: An adapter checkpoint or its tree, in any of MaxText's layouts: that of MaxText's own
+            fine-tuning, Tunix (`model_params`), MaxText's converter or its inference engine.
+        destination: The directory for `adapter_model.safetensors` and `adapter_config.json`.
 
     Raises:
-        FormatError: there are no factors, or they do not match this base.
-        ConfigError: alpha is unknown.
-        CheckpointError: it cannot be read, or the work does not fit into the memory.
+        FormatError: The source has no factors, or they do not match the base.
+        ConfigError: Alpha is unknown.
+        CheckpointError: The adapter cannot be read, or the work does not fit into the memory.
     """
     model = ModelOptions(text_of(family), rope_layout)
     read = read_options({"step": step, "max_index_bytes": max_index_bytes})
@@ -195,20 +196,20 @@ def extract_adapter(
     family: LocationLike | None = None,
     **writing: Unpack[Writing],
 ) -> Prepared:
-    """Extract the changes of a fine-tuned model as a PEFT LoRA adapter, by the SVD of each difference.
+    """Extract the changes of a fine-tuned model as a PEFT LoRA adapter, using the SVD of each difference.
 
-    Only matrices of linear layers are extracted; other arrays that differ are listed and left out. The plan
-    already reads both models and reports the remaining part of each difference.
+    Only matrices of linear layers are extracted; other arrays that differ are listed and left out. Planning
+    already reads both models and reports the remaining error of each difference.
 
     Args:
-        source: the tuned model: a Hugging Face model, or a MaxText checkpoint.
-        destination: directory that gets `adapter_model.safetensors` and `adapter_config.json`.
-        base: the model before tuning, in either format.
+        source: The fine-tuned model: a Hugging Face model or a MaxText checkpoint.
+        destination: The directory for `adapter_model.safetensors` and `adapter_config.json`.
+        base: The model before fine-tuning, in either format.
 
     Raises:
-        UsageError: neither rank nor error is given, or the matrices are all equal.
-        MemoryBudgetError: the factors take more than half of the memory.
-        CheckpointError: the models do not have the same weights, or cannot be read.
+        UsageError: Neither rank nor error is given, or all matrices are equal.
+        MemoryBudgetError: The factors take more than half of the memory.
+        CheckpointError: The models do not have the same weights, or cannot be read.
     """
     options = ExtractOptions(rank, error, float_dtype_of(dtype) or DTYPES["float32"])
     model = ModelOptions(text_of(family))
@@ -227,9 +228,10 @@ def _bases(model: ModelOptions, like: LocationLike | None, *trees: Tree) -> list
     """Return `base_of` for several models.
 
     Raises:
-        FormatError: one of the models is an adapter.
-        UnknownNameError: no family has the name that the user gave.
-        UsageError: the user named the original model of MaxText checkpoints, but no model is one.
+        FormatError: One of the models is an adapter.
+        UnknownNameError: The user named a family that does not exist.
+        UsageError: The user named the original model of MaxText checkpoints, but none of the models is a
+            MaxText checkpoint.
     """
     for tree in trees:
         _refuse_adapter(tree)
@@ -265,11 +267,11 @@ def _writer(files: PeftFiles) -> WithSidecars:
 
 
 def opened_adapter(where: LocationLike, base: Base, alpha: float | None = None) -> Adapter:
-    """Open an adapter of either kind, with names of the base's Hugging Face model.
+    """Open an adapter of either kind under the names of the base's Hugging Face model.
 
     Raises:
-        FormatError: the location has no adapter.
-        UsageError: `alpha` is given for a PEFT adapter, whose configuration states it.
+        FormatError: The location does not contain an adapter.
+        UsageError: `alpha` is given for a PEFT adapter, whose configuration declares it.
     """
     location = parse(where)
     if not is_peft(location):

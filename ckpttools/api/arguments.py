@@ -1,4 +1,4 @@
-"""Normalize arguments as users write them."""
+"""Normalize the arguments of users."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ckpttools.formats.zarr.given_chunks import GivenChunks
 from ckpttools.stores.registry import LocationLike
 
 Size = int | str
-"""Bytes: an integer, or text such as "512MiB" and "2GB"."""
+"""A number of bytes: an integer, or text such as "512MiB" and "2GB"."""
 Patterns = str | Sequence[str]
-"""A glob of paths, or several; see `ckpttools.array.patterns`."""
+"""A glob of paths, or several globs; see `ckpttools.array.patterns`."""
 
 
 class Storing(TypedDict, total=False):
-    """Types of the options of how Orbax stores output: `ckpttools.formats.orbax.options.STORAGE`."""
+    """Types of the options for storing Orbax output: `ckpttools.formats.orbax.options.STORAGE`."""
 
     ocdbt: bool | None
     zarr3: bool | None
@@ -30,20 +30,20 @@ class Storing(TypedDict, total=False):
 
 
 def dtype_of(dtype: DType | str | None) -> DType | None:
-    """Return an element type, given itself or its name.
+    """Return the dtype of a dtype or its name.
 
     Raises:
-        UnknownNameError: no dtype has this name.
+        UnknownNameError: No dtype has this name.
     """
     return None if dtype is None else parse_dtype(dtype)
 
 
 def float_dtype_of(dtype: DType | str | None) -> DType | None:
-    """Return a floating-point type; integer types would round weights to 0.
+    """Return a floating-point dtype. Integer dtypes would round weights to 0.
 
     Raises:
-        UsageError: it is of other than floating-point numbers, or of scales (float8_e8m0fnu).
-        UnknownNameError: as of `dtype_of`.
+        UsageError: The dtype is not a floating-point type, or is only for scales (float8_e8m0fnu).
+        UnknownNameError: No dtype has this name.
     """
     known = dtype_of(dtype)
     if known is None or known.is_of_weights:

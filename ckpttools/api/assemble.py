@@ -51,16 +51,16 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class SaveListing:
-    """The parts of one saved step that hosts hold.
+    """The parts of one saved step in the directories of hosts.
 
     Attributes:
-        step: the step number.
-        began: the start of the save, in seconds since 1970; None if unknown.
-        hosts: directories of the hosts that hold a part, ordered by name.
-        processes: for each host, the distributed ids of the processes whose chunks it holds; () if unknown.
-        chunks: that are there, each counted once; `twins` of them several hosts have.
-        missing: chunks that no host holds.
-        expected: hosts that would provide them; () if the save is complete, None if unknown.
+        step: Step number.
+        began: Start of the save, in seconds since 1970; None if unknown.
+        hosts: Directories of the hosts that hold a part, ordered by name.
+        processes: Distributed IDs of the processes whose chunks each host has; () if unknown.
+        chunks: Number of distinct chunks; `twins` of them are on several hosts.
+        missing: Chunks that are not on any host.
+        expected: Hosts that should have the missing chunks; () if the save is complete, None if unknown.
     """
 
     step: int
@@ -74,18 +74,18 @@ class SaveListing:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether a checkpoint can be assembled from it."""
+        """Return whether a checkpoint can be assembled from the save."""
         return not self.missing
 
 
 @dataclass(frozen=True, repr=False)
 class HostsListing:
-    """The saves in the directories of hosts.
+    """The saves in the directories of several hosts.
 
     Attributes:
-        saves: the newest first.
-        unusable: directory of a step -> the reason why it is unusable.
-        lost: data files that are missing or truncated; their chunks are searched for on other hosts.
+        saves: The saves, newest first.
+        unusable: Reason why each unusable step directory is unusable.
+        lost: Data files that are missing or truncated; other hosts are searched for their chunks.
     """
 
     saves: tuple[SaveListing, ...]
@@ -98,7 +98,7 @@ class HostsListing:
 
     @property
     def newest(self) -> SaveListing | None:
-        """Return the newest complete save."""
+        """Select the newest complete save, or that of a given step."""
         return next((save for save in self.saves if save.is_complete), None)
 
 
@@ -117,14 +117,14 @@ def list_saves(
     requests: int | None = None,
     max_index_bytes: Size = "256MiB",
 ) -> HostsListing:
-    """List the steps that hosts hold, which are complete, and what others lack. Reads only indexes.
+    """List the steps in the directories of several hosts, and their missing chunks. Reads only indexes.
 
     Args:
-        hosts: directories of hosts, or of steps in them, or directories above several.
+        hosts: Directories of hosts, of steps in them, or directories that contain several of them.
 
     Raises:
-        FormatError: the directories do not contain parts of a host.
-        CheckpointError: the location does not exist, or cannot be read.
+        FormatError: The directories do not contain parts of a checkpoint.
+        CheckpointError: A location does not exist or cannot be read.
     """
     with use_concurrency(requests):
         shares = _shares(_locations(hosts), parse_size_option("max_index_bytes", max_index_bytes))
@@ -164,20 +164,20 @@ def assemble(
     comparing: Callable[[int], None] = lambda nbytes: None,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Assemble one checkpoint of the newest complete step that several hosts hold.
+    """Assemble one checkpoint from the newest complete step on several hosts.
 
-    Chunks that several hosts hold are compared byte by byte during planning. They are shared with the hosts'
-    files by hard links where possible.
+    Chunks that several hosts have are compared byte for byte during planning. Where possible, the output
+    shares chunks with the hosts' files by hard links.
 
     Args:
-        hosts: directories of hosts, or of steps in them, or directories above several.
-        destination: directory that appears when everything is written: a run with the one step.
-        comparing: called with numbers of bytes while chunks are compared, from several threads.
+        hosts: Directories of hosts, of steps in them, or directories that contain several of them.
+        destination: The directory to create: a run with one step. It appears only when everything is written.
+        comparing: Called with numbers of bytes while chunks are compared, from several threads.
 
     Raises:
-        FormatError: no step is complete, or hosts differ in what they both have.
-        UsageError: the step or host does not exist.
-        CheckpointError: as `ckpttools.convert`.
+        FormatError: No step is complete, or chunks that several hosts have differ.
+        UsageError: The step or host does not exist.
+        CheckpointError: See `ckpttools.convert`.
     """
     opening, writing = part_of(common, Opening), part_of(common, Writing)
     rest = {name: value for name, value in common.items() if name not in {**opening, **writing}}
@@ -206,7 +206,7 @@ def _locations(where: LocationLike | Sequence[LocationLike]) -> list[Location]:
 
 
 def _shares(hosts: Sequence[Location], max_index_bytes: int) -> list[HostShare]:
-    """Return the shares of all hosts without duplicates, and whether each is usable."""
+    """Return the shares of all hosts without duplicates, checking that each is usable."""
     if not hosts:
         raise UsageError("no directory of a host is named")
     result = {share.item.resolve(): share for host in hosts for share in shares_of(host, max_index_bytes)}
@@ -222,11 +222,11 @@ def _shares(hosts: Sequence[Location], max_index_bytes: int) -> list[HostShare]:
 
 
 def _chosen(shares: Sequence[HostShare], step: int | None) -> Save:
-    """Return the newest complete save.
+    """Select the newest complete save, or that of a given step.
 
     Raises:
-        UsageError: the step does not exist.
-        FormatError: none of the saves is complete.
+        UsageError: The step does not exist.
+        FormatError: None of the saves is complete.
     """
     saves = saves_of(shares)
     if step is not None and step not in {save.step for save in saves}:
@@ -267,11 +267,11 @@ def _lacking(save: Save) -> str:
 
 
 def _checked(save: Save, preferred: Sequence[Location], observe: Callable[[int], None]) -> TwinComparison:
-    """Return the result of comparing chunks that several hosts have.
+    """Compare the chunks that several hosts have.
 
     Raises:
-        FormatError: they differ, and no preferred host decides.
-        UsageError: a preferred host has no share.
+        FormatError: Chunks differ, and no preferred host decides.
+        UsageError: A preferred host has no share.
     """
     there = {share.host.resolve() for share in save.shares}
     for host in preferred:
@@ -309,7 +309,7 @@ def _notes(save: Save, twins: TwinComparison, *, has_iterators: bool) -> Notes:
 
 
 def _of_kinship(save: Save) -> Iterator[str]:
-    """Return a remark if there is little evidence that the hosts belong to one run."""
+    """Yield remarks if there is little evidence that the hosts belong to the same run."""
     began = [share.began for share in save.shares if share.began is not None]
     if began and max(began) - min(began) > TOGETHER_SECONDS:
         apart = f"{max(began) - min(began):.0f} s"
@@ -319,7 +319,7 @@ def _of_kinship(save: Save) -> Iterator[str]:
 
 
 def _of_losers(save: Save, twins: TwinComparison) -> Iterator[str]:
-    """Return a remark about data taken from hosts that are wrong elsewhere, since no other has it."""
+    """Yield remarks about chunks that exist only on hosts whose other data was rejected."""
     for number in sorted(
         {number for disagreement in twins.disagreements for number in losers(save, disagreement)}
     ):
@@ -329,7 +329,7 @@ def _of_losers(save: Save, twins: TwinComparison) -> Iterator[str]:
 
 
 def _tree(save: Save, location: Location, notes: Notes) -> Tree:
-    """Return the tree with the layer metadata that MaxText needs and such managers do not store."""
+    """Return the tree with the layer metadata that MaxText needs and such saves lack."""
     tree = joined_tree(save, location)
     tree = tree.with_metadata(notes=notes + Notes(remarks=tuple(_of_counter(save, tree))))
     view = view_of(tree)
@@ -339,9 +339,9 @@ def _tree(save: Save, location: Location, notes: Notes) -> Tree:
 
 
 def _of_counter(save: Save, tree: Tree) -> Iterator[str]:
-    """Return a remark if the state's step counter contradicts its directory name.
+    """Yield a remark if the state's step counter contradicts its directory name.
 
-    MaxText names a step by the last completed one, and its state counts the next.
+    MaxText names a step after the last completed one, and its state counts the next.
     """
     for path in (path for path in STEPS if path in tree.arrays and not tree.arrays[path].shape):
         counted = int(tree.arrays[path].read())

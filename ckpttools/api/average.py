@@ -1,4 +1,4 @@
-"""Average steps of a run, or checkpoints of any formats."""
+"""Average steps of a run, or checkpoints in any format."""
 
 from __future__ import annotations
 
@@ -46,23 +46,24 @@ def average(
     force: bool = False,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Write the weighted mean of steps of a run, or of checkpoints of any formats.
+    """Write the weighted mean of steps of a run, or of checkpoints in any format.
 
-    Sums follow the order of the checkpoints and are rounded once, so that the bits do not depend on `jobs` or
-    `memory`: in float32 if all arrays have 16 bits, else in float64. Only the parameters of training states
-    are averaged. Other arrays, the step and the files of a model come from the last checkpoint.
+    Sums follow the order of the checkpoints and are rounded once, so the result does not depend on `jobs` or
+    `memory`. They are computed in float32 if all arrays have 16 bits, otherwise in float64. Of training
+    states, only the parameters are averaged. Other arrays, the step and the model files come from the last
+    checkpoint.
 
     Args:
-        source: the first checkpoint, or a run with `steps` or `last`.
-        destination: directory that appears when everything is written.
-        others: the other checkpoints, in order.
+        source: The first checkpoint, or a run with `steps` or `last`.
+        destination: The directory to create. It appears only when everything is written.
+        others: The other checkpoints, in order.
 
     Raises:
-        ConfigError: the configurations describe different computations; lists all differences.
-        UsageError: only one checkpoint is given, steps do not exist, or weights do not fit.
-        CoverageError: names or shapes differ; lists all.
-        MappingError: integer parameters differ.
-        CheckpointError: as `ckpttools.convert`.
+        ConfigError: The configurations describe different computations. The message lists all differences.
+        UsageError: Only one checkpoint is given, steps do not exist, or the number of weights is wrong.
+        CoverageError: Names or shapes differ. The message lists all of them.
+        MappingError: Integer parameters differ.
+        CheckpointError: See `ckpttools.convert`.
     """
     if common.get("step") is not None:
         raise UsageError(f"{option('step')} opens one step", hint="name the steps of the mean instead")
@@ -87,7 +88,7 @@ def average(
 
 
 def _alone(source: Source, number: int | None) -> str | None:
-    """Return the step if only one step of a run is given; else None."""
+    """Return the step if only one step of a run is given; otherwise None."""
     if number is None or isinstance(source, Tree):
         return None
     return f"step {number} of {first_and_last(finished_steps(source))}"
@@ -118,13 +119,13 @@ def _numbers(
 
 
 _EXPECTED = "1000, 1000..5000/500, 1000..5000, 1000.. or ..5000"
-# A number of more digits is of no step.
+# Step numbers have at most 18 digits.
 _STEPS = re.compile(
     r"(?P<one>\d{1,18})"
     r"|(?P<first>\d{1,18})?\.\.(?P<last>\d{1,18})?(?(first)(?(last)(/(?P<stride>0*[1-9]\d{0,17}))?))",
     re.ASCII,
 )
-# Steps that are named in an error.
+# Number of steps that an error names.
 _MOST = 8
 
 
@@ -132,14 +133,15 @@ def steps_of(run: LocationLike, declared: str | Sequence[int]) -> tuple[int, ...
     """Return the selected steps, in order.
 
     Args:
-        run: a run directory.
-        declared: numbers; or text, comma-separated numbers and ranges: "1000", "1000..5000/500" for all of
-            these, which must be there, "1000..5000", "1000.." and "..5000" for all finished steps within.
+        run: A run directory.
+        declared: Step numbers, or text with comma-separated numbers and ranges: "1000"; "1000..5000/500" for
+            exactly these steps, which must exist; "1000..5000", "1000.." and "..5000" for all finished steps
+            in the range.
 
     Raises:
-        UsageError: the text is malformed, a range contains no steps, steps are not ascending or do not exist,
+        UsageError: The text is malformed, a range contains no steps, steps are not ascending or do not exist,
             or the location is not a run.
-        StorageError, FormatError: as of `finished_steps`.
+        StorageError, FormatError: See `finished_steps`.
     """
     result = _run_at(run)
     parts = (
@@ -164,15 +166,15 @@ def finished_steps(run: LocationLike) -> tuple[int, ...]:
     """Return the finished steps of a run, in order.
 
     Raises:
-        StorageError: nothing is there.
-        FormatError: it is an empty directory.
-        UsageError: the location is not a run.
+        StorageError: The path does not exist or cannot be read.
+        FormatError: The directory is empty.
+        UsageError: The location is not a run.
     """
     return _finished(_run_at(run))
 
 
 def _run_at(where: LocationLike) -> OrbaxRun:
-    """Open the run at a location; raises as `finished_steps`."""
+    """Open the run at a location; raises the errors of `finished_steps`."""
     location = parse(where)
     detected = detect(location)
     if detected.is_empty:

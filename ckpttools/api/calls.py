@@ -1,4 +1,4 @@
-"""Recorded calls, which another process repeats: the function's name and its JSON arguments."""
+"""Recorded calls that another process can repeat: the function's name and its arguments as JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ckpttools.stores.registry import parse
 if TYPE_CHECKING:
     from ckpttools.api.prepared import Prepared
 
-# Arguments that are one or several locations, even as text.
+# Arguments that are one or several locations, even if given as text.
 _LOCATIONS = frozenset(
     ("source", "destination", "like", "model", "adapter", "base", "others", "decoder", "hosts", "prefer")
 )
-# Arguments that only matter to the calling process.
+# Arguments that matter only to the calling process.
 _OWN = ("observe", "command", "resume", "jobs")
 
 
@@ -29,10 +29,10 @@ class Call:
     """A call that plans a conversion.
 
     Attributes:
-        name: the name of the function in `ckpttools`.
-        arguments: the arguments, with absolute locations.
-        is_relative: whether the original locations were relative.
-        unsaid: an argument that text cannot express, such as a function; "" if there is none.
+        name: Name of the function in `ckpttools`.
+        arguments: Arguments, with absolute locations.
+        is_relative: Whether the original locations were relative.
+        unsaid: Name of an argument that text cannot express, such as a function; "" if there is none.
     """
 
     name: str
@@ -61,16 +61,16 @@ class Call:
         """Repeat the call and return its plan.
 
         Args:
-            jobs: workers at a time, which determine the size of tasks.
-            there: maps a recorded location to its location on this machine.
-            code: the code that the user named (`user_code`). It replaces the code that the arguments name,
-                and no other code runs. None if the user made the call, not a file.
+            jobs: Number of workers, which determines the size of tasks.
+            there: Maps a recorded location to its location on this machine.
+            code: The code that the user named (`user_code`). It replaces the code in the arguments, and no
+                other code runs. None if the call comes from the user, not from a file.
 
         Raises:
-            ValueError: the call does not exist, or does not write a checkpoint in tasks.
+            ValueError: The call does not exist, or does not write a checkpoint in tasks.
             UsageError: `code` is for an argument that does not name code.
-            CodeNotAllowedError: an argument names code that `code` does not.
-            CheckpointError: it cannot be planned.
+            CodeNotAllowedError: An argument names code that is not in `code`.
+            CheckpointError: The call cannot be planned.
         """
         from ckpttools.api.prepared import Prepared
 
@@ -96,7 +96,7 @@ class Call:
 
 
 def code_in(arguments: Mapping[str, object]) -> dict[str, str]:
-    """Return the code that a call's arguments name: a function in `map`, a Python file in `family`."""
+    """Return the code named in a call's arguments: a function in `map`, a Python file in `family`."""
     named = {name: value for name in ("map", "family") if isinstance(value := arguments.get(name), str)}
     return {
         name: value
@@ -106,13 +106,13 @@ def code_in(arguments: Mapping[str, object]) -> dict[str, str]:
 
 
 def user_code(**named: str | None) -> dict[str, str]:
-    """Return the code that the user names for a plan, by argument, with absolute paths.
+    """Return the code that the user named for a plan, by argument, with absolute paths.
 
     Args:
-        named: the user's value for each argument, or None.
+        named: The user's value for each argument, or None.
 
     Raises:
-        UsageError: a value does not name code.
+        UsageError: A value does not name code.
     """
     given = {name: value for name, value in named.items() if value is not None}
     for name in given.keys() - code_in(given).keys():
@@ -141,7 +141,7 @@ def absolute(location: Location) -> Location:
 
 
 def _is_placed(name: str, value: object) -> bool:
-    """Return whether the text of an argument is a location; a family may also be a name."""
+    """Return whether the text of an argument is a location. A family may also be a name."""
     from ckpttools.model_families.registry import names_a_file
 
     is_file = name == "family" and isinstance(value, str) and names_a_file(value)
@@ -149,7 +149,7 @@ def _is_placed(name: str, value: object) -> bool:
 
 
 def _placed(value: object) -> object:
-    """Return the locations of one or several texts."""
+    """Convert one or several texts to locations."""
     if isinstance(value, list | tuple):
         return [_placed(item) for item in value]
     return parse(value) if isinstance(value, str) else value

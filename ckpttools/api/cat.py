@@ -1,4 +1,4 @@
-"""Read the values of one array, or of a region of it."""
+"""Read the values of an array, or of a region of it."""
 
 from __future__ import annotations
 
@@ -33,32 +33,34 @@ if TYPE_CHECKING:
 
     from ckpttools.inspection.stats import Statistics
 
-# Elements up to which all values are printed, and values at both ends of an axis beyond that; as in numpy.
+# Maximum number of elements for which all values are printed, and number of values at both ends of longer
+# axes; as in numpy.
 SUMMARY_THRESHOLD = 1000
 EDGE_ITEMS = 3
-# Bytes that an element takes as a Python number in nested lists, with its digits as text.
+# Memory of an element as a Python number in nested lists and as text, in bytes.
 _BYTES_AS_TEXT = 64
-# Values that are read at once for statistics.
+# Bytes that are read at once for statistics.
 _CHUNK_BYTES = 4 << 20
 _INDEX = re.compile(r"(.*?)\[([^\[\]]*)\]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayValues:
-    """Values of one array.
+    """Values of an array.
 
     Attributes:
-        path: of the checkpoint.
-        name: path of the array, joined by "/".
-        dtype: of the values; quantized weights have the dtype that they are dequantized to.
-        shape: of the array.
-        index: selected index, such as "3, :, 10:20"; "" for everything.
-        selected_shape: shape of the selection.
-        values: nested lists of the selected values, one value, or a text; None if not requested.
-        excerpt: whether `values` has only the first and last items of each long axis.
-        statistics: of the selected elements, if requested.
-        output: file that the values were written to.
-        remarks: about quantized weights, and about dtypes that `.npy` files do not have.
+        path: Path of the checkpoint.
+        name: Path of the array, joined by "/".
+        dtype: Dtype of the values; for quantized weights, the dtype to which they are dequantized.
+        shape: Shape of the array.
+        index: The selected index, such as "3, :, 10:20"; "" for the full array.
+        selected_shape: Shape of the selection.
+        values: The selected values as nested lists, a single value or a text; None if they were not
+            requested.
+        excerpt: Whether `values` contains only the first and last items of each long axis.
+        statistics: Statistics of the selected elements, if requested.
+        output: File to which the values were written.
+        remarks: Remarks about quantized weights, and about dtypes that `.npy` files do not support.
     """
 
     path: str
@@ -76,12 +78,12 @@ class ArrayValues:
 
 @dataclass(frozen=True, slots=True)
 class ArraySelection:
-    """A part of an array: for each axis the selected coordinates.
+    """A part of an array: the selected coordinates of each axis.
 
     Attributes:
-        array: the array.
-        coordinates: one range for each axis.
-        kept: axes that are not removed by an integer index.
+        array: The array.
+        coordinates: One range for each axis.
+        kept: Axes that are not removed by an integer index.
     """
 
     array: LazyArray
@@ -105,10 +107,10 @@ class ArraySelection:
         return replace(self, coordinates=(*self.coordinates[:axis], indices, *self.coordinates[axis + 1 :]))
 
     def chunks(self, max_bytes: int) -> Iterator[np.ndarray]:
-        """Yield the values in C order, in arrays of all axes.
+        """Yield the values in C order, in arrays that keep all axes.
 
         Args:
-            max_bytes: size of the largest region that is read at once, if that is more than one element.
+            max_bytes: Maximum size of a region that is read at once, but at least one element.
         """
         axis = next((axis for axis, indices in enumerate(self.coordinates) if len(indices) > 1), None)
         region = parse_index(self.array.shape, self._slices()).region
@@ -121,7 +123,7 @@ class ArraySelection:
             yield from self.with_coordinates(axis, half).chunks(max_bytes)
 
     def read(self, max_bytes: int) -> np.ndarray:
-        """Read the selected values; without the axes that an integer index removes."""
+        """Read the selected values, without the axes that integer indexes remove."""
         import numpy as np
 
         parts = [part.reshape(-1) for part in self.chunks(max_bytes)]
@@ -129,7 +131,7 @@ class ArraySelection:
         return values.reshape(self.shape)
 
     def excerpt(self, max_bytes: int) -> np.ndarray:
-        """Read `EDGE_ITEMS` items at both ends of each long axis, and repeat one of them between the ends."""
+        """Read `EDGE_ITEMS` items at both ends of each long axis, and one placeholder item between them."""
         import numpy as np
 
         ends = [
@@ -173,23 +175,23 @@ def cat(
     requests: int | None = None,
     **reading: Unpack[Opening],
 ) -> ArrayValues:
-    """Read values of one array. Reads only the selected region.
+    """Read values of an array. Reads only the selected region.
 
     Without `full`, `stats` or `output`, a selection of more than 1,000 elements is read as an excerpt: the
-    first and last three items of each long axis, as numpy prints it. Use `ckpttools.open(source)[name][3, :]`
-    to get a numpy array.
+    first and last three items of each long axis, as in numpy's output. Use `ckpttools.open(source)[name][3,
+    :]` to get a numpy array.
 
     Args:
-        source: a file, an item, a step or a run directory, or a tree.
-        name: path of the array, whose keys may be joined by "/" or "."; may end in an index, as in
+        source: A file, item, step or run directory, or a tree.
+        name: Path of the array, with keys joined by "/" or ".". It may end with an index, as in
             "params/scale[3, :, 10:20]".
-        index: integers, slices and an ellipsis, as numpy takes them, or the same as text.
+        index: Integers, slices and an ellipsis, as in numpy, or the same as text.
 
     Raises:
-        NoSuchPathError: no array has this name; suggests similar names.
-        UsageError: the index is invalid, or the output file exists or does not end in `.npy`.
-        MemoryBudgetError: the selected values do not fit into the memory.
-        CheckpointError: the checkpoint cannot be read.
+        NoSuchPathError: No array has this name. The message suggests similar names.
+        UsageError: The index is invalid, or the output file exists or does not end in `.npy`.
+        MemoryBudgetError: The selected values do not fit into the memory.
+        CheckpointError: The checkpoint cannot be read.
     """
     limit = parse_size_option("memory", memory)
     with limit_memory(limit), use_concurrency(requests):
@@ -230,7 +232,7 @@ def cat(
 
 
 def _find_array(tree: Tree, name: str, index: Index | str | None) -> tuple[Path, str]:
-    """Return the path and the index as text; the name may include the index."""
+    """Return the path and the index as text. The name may include the index."""
     text = index if isinstance(index, str) else "" if index is None else _format_index(index)
     bracketed = _INDEX.fullmatch(name)
     if bracketed and tree.get(name) is None:
@@ -340,7 +342,7 @@ def _statistics(selection: ArraySelection, limit: int) -> Statistics:
 
 
 def _write_npy(report: ArrayValues, selection: ArraySelection, output: Location, limit: int) -> ArrayValues:
-    """Write the selected values to a new file, with a wider dtype if numpy has none of this name."""
+    """Write the selected values to a new file, with a wider dtype if numpy lacks the dtype."""
     import numpy as np
 
     if 2 * selection.nbytes > limit:
@@ -365,7 +367,7 @@ def _write_npy(report: ArrayValues, selection: ArraySelection, output: Location,
 
 
 def _check_output(output: Location, source: str) -> None:
-    """Refuse an invalid output path before anything is read."""
+    """Reject an invalid output path before anything is read."""
     if output.suffix != ".npy":
         raise UsageError("the output is not a .npy file", got=output, expected="a name that ends in .npy")
     check_output_file(output, source)

@@ -1,4 +1,4 @@
-"""Report how a checkpoint is stored in its files."""
+"""Report how the files of a checkpoint store its arrays."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def chunks(
     """Report data files, chunk grids and codecs, and predict reads. Reads only indexes and metadata.
 
     Args:
-        source: a file, an item, a step or a run directory, or a tree.
+        source: A file, item, step or run directory, or a tree.
 
     Raises:
-        CheckpointError: nothing is there, or an index is damaged or cannot be read.
-        UsageError: there are arrays and none matches the pattern, or a mesh, spec or rules are invalid.
+        CheckpointError: The path does not exist, or an index is damaged or cannot be read.
+        UsageError: No array matches the pattern, or the mesh, spec or rules are invalid.
     """
     if spec is not None and rules is not None:
         raise UsageError(f"{option('spec')} and {option('rules')} say the same", hint="leave one of them out")

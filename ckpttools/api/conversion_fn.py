@@ -25,18 +25,18 @@ _MODEL = "CKPTTOOLS_MODEL"
 
 @dataclass(frozen=True)
 class FamilySpelling:
-    """A transform of a Hugging Face tree to MaxText's names, by its family's mapping.
+    """A transform from a Hugging Face tree to MaxText's names, by the mapping of its family.
 
     Attributes:
-        config: the model's `config.json`.
-        options: how to convert.
+        config: The model's `config.json`.
+        options: Conversion options.
     """
 
     config: Mapping[str, Any]
     options: ToMaxText
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The parameters alone, as MaxText's Linen trees nest them; errors as `to_maxtext`."""
+        """Return the parameters, nested as in MaxText's Linen trees; raises the errors of `to_maxtext`."""
         named = tree.with_metadata(config=self.config, location="the loaded weights")
         built = to_maxtext(named, self.options)
         return Transformed(Tree(built.parameters), built.notes)
@@ -48,15 +48,15 @@ def family_conversion_fn(
 ) -> Callable[[Any], Any]:
     """Return a function from a dict of Hugging Face arrays to MaxText's nested parameters.
 
-    Name it in MaxText's configuration as `checkpoint_conversion_fn`, with
-    `source_checkpoint_layout=safetensors`: MaxText then trains from Hugging Face files directly.
+    Set MaxText's `checkpoint_conversion_fn` to this function and `source_checkpoint_layout=safetensors`.
+    MaxText then trains from Hugging Face files directly.
 
     Args:
-        config: the model's `config.json`, its path, or the directory that holds it.
-        options: how to convert; None for layers stacked on axis 1.
+        config: The model's `config.json`, its path, or its directory.
+        options: Conversion options; None to stack layers on axis 1.
 
     Raises:
-        ConfigError, CoverageError: when it is called, as `to_maxtext`.
+        ConfigError, CoverageError: Raised when the function is called; see `to_maxtext`.
     """
     declared = config if isinstance(config, Mapping) else _read(parse(config))
     return as_checkpoint_conversion_fn(FamilySpelling(declared, options or ToMaxText()))
@@ -65,17 +65,17 @@ def family_conversion_fn(
 def conversion_fn(weights: Any) -> Any:
     """Convert Hugging Face weights of the model in CKPTTOOLS_MODEL to MaxText's parameters.
 
-    Which model it is, says the environment: CKPTTOOLS_MODEL is its `config.json`, or the directory with it.
+    The environment variable CKPTTOOLS_MODEL is the path of the model's `config.json` or of its directory.
 
     Args:
-        weights: a dictionary of Hugging Face arrays.
+        weights: Dictionary of Hugging Face arrays.
 
     Returns:
-        MaxText's nested parameters, layers stacked on axis 1.
+        MaxText's nested parameters, with layers stacked on axis 1.
 
     Raises:
-        UsageError: the environment does not say which model it is.
-        ConfigError, CoverageError: as `to_maxtext`.
+        UsageError: CKPTTOOLS_MODEL is not set.
+        ConfigError, CoverageError: See `to_maxtext`.
     """
     model = os.environ.get(_MODEL)
     if not model:
@@ -98,13 +98,13 @@ _NAME = "load_safetensors_dynamic_state"
 def use_in_maxtext() -> None:
     """Make MaxText load `source_checkpoint_layout=safetensors_dynamic` with `ckpttools.load`.
 
-    From then on in this process `load_parameters_path` may be what `ckpttools.load` opens: a directory,
-    gs://,
-    s3://, az://, https:// or hf://. Each weight goes from the file to the devices of the run's own mesh, in
-    the run's layout and dtype, without the copies that MaxText makes of all of them on the way.
+    Afterwards, `load_parameters_path` in this process may be anything that `ckpttools.load` opens: a
+    directory, gs://, s3://, az://, https:// or hf://. Each weight goes from the file to the devices of the
+    run's mesh, in the run's layout and dtype, without the intermediate copies that MaxText makes of all
+    weights.
 
     Raises:
-        UsageError: MaxText is not installed, or has no such way of loading (0.2.5 has).
+        UsageError: MaxText is not installed, or its version does not have this loading function (0.2.5 does).
     """
     from importlib import import_module
 
@@ -121,18 +121,18 @@ def use_in_maxtext() -> None:
 
 
 def load_safetensors_dynamic_state(path: str, abstract_params: Any, maxtext_config: Any) -> tuple[None, Any]:
-    """Replace MaxText 0.2.5's function of this name by `ckpttools.load`.
+    """Load parameters with `ckpttools.load` in place of MaxText 0.2.5's function of this name.
 
     Args:
-        path: of a Hugging Face model, as `ckpttools.load` takes it.
-        abstract_params: the weights that the run wants: an `nnx.State`, or nested dictionaries.
-        maxtext_config: the run's configuration.
+        path: Location of a Hugging Face model, as for `ckpttools.load`.
+        abstract_params: The weights that the run needs: an `nnx.State` or nested dictionaries.
+        maxtext_config: The run's configuration.
 
     Returns:
-        None, and the weights below the key `params`.
+        None, and the weights under the key `params`.
 
     Raises:
-        CheckpointError: as `ckpttools.load`.
+        CheckpointError: See `ckpttools.load`.
     """
     loaded = load(
         path,

@@ -1,4 +1,4 @@
-"""Convert any format to any other, optionally with transforms."""
+"""Convert any format to any other format, optionally with transforms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ckpttools.transforms.select import Select
 
 
 class Changing(Opening, Storing, Writing, total=False):
-    """Types of the options of functions that change and write a tree, besides those of the format."""
+    """Types of the options of functions that change and write a tree, except those of the format."""
 
     format: str | None
 
@@ -46,12 +46,13 @@ def write_changed(
     """Prepare to write a transformed source.
 
     Args:
-        transforms: what to make of the tree, first to last.
-        source, destination: what is read and what is written.
-        declared: `Changing`.
-        as_read: whether chunks stay as in the source unless an option says otherwise; such chunks are shared.
-        make: makes the tree that is transformed, of how paths are opened; None to open the source.
-        least_share: as of `ckpttools.formats.base.Target`.
+        transforms: Transforms to apply, in order.
+        source, destination: The input and the output.
+        declared: The options of `Changing`.
+        as_read: Whether chunks stay as in the source unless an option changes them; unchanged chunks are
+            shared.
+        make: Creates the tree to transform from the options for opening paths; None to open the source.
+        least_share: See `ckpttools.formats.base.Target`.
     """
     opening, writing = part_of(declared, Opening), part_of(declared, Writing)
     how = rest_of(declared, Opening, Writing)
@@ -86,21 +87,21 @@ def convert(
     force: bool = False,
     **options: Any,
 ) -> Prepared:
-    """Write any checkpoint in another format or layout, without knowledge of the model.
+    """Write any checkpoint in another format or layout. The model does not need to be known.
 
-    The changes apply in this order: strip, select, name, rename, cast.
+    Changes are applied in this order: strip, select, name, rename, cast.
 
     Args:
-        source: a file, an item, a step, a run directory, or a tree.
-        destination: directory that appears when everything is written.
-        options: options of the format: "orbax" `item`, `as_step` and those of
-            `ckpttools.formats.orbax.options.STORAGE`, "safetensors" `max_shard_size` and `separator`, "zarr3"
-            `compression`; see `ckpt convert to-NAME --help`.
+        source: A file, item, step or run directory, or a tree.
+        destination: The directory to create. It appears only when everything is written.
+        options: Options of the format: for "orbax" `item`, `as_step` and those of
+            `ckpttools.formats.orbax.options.STORAGE`, for "safetensors" `max_shard_size` and `separator`, for
+            "zarr3" `compression`; see `ckpt convert to-NAME --help`.
 
     Raises:
-        UsageError: the format lacks an option, or one needs another that is not given.
-        CheckpointError: the source cannot be read, a change does not fit it, the format cannot hold it, the
-            work does not fit into the memory, or reading or writing fails.
+        UsageError: The format lacks an option, or an option requires another one that is not given.
+        CheckpointError: The source cannot be read, a change does not apply to it, the format cannot represent
+            the result, the work does not fit into the memory, or reading or writing fails.
     """
     dropped = patterns_of(drop)
     transforms = [
@@ -118,7 +119,7 @@ def _selected(keep: Sequence[str], drop: Sequence[str]) -> list[Transform]:
 
 
 def _named(names: str | None, format: str | None, *, is_mapped: bool) -> list[Transform]:
-    """Return the transform that gives Hub names, or advise how to get them."""
+    """Return the transform to Hub names, or suggest how to get Hub names."""
     if names is not None:
         return [ToHubNames()]
     return [with_name_remarks] if format == "safetensors" and not is_mapped else []

@@ -1,4 +1,4 @@
-"""Copy checkpoints between any stores."""
+"""Copy checkpoints between stores."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ def copy(
     observe: Observe | None = None,
     command: str = "",
 ) -> PreparedCopy:
-    """Copy a checkpoint byte for byte between any stores.
+    """Copy a checkpoint byte for byte between any two stores.
 
     Copies the finished steps of a run, oldest first. Each step becomes visible when it is complete. Steps
-    that the destination already has are left unchanged, so the same call later copies only the new ones.
+    that already exist at the destination are left unchanged, so repeating the call copies only new steps.
 
     Args:
-        source: a run, a step, an item, or a directory with a checkpoint of another format.
-        destination: path of the copy, which has the same kind as the source.
-        observe: called with the bytes copied so far and those to copy in all; the first call has 0.
+        source: A run, step or item, or a checkpoint directory in another format.
+        destination: Path of the copy, which is of the same kind as the source.
+        observe: Called with the bytes copied so far and the total; the first call has 0.
 
     Raises:
-        DestinationExistsError: something else is at the destination.
-        FormatError: the source is not finished, not whole, or refers to files outside.
-        SourceChangedError: it was changed while it was copied.
-        CheckpointError: it does not fit into the memory or the disk, or reading or writing fails.
+        DestinationExistsError: Something else exists at the destination.
+        FormatError: The source is unfinished or incomplete, or refers to files outside.
+        SourceChangedError: The source changed while it was copied.
+        CheckpointError: The copy does not fit into the memory or the disk, or reading or writing fails.
     """
     read, written = parse(source), parse(destination, is_written=True)
     written = shared(written, RepositoryOptions(public))
-    staging_of(written)  # raises where nothing can be written
+    staging_of(written)  # Raises an error if nothing can be written there.
     check_apart(read, written)
     resources = Resources(parse_size_option("memory", memory), jobs, destination=written, requests=requests)
     with limit_memory(resources.memory), use_concurrency(requests):
@@ -75,7 +75,7 @@ def copy(
         check_outside_links(links, is_public=public, is_allowed=allow_outside_links)
         built = PreparedCopy(read, target, selection, there, effort, verify, observe, command)
         unchecked = [*chain.from_iterable(map_concurrently(read.store, check_whole, built.todo))]
-        # Over a network, a tokenizer would be fetched twice.
+        # Over a network, the tokenizer would be fetched twice.
         if built.todo and selection.model is not None and read.store.scheme == "file":
             unchecked += check_copied(selection.model)
     return replace(built, unchecked=tuple(unchecked))

@@ -44,7 +44,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class SideReport:
-    """One of the checkpoints."""
+    """One of the checkpoints of a comparison."""
 
     path: str
     format: str | None
@@ -63,15 +63,15 @@ class DiffReport:
     """The result of a comparison.
 
     Attributes:
-        a, b: the checkpoints, with the number of arrays that took part.
-        equal: whether nothing differs beyond the tolerances.
-        remarks: how names were matched, and what was left out.
+        a, b: The checkpoints, with the number of compared arrays.
+        equal: Whether nothing differs beyond the tolerances.
+        remarks: How names were matched, and which arrays were left out.
         uncompared: Groups of arrays that only one side has and that were not compared one by one. If there
-            are any, the sides are different.
-        outcomes: number of arrays by outcome, see `ckpttools.compare.diff.OUTCOMES`.
-        arrays: those that differ, or all if asked for.
-        hints: which options would ignore all that differs, what is equal in numbers and not in bits, or what
-            was rounded as it was quantized.
+            are any, the checkpoints are different.
+        outcomes: Number of arrays by outcome; see `ckpttools.compare.diff.OUTCOMES`.
+        arrays: Arrays that differ, or all arrays if requested.
+        hints: Options that would ignore all differences, and notes on arrays that represent equal values with
+            different bits or that were rounded by quantization.
     """
 
     a: SideReport
@@ -84,7 +84,10 @@ class DiffReport:
     uncompared: tuple[Remark, ...] = ()
 
     def __repr__(self) -> str:
-        """The verdict, and the arrays that differ, those that differ in numbers only on one line."""
+        """Return the verdict and the differing arrays.
+
+        Arrays whose names differ only in numbers share a line.
+        """
         counts = [f"{self.outcomes[outcome]:,} {outcome}" for outcome in OUTCOMES if outcome in self.outcomes]
         farthest = max((array.deviation.max_abs for array in self.arrays if array.deviation), default=0)
         head = ", ".join([*counts, *([f"max abs {farthest:.3g}"] if farthest else [])])
@@ -119,14 +122,14 @@ def diff(
 ) -> DiffReport:
     """Compare two checkpoints of any format and layout value by value.
 
-    Layers are compared one by one, Hugging Face arrays against MaxText's by the rows of their family. Without
-    a tolerance, the sign of a zero and the payload of a NaN count, as for `verify`.
+    Layers are compared one by one, and Hugging Face arrays with those of MaxText by the mapping rows of their
+    family. Without a tolerance, the sign of a zero and the payload of a NaN count, as in `verify`.
 
     Args:
-        a, b: files, items, steps or run directories, or trees.
+        a, b: Files, items, steps or run directories, or trees.
 
     Raises:
-        CheckpointError: one of them cannot be read, the memory is too small, or no array matches.
+        CheckpointError: A checkpoint cannot be read, the memory is too small, or no array matches.
     """
     options = AlignOptions(
         ModelOptions(family, rope_layout), None if like is None else model_at(like), padding_rows, parameters
@@ -169,7 +172,7 @@ def diff(
 
 
 def _opened_alike(a: Source, b: Source, read: ReadOptions) -> tuple[Tree, Tree]:
-    """Open both sides, with all items if both are steps with the same several items."""
+    """Open both sides, with all items if both are steps with the same items."""
     all_items = replace(read, all_items=True)
 
     def open_all(source: Source, other: Source) -> Tree:
@@ -208,8 +211,8 @@ def _chosen(both: Pairing[LazyArray], pattern: str) -> Pairing[LazyArray]:
     """Return the arrays whose names match.
 
     Raises:
-        UsageError: none does.
-        FormatError: there are none.
+        UsageError: No array matches.
+        FormatError: There are no arrays.
     """
     chosen = both.matching(pattern)
     if not chosen.a and not chosen.b:
@@ -237,7 +240,7 @@ def _compared(
 
 
 def _may_be_rounded(chosen: Pairing[LazyArray], result: Sequence[ArrayDiff]) -> bool:
-    """Return whether only values of a Hugging Face and a MaxText checkpoint differ."""
+    """Return whether only values differ, between a Hugging Face and a MaxText checkpoint."""
     differing = [item for item in result if not item.is_equal]
     if chosen.maxtext is None or chosen.uncompared or chosen.leaves:
         return False
@@ -249,7 +252,7 @@ def _may_be_rounded(chosen: Pairing[LazyArray], result: Sequence[ArrayDiff]) -> 
 def _as_huggingface(
     a: Tree, b: Tree, chosen: Pairing[LazyArray], options: AlignOptions, memory: int
 ) -> Pairing[LazyArray] | None:
-    """Return both sides as a conversion from MaxText writes them; None if it refuses."""
+    """Return both sides as a conversion from MaxText writes them; None if the conversion is not possible."""
     from ckpttools.compare.conversion import ConversionOptions, as_huggingface
 
     hub, maxtext = (b, a) if chosen.maxtext == "A" else (a, b)
@@ -264,7 +267,7 @@ def _as_huggingface(
 def _equal_in_numbers(
     result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], a: Tree, b: Tree, scan: ScanSettings
 ) -> tuple[str, ...]:
-    """Return a hint if all differing codes and scales represent the same values."""
+    """Return a hint if all differing quantized values and scales represent the same values."""
     differing = [item for item in result if not item.is_equal]
     if not differing or any(item.outcome != "differs" for item in differing):
         return ()
@@ -275,7 +278,7 @@ def _equal_in_numbers(
 
 
 def _quantized_in_one(result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray]) -> Iterator[str]:
-    """Return a hint if values may differ because one side was quantized."""
+    """Yield a hint if values may differ because one side was quantized."""
     every = sum(item.outcome == "differs" for item in result)
     differing = [item.name for item in result if item.outcome == "differs" and item.cause is None]
     of_a, of_b = ([is_dequantized(own[name]) for name in differing] for own in (chosen.a, chosen.b))
@@ -292,10 +295,10 @@ def _quantized_in_one(result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray])
 def _explained(
     result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], both: Pairing[LazyArray], scan: ScanSettings
 ) -> tuple[tuple[ArrayDiff, ...], tuple[Remark, ...]]:
-    """Add causes, and a hint if none could be determined."""
+    """Add causes, and a hint if no cause was found."""
     from ckpttools.compare.explain import explain
 
-    # Causes may be in arrays outside the selection, such as renamed ones.
+    # Causes may involve arrays outside the selection, such as renamed ones.
     every = replace(both, a={**both.a, **chosen.a}, b={**both.b, **chosen.b})
     try:
         return explain(result, every, memory=scan.memory, jobs=scan.jobs), ()

@@ -1,7 +1,8 @@
 """Run one conversion in the processes of a `jax.distributed` job.
 
-Process 0 plans, and tells the others; each does a part, as `ckpt run` does; process 0 waits for them and
-publishes. Nothing passes through devices, and none is looked for.
+Process 0 plans and sends the plan to the others. Each process runs one part, as `ckpttools.run_part` does.
+Then process 0 waits for the others and publishes. Data does not pass through devices, and no device is
+needed.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from ckpttools.stores.relocation import AS_PLANNED
 from ckpttools.stores.shares import describe_this_process
 
 _LOOK_SECONDS = 0.5
-# The destination is asked less and less often what is there: thousands of objects may tell.
+# The destination is inspected less and less often, because that may take thousands of requests.
 _REPORT_SECONDS = 10.0
-# All have met before the first begins.
+# All processes have met before the first one starts.
 _LATE_SECONDS = 300.0
 # Topics under which each process reports its state.
 _HERE, _DONE, _FAILED = "here", "done", "failed"
@@ -44,9 +45,9 @@ class Callbacks:
     """Callbacks for the events of a distributed conversion.
 
     Attributes:
-        observe: called with every event.
-        done: called when this process's part is done.
-        waiting: called now and then in process 0, as long as it waits for others.
+        observe: Called with every event.
+        done: Called when this process's part is done.
+        waiting: Called from time to time in process 0 while it waits for other processes.
     """
 
     observe: Observer
@@ -58,16 +59,16 @@ def convert_together(job: Service, plan: Callable[[], Prepared], callbacks: Call
     """Run this process's part; process 0 also plans and publishes.
 
     Args:
-        job: the processes.
-        plan: function that plans the conversion, with absolute locations; called in process 0.
-        callbacks: functions to call with events.
+        job: The processes.
+        plan: Plans the conversion, with absolute locations; called in process 0.
+        callbacks: Functions to call with events.
 
     Returns:
         The receipt of the conversion in process 0; None in the other processes.
 
     Raises:
-        OtherProcessError: another process could not do its part; says which.
-        CheckpointError: as `Prepared.run`.
+        OtherProcessError: Another process could not do its part. The message names the process.
+        CheckpointError: See `Prepared.run`.
     """
     try:
         with extra_resident(JOB_BYTES):
@@ -105,7 +106,7 @@ def _own_code(prepared: Prepared) -> Mapping[str, str]:
 
 
 def _end_of(job: Service) -> str:
-    """Return the final message of process 0, once sent: "" or the reason of the failure."""
+    """Wait for the final message of process 0: "" or the reason of its failure."""
     return job.get(f"{_END}/0")
 
 
@@ -120,10 +121,10 @@ def _first(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> 
     try:
         prepared = plan()
         prepared = replace(prepared, options=replace(prepared.options, observe=callbacks.observe, command=""))
-        _ = prepared.gain  # before anything is written
+        _ = prepared.gain  # Computed before anything is written.
         content = content_of(prepared)
         file = decoded(content, "the plan")
-        # No process of this job begins before it has the plan.
+        # No process of this job starts before it has the plan.
         began, before = time.monotonic(), plan_status(file)
         earlier = {part.token for part in before.parts}
         job.put_bytes("plan", zlib.compress(content, 1))
@@ -140,7 +141,7 @@ def _first(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> 
         job.set_status(_END, f"process 0 of {job.count} has ended the job: {declared}")
         raise
     job.set_status(_END, "")
-    # To the publishing all tasks were done before, by one of the job or another.
+    # To the publishing run, all tasks look resumed; only those done before this job count.
     return replace(
         receipt,
         seconds=time.monotonic() - began,
@@ -150,13 +151,13 @@ def _first(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> 
 
 
 def _check_failed(job: Service) -> None:
-    """Raise OtherProcessError if a process has failed."""
+    """Raise OtherProcessError if any process has failed."""
     for number, why in job.statuses(_FAILED).items():
         raise OtherProcessError(f"process {number} of {job.count} could not do its part", got=why)
 
 
 def _heeding(check: Callable[[], None], observe: Observer) -> Observer:
-    """Wrap `observe` to stop working when another process has ended the job."""
+    """Wrap `observe` so that it stops the work when another process has ended the job."""
     looked = time.monotonic()
 
     def heed(event: Event) -> None:
@@ -172,10 +173,10 @@ def _heeding(check: Callable[[], None], observe: Observer) -> Observer:
 def _wait(
     job: Service, file: PlanFile, waiting: Callable[[PlanStatus], None], earlier: Collection[str]
 ) -> None:
-    """Wait until all parts are done; `earlier` are process tokens of earlier jobs.
+    """Wait until all parts are done. `earlier` contains the process tokens of earlier jobs.
 
     Raises:
-        OtherProcessError: a process has failed or no longer exists; the message names it.
+        OtherProcessError: A process has failed or no longer exists. The message names it.
     """
     started = declared = looked = time.monotonic()
     count, pause = job.count, _LOOK_SECONDS
@@ -204,22 +205,23 @@ def _are_done(
     """Return whether all other processes have done their parts, by their reports or the destination.
 
     Args:
-        job, earlier: as of `_wait`.
-        parts: what the destination shows, looked at before the processes are asked.
-        here: the processes that have begun, in words.
+        job, earlier: See `_wait`.
+        parts: State of the parts at the destination, read before the processes are asked.
+        here: Description of each process that has started.
 
     Raises:
-        OtherProcessError: a process no longer exists.
+        OtherProcessError: A process no longer exists.
     """
     count, done = job.count, {*job.statuses(_DONE)}
     for part in parts:
         number = int(part.part.partition("/")[0])
-        # Not one of an earlier job: in containers a process has the same number and host again.
+        # The process must be of this job: in containers, a process of a later job can have the same number
+        # and host.
         is_ours = part.part == f"{number}/{count}" and here.get(number) == part.process
         if not is_ours or part.token in earlier or number in done or part.state == "at work":
             continue
         if part.state != "done":
-            # The process may have reported the reason a moment ago.
+            # The process may have just reported the reason.
             _check_failed(job)
             mark_gone(job, number)
             raise _gone(part, number, count)

@@ -27,17 +27,17 @@ def doctor(
 ) -> Diagnosis:
     """Examine everything at or below a path, complete or damaged. Reads indexes and metadata.
 
-    It reads no arrays except scales of quantized weights, a tied output head, and the embedding of that
-    head.
+    Reads no arrays except scales of quantized weights, a tied output head, and the embedding of that head.
 
     Args:
-        source: a run, a step, an item, a file or directory; for a tree, the location that it was opened from.
+        source: A run, step, item, file or directory. For a tree, the location from which it was opened is
+            examined.
 
     Raises:
-        UsageError: a tree has no location.
-        StorageError: there is nothing at all, or it may not be listed.
-        FormatError: nothing there is a checkpoint, or the beginning of one.
-        CheckpointError: none of the fixes could be applied anywhere; nothing was changed.
+        UsageError: A tree has no location.
+        StorageError: The path does not exist or cannot be listed.
+        FormatError: The path does not contain a checkpoint, not even an incomplete one.
+        CheckpointError: No fix could be applied; nothing was changed.
     """
     names = (fix,) if isinstance(fix, str) else tuple(fix)
     location, read = location_of(source), read_options({"max_index_bytes": max_index_bytes})

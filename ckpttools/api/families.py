@@ -1,4 +1,4 @@
-"""List the supported model families, and check one."""
+"""List the supported model families, and check a family."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckpttools.stores.registry import LocationLike, parse
 
 
 def families() -> tuple[FamilySummary, ...]:
-    """Return all families by name, with their models, layers and inexact values."""
+    """Return all families in the order of their names, with their models, layers and inexact values."""
     return tuple(summary(family) for family in known_families().values())
 
 
@@ -23,13 +23,13 @@ def families() -> tuple[FamilySummary, ...]:
 def check_family(
     family: LocationLike | Family, *, against: LocationLike | None = None, config: LocationLike | None = None
 ) -> FamilyCheck:
-    """Check that a family is consistent, converts both ways, and fits a model. Reads no array.
+    """Check that a family is consistent, converts in both directions, and matches a model. Reads no arrays.
 
     Args:
-        family: its name, a file that describes one, or the family itself.
+        family: Name of a family, a file that describes one, or the family itself.
 
     Raises:
-        CheckpointError: there is no such family, or `against` or `config` cannot be read.
+        CheckpointError: The family does not exist, or `against` or `config` cannot be read.
     """
     from ckpttools.family_check.check import check_family as check
 

@@ -37,7 +37,7 @@ from ckpttools.stores.registry import LocationLike, parse
 
 @dataclass(frozen=True, slots=True)
 class ArrayDigest:
-    """One array and the hexadecimal digest of its dtype, shape and values."""
+    """An array and the hexadecimal digest of its dtype, shape and values."""
 
     name: str
     dtype: str
@@ -50,13 +50,13 @@ class HashReport:
     """Digests of a checkpoint.
 
     Attributes:
-        path: the checkpoint.
-        algorithm: what they were made with.
-        per_layer: whether stacked layers have a digest each.
-        digest: one of all arrays.
-        parameters: one of the parameters alone: without optimizer state, step and random states.
-        remarks: what was left out, or had to be taken for granted.
-        arrays: one for each array, in the order of names.
+        path: Path of the checkpoint.
+        algorithm: Digest algorithm.
+        per_layer: Whether each layer of a stacked array has its own digest.
+        digest: Digest of all arrays.
+        parameters: Digest of the parameters only, without optimizer state, step and random states.
+        remarks: Arrays that were left out, and assumptions.
+        arrays: Digest of each array, ordered by name.
     """
 
     path: str
@@ -91,14 +91,14 @@ def hash(
     parameters: bool = False,
     **common: Unpack[Scanning],
 ) -> HashReport:
-    """Compute digests of every array, of all parameters, and of everything, independent of layout.
+    """Compute digests of each array, of the parameters, and of everything, independent of layout.
 
     Args:
-        source: a file, an item, a step or a run directory, or a tree.
+        source: A file, item, step or run directory, or a tree.
 
     Raises:
-        CheckpointError: an array cannot be read, the memory is too small, or the manifest cannot be written.
-        UsageError: no array matches, or there are options of a conversion and no conversion.
+        CheckpointError: An array cannot be read, the memory is too small, or the manifest cannot be written.
+        UsageError: No array matches, or conversion options are given without a conversion.
     """
     check_choice("kind of names", names, NAMES)
     if manifest is not None:

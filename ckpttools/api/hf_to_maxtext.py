@@ -59,11 +59,12 @@ def hf_to_maxtext(
     """Convert a Hugging Face checkpoint to a MaxText checkpoint.
 
     Args:
-        source: directory with safetensors and `config.json`, one of its safetensors files, or its tree.
-        destination: directory with `0/items`; it appears once everything is written.
+        source: A directory with safetensors and `config.json`, one of its safetensors files, or its tree.
+        destination: The directory to create, with `0/items` in it. It appears only when everything is
+            written.
 
     Raises:
-        CheckpointError: the source cannot be read or does not match its configuration, the work does not fit
+        CheckpointError: The source cannot be read or does not match its configuration, the work does not fit
             into the memory, or reading or writing fails.
     """
     options = ToMaxText(
@@ -98,14 +99,14 @@ def plan_to_maxtext(
     """Plan a conversion without reading arrays or writing.
 
     Args:
-        source: directory with safetensors and `config.json`, one of its safetensors files, or its tree.
-        options: how to convert.
-        resources: what it may take.
-        writer: how it is stored; None for `0/items` in one uncompressed data file.
+        source: A directory with safetensors and `config.json`, one of its safetensors files, or its tree.
+        options: Conversion options.
+        resources: Memory and workers that may be used.
+        writer: How to store the output; None for `0/items` in one uncompressed data file.
 
     Raises:
-        CheckpointError: the source cannot be read or does not match its configuration; or the work does
-            not fit into the memory.
+        CheckpointError: The source cannot be read or does not match its configuration, or the work does not
+            fit into the memory.
     """
     options, resources = options or ToMaxText(), resources or Resources()
     writer = writer or writer_for(Tree({}), "orbax", as_step=0)

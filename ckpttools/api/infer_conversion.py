@@ -16,9 +16,9 @@ class InferredConversion(NamedTuple):
     """The conversion that a model needs.
 
     Attributes:
-        function: name of the function of `ckpttools`.
-        what: description of the model, such as "a Hugging Face model (safetensors)".
-        target: what the function writes, such as "MaxText".
+        function: Name of the function of `ckpttools`.
+        what: Description of the model, such as "a Hugging Face model (safetensors)".
+        target: What the function writes, such as "MaxText".
     """
 
     function: Literal["hf_to_maxtext", "maxtext_to_hf"]
@@ -30,8 +30,8 @@ def infer_conversion(source: LocationLike, **opening: Unpack[Opening]) -> Inferr
     """Return the conversion that a model needs. Reads headers and indexes, but no array.
 
     Raises:
-        UsageError: the checkpoint can be converted in neither direction, or in both.
-        CheckpointError: nothing is there, it is not one checkpoint, or it cannot be read.
+        UsageError: The checkpoint can be converted in neither direction, or in both.
+        CheckpointError: Nothing is there, it is not one checkpoint, or it cannot be read.
     """
     with suppress_step_warnings(ChosenItemWarning):
         tree = opened(source, read_options(opening))

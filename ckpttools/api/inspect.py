@@ -1,4 +1,4 @@
-"""Report the arrays of a checkpoint without reading them."""
+"""Report the arrays of a checkpoint without reading their values."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def inspect(
     requests: int | None = None,
     **reading: Unpack[Opening],
 ) -> TreeReport:
-    """Report names, shapes, dtypes and sizes of all arrays, and the kind of checkpoint. Reads no array.
+    """Report names, shapes, dtypes and sizes of all arrays, and the kind of checkpoint. Reads no arrays.
 
     Args:
-        source: a file, an item, a step or a run directory, or a tree.
+        source: A file, item, step or run directory, or a tree.
 
     Raises:
-        CheckpointError: nothing is there, or it cannot be read.
-        UsageError: there are arrays, and none matches the pattern.
+        CheckpointError: The path does not exist or cannot be read.
+        UsageError: No array matches the pattern.
     """
     with use_concurrency(requests), count_traffic() as traffic:
         read = read_options(reading)
@@ -60,7 +60,7 @@ def inspect(
             unfinished=beside.unfinished,
             damaged=beside.damaged,
             with_families=True,
-            # The pattern may mean what is missing.
+            # The pattern may match only missing arrays.
             or_none=comparison is not None,
             sidecars=sidecar_names(tree),
         )
@@ -77,15 +77,15 @@ def compared(
     """Compare the arrays that match a pattern with a reference.
 
     Args:
-        tree: any checkpoint.
-        what: the name of a family or a file with one, a configuration, or another checkpoint; of an adapter
-            the model that it should be of.
-        pattern: shell pattern of paths.
-        read: how to open the other checkpoint.
+        tree: Any checkpoint.
+        what: Name of a family, a file that describes one, a configuration, or another checkpoint; for an
+            adapter, the base model.
+        pattern: Shell pattern of paths.
+        read: How to open the other checkpoint.
 
     Raises:
-        CheckpointError: it is none of them, or cannot be read.
-        UsageError: no array matches, or the pattern cannot be applied to what is missing.
+        CheckpointError: The reference is none of these, or cannot be read.
+        UsageError: No array matches, or the pattern cannot be applied to missing arrays.
     """
     from ckpttools.adapters.bases import open_base
     from ckpttools.adapters.config import is_number
@@ -104,7 +104,7 @@ def compared(
         base = open_base(open_tree(path, read))
         if not is_maxtext_adapter(tree):
             return against_base(peft_adapter(tree), base)
-        # Names and shapes are compared: where none is noted any scale will do.
+        # Only names and shapes are compared, so any alpha will do if none is recorded.
         alpha = None if is_number(recorded_settings(tree).get("lora_alpha")) else 1
         return against_base(adapter_of_jax(base, tree, alpha), base)
     own_arrays = quantized_view(tree).plain_where_possible().tree
@@ -127,7 +127,7 @@ def _alike(tree: Tree, other: Tree) -> tuple[Tree, Tree]:
 
 
 def _config_at(path: Location) -> Location | None:
-    """Return the configuration at a path; None for a checkpoint."""
+    """Return the configuration at a path; None if the path is a checkpoint."""
     if path.suffix == ".json":
         return path
     inside = path / CONFIG

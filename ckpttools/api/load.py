@@ -55,12 +55,12 @@ class Loading(Scanning, total=False):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PreparedLoad:
-    """A planned load; only headers and indexes have been read.
+    """A planned load. Only headers and indexes have been read.
 
     Attributes:
-        plan: the resources and reads of the load.
-        request: the arrays and their destinations.
-        jobs, requests, observe, download, observe_job: as of `load`.
+        plan: The devices and reads of the load.
+        request: The arrays and their destinations.
+        jobs, requests, observe, download, observe_job: See `load`.
     """
 
     plan: LoadPlan
@@ -75,10 +75,10 @@ class PreparedLoad:
         """Run the load.
 
         Returns:
-            As `ckpttools.load`.
+            The result of `ckpttools.load`.
 
         Raises:
-            CheckpointError: an array cannot be read.
+            CheckpointError: An array cannot be read.
         """
         from ckpttools.sharding.loading import execute_load
 
@@ -131,43 +131,43 @@ def load(
     """Load a checkpoint as a pytree of `jax.Array`s, reading each byte once.
 
     Args:
-        source: a file, an item, a step or a run directory of any format in any store, or a tree.
-        like: template of the result: a pytree of `jax.ShapeDtypeStruct`s, arrays, PRNG keys and numbers, an
-            `nnx.State`, or an `nnx.Module`, which is filled in place and returned. Names match also if the
-            checkpoint nests them below one more key; other arrays are not read. None loads everything, as
+        source: A file, item, step or run directory of any format in any store, or a tree.
+        like: Template of the result: a pytree of `jax.ShapeDtypeStruct`s, arrays, PRNG keys and numbers, an
+            `nnx.State`, or an `nnx.Module`, which is filled in place and returned. Names also match if the
+            checkpoint nests them under one more key; other arrays are not read. None loads everything, as
             dictionaries and lists.
-        shardings: a `jax.sharding.Sharding` for all arrays, or a pytree of them; without `like` it says what
-            is loaded, too. None for those of `like`.
-        rules: how arrays are cut over `mesh`: "maxtext", a file, or pairs, of a logical axis and mesh axes,
-            or of a pattern of paths and a `PartitionSpec`; see `ckpttools.sharding.rules`.
-        mesh: a `jax.sharding.Mesh`, or text such as "fsdp=4,tensor=2" for one of all devices. Without rules
-            the names that Flax's variables have for their axes are mesh axes.
-        to: whose names, layout and values arrays are to have: of a Hugging Face model "maxtext", of a
-            MaxText checkpoint "hf"; None leaves them as they are.
-        dtype: of floating-point arrays, such as "bfloat16"; "like" for those of `like`; None for the stored.
-            With it, as with `to="maxtext"`, quantized weights become the numbers that they stand for.
-        keep, drop: patterns of names to load or to skip, after renaming; see `ckpttools.select`.
-        memory_kind: memory of the devices, such as "pinned_host"; None for that of the shardings.
-        max_over_read: with several processes, the ratio of read to needed bytes above which each process
-            reads one range of the array and they exchange the data.
-        single_replica: with several processes that need the same array, one reads it for all.
-        scan, scan_axis, pad_vocab: of `to="maxtext"`, as of `ckpttools.hf_to_maxtext`; None as `like` has it.
-        text_only: of `to="maxtext"`: leave out the towers (vision, audio).
-        family, rope_layout, tied: of a conversion, as of `ckpttools.hf_to_maxtext`.
-        model, padding_rows: of `to="hf"`, as `like` and `padding_rows` of `ckpttools.maxtext_to_hf`.
-        observe: called with the bytes made so far and the bytes to make in all; the first call has 0.
-        observe_job: called now and then in process 0 of several that load together, with the progress of each
-            and which of them the others wait for (`ckpttools.sharding.loading.JobProgress`).
+        shardings: A `jax.sharding.Sharding` for all arrays, or a pytree of shardings; without `like`, the
+            pytree also selects the arrays to load. None for the shardings of `like`.
+        rules: How to shard arrays over `mesh`: "maxtext", a file, or pairs of a logical axis and mesh axes,
+            or of a path pattern and a `PartitionSpec`; see `ckpttools.sharding.rules`.
+        mesh: A `jax.sharding.Mesh`, or text such as "fsdp=4,tensor=2" for a mesh of all devices. Without
+            rules, the axis names of Flax variables are mesh axes.
+        to: Framework whose names, layout and values the arrays get: "maxtext" for a Hugging Face model, "hf"
+            for a MaxText checkpoint; None leaves them unchanged.
+        dtype: Dtype of floating-point arrays, such as "bfloat16"; "like" for the dtypes of `like`; None for
+            the stored dtypes. With a dtype or `to="maxtext"`, quantized weights are dequantized.
+        keep, drop: Patterns of names to load or skip, after renaming; see `ckpttools.select`.
+        memory_kind: Memory of the devices, such as "pinned_host"; None for that of the shardings.
+        max_over_read: With several processes, the ratio of read to needed bytes above which each process
+            reads one range of the array and the processes exchange the data.
+        single_replica: With several processes that need the same array, whether one process reads it for all.
+        scan, scan_axis, pad_vocab: For `to="maxtext"`, see `ckpttools.hf_to_maxtext`; None to match `like`.
+        text_only: For `to="maxtext"`, whether to leave out the vision and audio towers.
+        family, rope_layout, tied: For a conversion, see `ckpttools.hf_to_maxtext`.
+        model, padding_rows: For `to="hf"`, `like` and `padding_rows` of `ckpttools.maxtext_to_hf`.
+        observe: Called with the bytes loaded so far and the total; the first call has 0.
+        observe_job: Called from time to time in process 0 if several processes load together, with the
+            progress of each process and the processes that others wait for
+            (`ckpttools.sharding.loading.JobProgress`).
 
     Returns:
-        The tree: arrays without a sharding are on the default device, what were Python numbers are numbers.
+        The tree. Arrays without a sharding are on the default device, and Python numbers remain numbers.
 
     Raises:
-        CoverageError: names, shapes or dtypes that do not fit, axes that cannot be divided evenly, and 64-bit
-            numbers where JAX would halve them; lists all.
-        CheckpointError: the source cannot be read or converted, or does not fit into the memory.
-        UsageError: arguments that contradict each other; a dtype of few bits for what quantized weights stand
-            for.
+        CoverageError: Names, shapes or dtypes do not match, axes cannot be divided evenly, or JAX would
+            convert 64-bit numbers to 32 bits. The message lists all of them.
+        CheckpointError: The source cannot be read or converted, or does not fit into the memory.
+        UsageError: Arguments contradict each other, or the dtype has too few bits for dequantized weights.
     """
     from ckpttools.sharding.assignments import is_abstract
     from ckpttools.sharding.load_plan import ReadSharing, plan_load
@@ -204,7 +204,7 @@ def load(
 
 
 def _numbers(tree: Tree, dtype: DType | None) -> Tree:
-    """Return a dequantized tree, in a dtype for quantized weights."""
+    """Return a dequantized tree; `dtype` is that of the quantized weights."""
     view = quantized_view(tree)
     if view.is_described:
         stored = f"without {option('dtype')} codes and scales are loaded as they are stored"
@@ -220,7 +220,7 @@ def _request(
     dtype: DType | str | None,
     to: Literal["maxtext", "hf"] | None,
 ) -> Request:
-    """Resolve the request; errors name the conversion of `source` that would match."""
+    """Resolve the request. Errors name the conversion of `source` that would match."""
     from ckpttools.sharding.load_request import build_request
 
     try:
@@ -235,7 +235,10 @@ def _request(
 def _where(
     shardings: Any, rules: RulesLike | None, mesh: Any, memory_kind: str | None, *, is_cut: bool
 ) -> Any:
-    """Combine the device arguments; `is_cut` if a template states how its arrays are sharded over a mesh."""
+    """Combine the device arguments.
+
+    `is_cut` tells whether a template states how its arrays are sharded over a mesh.
+    """
     import jax
 
     from ckpttools.sharding.assignments import DeviceOptions
@@ -260,11 +263,11 @@ def _where(
 
 
 def _mesh(mesh: Any) -> Any:
-    """Create a mesh of all devices from its text."""
+    """Create a mesh of all devices from text."""
     import jax
 
     if not isinstance(mesh, str):
-        # JAX's state without a mesh; JAX ends the process if arrays should be placed on it.
+        # The mesh that JAX uses when none is set. JAX ends the process if arrays are placed on it.
         if isinstance(mesh, jax.sharding.Mesh) and mesh.empty:
             raise UsageError("the mesh has no devices", hint="make one: jax.make_mesh((8,), ('fsdp',))")
         return mesh
@@ -281,7 +284,7 @@ def _mesh(mesh: Any) -> Any:
 
 
 def _tree_of(shardings: Any) -> Any:
-    """Return shardings that form a tree; None for a single sharding of all arrays."""
+    """Return shardings that form a tree; None if one sharding applies to all arrays."""
     import jax
 
     return None if isinstance(shardings, jax.sharding.Sharding) else shardings

@@ -1,4 +1,4 @@
-"""Convert a checkpoint before loading it: give its arrays the expected names and layout."""
+"""Convert a checkpoint before loading, so that its arrays have the expected names and layout."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ Side = Literal["maxtext", "hf"]
 
 @dataclass(frozen=True, slots=True)
 class Converting:
-    """Conversion options of `ckpttools.load`; None where unset.
+    """Conversion options of `ckpttools.load`; None for options that are not given.
 
     Attributes:
-        scan, scan_axis, pad_vocab, family, model, rope_layout, tied, padding_rows, text_only: as of
+        scan, scan_axis, pad_vocab, family, model, rope_layout, tied, padding_rows, text_only: See
             `ckpttools.load`.
     """
 
@@ -59,10 +59,10 @@ class Converting:
     text_only: bool | None = None
 
     def check(self, to: str | None) -> None:
-        """Refuse options without effect.
+        """Reject options without effect.
 
         Raises:
-            UsageError: an option that is about a conversion, or about the other one.
+            UsageError: An option requires a conversion, or the conversion in the other direction.
         """
         if to not in (None, "maxtext", "hf"):
             raise UsageError(f"unknown {option('to', to)}", expected='"maxtext", "hf" or None')
@@ -97,14 +97,14 @@ def converted(
     """Return the converted tree and notes about it.
 
     Args:
-        tree: as it was opened.
-        to: whose names it gets; None leaves it as it is.
-        template: what the caller wants to have: says of layers and vocabulary what the caller does not.
-        declared: by the caller, checked.
-        memory: bytes that may be resident at most.
+        tree: The opened tree.
+        to: Framework whose names the arrays get; None leaves them unchanged.
+        template: The caller's template, which determines layers and vocabulary if the options do not.
+        declared: The caller's options, already checked.
+        memory: Maximum resident bytes.
 
     Raises:
-        CheckpointError: it cannot be converted, or something in it would be lost.
+        CheckpointError: The tree cannot be converted, or values would be lost.
     """
     if to == "maxtext":
         return _as_maxtext(tree, template, declared, memory)
@@ -114,11 +114,11 @@ def converted(
 
 
 def next_step(tree: Tree, to: str | None, template: TreeTemplate) -> str:
-    """Suggest `to` or a look at the names if a template's arrays are missing.
+    """Suggest `to`, or listing the names, if arrays of a template are missing.
 
     Args:
-        tree: as it was opened, before it was converted.
-        to, template: as of `converted`.
+        tree: The opened tree, before conversion.
+        to, template: See `converted`.
     """
     own = name_style(tree.arrays)
     expected = name_style([leaf.path for leaf in template.leaves])
@@ -137,7 +137,7 @@ def next_step(tree: Tree, to: str | None, template: TreeTemplate) -> str:
 def _as_maxtext(
     tree: Tree, template: TreeTemplate | None, declared: Converting, memory: int
 ) -> tuple[Tree, Notes]:
-    """Return a Hugging Face model's parameters, nested like MaxText's Linen trees."""
+    """Return the parameters of a Hugging Face model, nested as in MaxText's Linen trees."""
     with _worded("maxtext"):
         refuse_maxtext(tree)
     if declared.model is not None:
@@ -162,7 +162,7 @@ def _as_maxtext(
 
 
 def _as_hugging_face(tree: Tree, declared: Converting, memory: int) -> tuple[Tree, Notes]:
-    """Return a MaxText checkpoint's arrays under Hugging Face names; refuse to lose any."""
+    """Return the arrays of a MaxText checkpoint under Hugging Face names. Fails if arrays would be lost."""
     with _worded("hf"):
         refuse_hugging_face(tree)
     way = ToHuggingFace(
@@ -184,7 +184,7 @@ def _as_hugging_face(tree: Tree, declared: Converting, memory: int) -> tuple[Tre
 
 @contextmanager
 def _worded(what: str) -> Iterator[None]:
-    """Rewrite the hints of conversion errors in terms of `load`, inside the `with`."""
+    """Rewrite the hints of conversion errors raised inside the `with` for `load`."""
     try:
         yield
     except FormatError as error:
@@ -192,13 +192,13 @@ def _worded(what: str) -> Iterator[None]:
             raise
         raise error.at(hint=f"leave out {option('to', what)}: its arrays have these names already") from error
     except (ConfigError, StorageError) as error:
-        # Those calls name the model `like`.
+        # The conversion functions call the model `like`.
         raise error.at(hint=rename_option(error.raw.hint or "", "like", "model") or None) from error
 
 
 @contextmanager
 def _of_the_same_model(tree: Tree, files: ModelFiles, family: str | None) -> Iterator[None]:
-    """Name the family that fits the arrays in a coverage error, inside the `with`."""
+    """Name the family that matches the arrays in coverage errors raised inside the `with`."""
     try:
         yield
     except CoverageError as error:
@@ -220,7 +220,7 @@ def _is_scanned(template: TreeTemplate | None) -> bool:
 
 
 def _more_rows(tree: Tree, template: TreeTemplate | None) -> int | None:
-    """Return the template's embedding rows if they exceed the vocabulary, and warn."""
+    """Return the template's number of embedding rows if it exceeds the vocabulary, with a warning."""
     config = tree.metadata.config or {}
     vocab = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     expected = [leaf.shape for leaf in template.leaves if leaf.path[-2:] == EMBEDDING] if template else []

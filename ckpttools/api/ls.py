@@ -21,16 +21,16 @@ from ckpttools.stores.registry import LocationLike, parse
 def ls(run: LocationLike, *, requests: int | None = None) -> RunListing | CollectionListing:
     """List the steps of a run: kind, size, state, metrics, and where a restarted run resumes.
 
-    A directory of several checkpoints or runs is listed as such: the name, kind, format, steps, size, age and
-    state of each.
+    For a directory of several checkpoints or runs, list the name, kind, format, steps, size, age and state of
+    each.
 
     Args:
-        run: directory with steps of Orbax or of a PyTorch trainer such as verl, in any store; a step or an
-            item stands for its run. Or a directory of checkpoints or runs.
+        run: Directory with steps of Orbax or of a PyTorch trainer such as verl, in any store; for a step or
+            an item, its run is listed. Or a directory of checkpoints or runs.
 
     Raises:
-        UsageError: the path is not a run, and does not have checkpoints in it.
-        CheckpointError: the path does not exist, or cannot be read.
+        UsageError: The path is not a run and does not contain checkpoints.
+        CheckpointError: The path does not exist or cannot be read.
     """
     location = parse(run)
     with use_concurrency(requests):
@@ -44,10 +44,10 @@ def ls(run: LocationLike, *, requests: int | None = None) -> RunListing | Collec
 def list_paths(
     paths: Sequence[LocationLike], requests: int | None = None
 ) -> list[RunListing | CollectionListing]:
-    """List several paths as `ls` does each; a single checkpoint is a list of itself, named ".".
+    """List several paths like `ls`. A single checkpoint becomes a list with one member named ".".
 
     Raises:
-        CheckpointError: a path does not exist, has no checkpoint, or cannot be read.
+        CheckpointError: A path does not exist, has no checkpoint, or cannot be read.
     """
     with use_concurrency(requests):
         return [_list_path(path) for path in paths]
@@ -65,10 +65,10 @@ def _list_path(path: LocationLike) -> RunListing | CollectionListing:
 
 
 def list_members(error: SeveralCheckpointsError, requests: int | None) -> RunListing | CollectionListing:
-    """List what is below a directory that was not opened because it is not one checkpoint.
+    """List the contents of a directory that was not opened because it is not a single checkpoint.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: The directory cannot be read.
     """
     detected = error.detected
     with use_concurrency(requests):
@@ -81,10 +81,10 @@ def list_members(error: SeveralCheckpointsError, requests: int | None) -> RunLis
 
 
 def list_detected(detected: Detected) -> RunListing | CollectionListing | None:
-    """List what `detect` returned; None if it is one checkpoint, or none.
+    """List the result of `detect`; None if it is a single checkpoint or none.
 
     Raises:
-        StorageError: the store cannot answer.
+        StorageError: The store cannot be read.
     """
     if (run := run_of(detected)) is not None:
         return looked_at(run, listed)

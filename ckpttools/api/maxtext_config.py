@@ -50,19 +50,19 @@ def maxtext_config(
     requests: int | None = None,
     **reading: Unpack[Opening],
 ) -> MaxTextConfig:
-    """The settings with which MaxText runs a checkpoint as the model that it is; reads no array.
+    """Infer the settings with which MaxText runs a checkpoint as the same model. Reads no arrays.
 
         ckpttools.maxtext_config("models/Llama-3.1-8B").arguments()  # ("model_name=llama3.1-8b", …)
         ckpttools.maxtext_config("maxtext/llama", check=["rope_type=default"]).contradictions
 
     Args:
-        source: a Hugging Face model, its `config.json` alone, or a MaxText checkpoint that was converted.
-        check: settings of a run, as they are given to MaxText: a configuration file, then `NAME=VALUE`.
+        source: A Hugging Face model, its `config.json` alone, or a converted MaxText checkpoint.
+        check: Settings of a run, as passed to MaxText: a configuration file, then `NAME=VALUE`.
 
     Raises:
-        CheckpointError: nothing is there, or it cannot be read.
-        ConfigError: the model cannot be identified completely, or MaxText cannot express it.
-        UsageError: a word of `check` is not a setting.
+        CheckpointError: The path does not exist or cannot be read.
+        ConfigError: The model cannot be identified completely, or MaxText cannot express it.
+        UsageError: An item of `check` is not a setting.
     """
     version = version_called(maxtext)
     with use_concurrency(requests):
@@ -97,7 +97,7 @@ def maxtext_config(
 
 
 def _config_location(source: Source, model: ObservedModel) -> str:
-    """Return where the configuration of a model is, for errors."""
+    """Return the location of a model's configuration, for errors."""
     location = source.metadata.location if isinstance(source, Tree) else str(source)
     return (
         model.location if model.stored or model.location != CONFIG or not location else f"{location}/{CONFIG}"
@@ -113,10 +113,10 @@ def _seen(source: Source, like: str | None, family: str | None, read: ReadOption
 
 
 def _stored(model: ObservedModel, scan: bool | None) -> Iterator[ModelSetting]:
-    """Return how the checkpoint is, or will be, stored.
+    """Yield the settings for how the checkpoint is stored, or will be stored.
 
     Raises:
-        UsageError: it is there, and is to be otherwise; or MaxText cannot scan it.
+        UsageError: The checkpoint is stored in another way than requested, or MaxText cannot scan it.
     """
     if not model.stored:
         family, flags = model.family, model.facts.flags

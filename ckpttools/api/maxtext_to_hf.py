@@ -57,15 +57,15 @@ def maxtext_to_hf(
     max_index_bytes: Size = "256MiB",
     **writing: Unpack[Writing],
 ) -> Prepared:
-    """Convert a MaxText checkpoint to one that transformers and vLLM load.
+    """Convert a MaxText checkpoint to a model that transformers and vLLM load.
 
     Args:
-        source: a run directory, a step or an item, of any kind and flavour, or its tree.
-        destination: directory with weights, `config.json` and the other files of the model; it appears once
-            everything is written.
+        source: A run directory, step or item of any kind and flavor, or its tree.
+        destination: The directory to create, with weights, `config.json` and the other files of the model. It
+            appears only when everything is written.
 
     Raises:
-        CheckpointError: as `ckpttools.plan_to_huggingface`, or reading or writing fails.
+        CheckpointError: See `ckpttools.plan_to_huggingface`; or reading or writing fails.
     """
     options = ToHuggingFace(
         like=like,
@@ -94,19 +94,19 @@ def plan_to_huggingface(
     *,
     change: Transform | None = None,
 ) -> Prepared:
-    """Plan a conversion without writing; only dropped rows are read.
+    """Plan a conversion without writing. Reads only the rows that will be dropped.
 
     Args:
-        source: a run directory, a step or an item, of any kind and flavour, or its tree.
-        options: how to convert.
-        resources: what it may take.
-        writer: how safetensors are split; None for shards of 5 GB.
-        change: what is done to the Hugging Face tree, and to its configuration, at the end.
+        source: A run directory, step or item of any kind and flavor, or its tree.
+        options: Conversion options.
+        resources: Memory and workers that may be used.
+        writer: How to split safetensors; None for shards of 5 GB.
+        change: Transform to apply at the end to the Hugging Face tree and its configuration.
 
     Raises:
-        CheckpointError: the source cannot be read, its model cannot be identified, its arrays do not match
-            that model, declared towers do not exist, or dropped rows are not zero; arrays of the original
-            model are missing or damaged; or the work does not fit into the memory.
+        CheckpointError: The source cannot be read, its model cannot be identified, its arrays do not match
+            that model, declared towers do not exist, dropped rows are not zero, arrays of the original model
+            are missing or damaged, or the work does not fit into the memory.
     """
     options, resources = options or ToHuggingFace(), resources or Resources()
     tree = opened(source, options.read)
@@ -126,8 +126,8 @@ def plan_to_huggingface(
     copied = {name: file for name, file in files.sidecars.items() if name not in away}
     beside = WithSidecars(writer or writer_for(Tree({}), "safetensors"), Sidecars(copied), built=built)
     prepared = resources.plan(with_origin(model.tree, tree), beside, model.notes + stale_file_notes(untrue))
-    # The only place where a plan reads data: what is cut off is lost, and no header tells whether that is
-    # padding. Only once the plan is made, which refuses what does not fit into the memory.
+    # This is the only place where planning reads data: dropped rows are lost, and no header shows whether
+    # they are padding. The check follows planning, which rejects models that do not fit into the memory.
     held, location = prepared.plan.held_bytes, tree.metadata.location
     refuse_learned_rows(model.extra, location, options.padding_rows, memory=resources.memory, reserved=held)
     if model.lost_head is not None:

@@ -20,11 +20,11 @@ _NOTICED = 1.01
 
 @dataclass(frozen=True, slots=True)
 class MeshGain:
-    """Predicted reads of devices that each load their part of a checkpoint.
+    """Predicted reads of the devices of a mesh, each of which loads its part of a checkpoint.
 
     Attributes:
-        before: reads of the source.
-        after: reads of the output, in uncompressed bytes even if codecs make them fewer.
+        before: Reads from the source.
+        after: Reads from the output, in uncompressed bytes even if codecs reduce them.
     """
 
     before: LoadCost
@@ -40,7 +40,7 @@ class MeshGain:
 
     @property
     def is_any(self) -> bool:
-        """Return whether devices will fetch less or make fewer reads."""
+        """Return whether devices will fetch fewer bytes or make fewer reads."""
         before, after = self.before, self.after
         return (
             after.fetched < before.fetched
@@ -53,12 +53,12 @@ def mesh_gain(asked: AppliedRules, reading: ReadOptions, built: Tree, layout: La
     """Predict the reads of the same arrays in two layouts. Reads only indexes of the source.
 
     Args:
-        asked: the source, mesh and rules.
-        reading: how the source was opened.
-        built: the tree that is written; `layout` says where.
+        asked: The source, mesh and rules.
+        reading: How the source was opened.
+        built: The tree to write; `layout` has the locations of its arrays.
 
     Raises:
-        CheckpointError: an index of the source is damaged or cannot be read.
+        CheckpointError: An index of the source is damaged or cannot be read.
     """
     stored = storage_of(asked.tree, reading), Storage("", (), (), tuple(_planned(built, layout)))
     specs = rule_specs(asked)
@@ -73,7 +73,7 @@ def rule_specs(asked: AppliedRules) -> PathSpecs:
 
 def _loading(asked: AppliedRules, specs: PathSpecs, storage: Storage) -> LoadCost:
     result = inspect_chunks(asked.tree, storage, "*", asked.mesh, specs).loading
-    assert result is not None  # there is a mesh
+    assert result is not None  # A mesh is given.
     return result
 
 

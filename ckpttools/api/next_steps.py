@@ -1,4 +1,4 @@
-"""Suggest how to load a checkpoint that was just written."""
+"""Suggest how to load a new checkpoint."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.web.hub_name import HubName
 
-# Labels of the lines of an error that are repeated in a remark.
+# Labels of the lines of an error that a remark repeats.
 _FACTS = ("got", "expected")
 _LOAD_STATE = "load_full_state_path"
 _CHECKPOINTS = "checkpoints"
-# How parameters alone are nested for MaxText.
+# Flavor of parameters that MaxText loads without training state.
 _LOADED_FLAVOUR = "linen"
 _CAUSAL = "ForCausalLM"
 _TOKENIZERS = frozenset(("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json"))
-# In which a model computes; what is stored in others, no loader takes for weights.
+# Dtypes in which models compute. Loaders do not accept other stored dtypes as weights.
 _COMPUTED = ("float32", "bfloat16", "float16")
 
 
@@ -48,8 +48,8 @@ class NextSteps:
     """Commands that load a checkpoint, and caveats.
 
     Attributes:
-        uses: what loads it, as it is typed.
-        surprises: what may not be expected of it, a clause each.
+        uses: Commands that load the checkpoint.
+        surprises: Caveats, one clause each.
     """
 
     uses: tuple[str, ...]
@@ -57,10 +57,10 @@ class NextSteps:
 
 
 def next_steps(where: LocationLike) -> NextSteps | None:
-    """Return commands that load a checkpoint, and caveats. Reads no array.
+    """Return commands that load a checkpoint, and caveats. Reads no arrays.
 
     Args:
-        where: what was written: a run, a directory of a model.
+        where: Location of the checkpoint: a run or a model directory.
 
     Returns:
         None if the location is not an adapter or a complete model that MaxText or transformers loads, or if
@@ -84,9 +84,9 @@ def next_steps(where: LocationLike) -> NextSteps | None:
 
 
 def _is_whole(tree: Tree) -> bool:
-    """Return whether all arrays of a model exist, in compute dtypes or with scales."""
+    """Return whether all arrays of a model exist, with compute dtypes or with scales."""
     is_computed = _main_dtype(view_of(tree).parameters.values()) in _COMPUTED
-    # Quantized values and scales may have names that families do not know.
+    # Families do not know all names of quantized values and scales.
     named, of = quantized_view(tree).plain_where_possible().tree, _family_said(tree)
     whole = (of is not None and _has_names_of(named, [of])) or _has_names_of(named, families().values())
     return whole and (is_computed or quantized_view(tree).is_described)
@@ -97,7 +97,7 @@ def _has_names_of(tree: Tree, among: Collection[Family]) -> bool:
 
 
 def _family_said(tree: Tree) -> Family | None:
-    """Return the family that config.json declares: matching the names of all families takes 0.1 s."""
+    """Return the family that config.json declares. Matching the names of all families takes 0.1 s."""
     try:
         return family_of(tree.metadata.config or {}, tree.metadata.location)
     except CheckpointError:
@@ -134,7 +134,10 @@ def _of_maxtext(tree: Tree, location: Location) -> NextSteps | None:
 
 
 def _config_of(tree: Tree) -> tuple[MaxTextConfig | None, str]:
-    """Return the settings of a model, and why there are none although its configuration is known."""
+    """Return the settings of a model.
+
+    If its configuration is known but the settings are not, return the reason.
+    """
     try:
         return maxtext_config(tree), ""
     except CheckpointError as error:
@@ -145,7 +148,7 @@ def _config_of(tree: Tree) -> tuple[MaxTextConfig | None, str]:
 
 
 def _stored(tree: Tree) -> Iterator[str]:
-    """Return the checkpoint's location and layout as MaxText settings."""
+    """Yield the checkpoint's location and layout as MaxText settings."""
     view = view_of(tree)
     setting = LOAD_PARAMETERS if view.optimizer is None else _LOAD_STATE
     yield f"{setting}={parse(tree.metadata.location).absolute()}"
@@ -155,7 +158,7 @@ def _stored(tree: Tree) -> Iterator[str]:
 
 
 def _resumed(tree: Tree) -> Iterator[str]:
-    """Return the settings that resume a run from its full state, if MaxText's layout allows it."""
+    """Yield the settings that resume a run from its full state, if MaxText's layout allows it."""
     run = parse(tree.metadata.location).absolute().parent.parent
     if view_of(tree).optimizer is not None and run.name == _CHECKPOINTS:
         out = run.parent.parent
@@ -175,7 +178,7 @@ def _surprises(tree: Tree) -> Iterator[str]:
 
 
 def _of_model(tree: Tree, config: MaxTextConfig | None) -> Iterator[str]:
-    """Yield what MaxText computes differently, and missing parts of the model."""
+    """Yield computations that differ in MaxText, and missing parts of the model."""
     if config is None:
         return
     yield from map(str, config.deviations)
@@ -191,7 +194,7 @@ def _of_transformers(tree: Tree, location: Location) -> NextSteps | None:
     if tree.metadata.format != "safetensors" or config is None or not kinds:
         return None
     if absent_layers(config, list(map(dotted, tree.arrays))):
-        return None  # transformers begins them at random
+        return None  # transformers initializes missing layers randomly.
     kind = "AutoModelForCausalLM" if str(kinds[0]).endswith(_CAUSAL) else str(kinds[0])
     where = _name_for_transformers(location)
     if where is None:
@@ -199,12 +202,12 @@ def _of_transformers(tree: Tree, location: Location) -> NextSteps | None:
     name, revision = where
     declared = [f"revision={_quoted(revision)}"] if revision else []
     flags = ["--revision", revision] if revision else []
-    # A type that comes with code of its own.
+    # The model type has its own code.
     if config.get("auto_map"):
         declared, flags = [*declared, "trust_remote_code=True"], [*flags, "--trust-remote-code"]
     loaded = f"{kind}.from_pretrained({', '.join([_quoted(name), *declared])})"
     if quantized_view(tree).is_half_quantized:
-        return NextSteps((loaded,))  # vLLM refuses it
+        return NextSteps((loaded,))  # vLLM does not load the model.
     return NextSteps((loaded, join(["vllm", "serve", name, *flags])), tuple(_unfinished(location)))
 
 
@@ -213,7 +216,7 @@ def _quoted(text: str) -> str:
 
 
 def _unfinished(location: Location) -> Iterator[str]:
-    """Return the files that a server needs besides weights and that are missing."""
+    """Yield the missing files that a server needs in addition to the weights."""
     if location.is_dir() and not any(entry.name in _TOKENIZERS for entry in location.entries()):
         yield "the directory has no tokenizer: pass the original model's to vllm, --tokenizer HF_DIR"
 

@@ -1,4 +1,4 @@
-"""Check that the parts of a model directory agree before any of it is written."""
+"""Check that the parts of a model directory agree before it is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckpttools.formats.registry import sidecars_at
 from ckpttools.formats.sidecar import WithSidecars
 from ckpttools.maxtext.model_files import has_sidecars
 
-# Models of more arrays are rare, and large enough that doctor is worth its time on them.
+# Models with more arrays are rare, and large enough to run doctor on them.
 _MAX_COMPARED = 20_000
 
 
@@ -23,15 +23,15 @@ def check_output(tree: Tree, writer: Writer, location: str) -> Notes:
     """Check the configuration, tokenizer and adapter files of an output against its arrays.
 
     Args:
-        tree: the tree to write.
-        writer: its writer. Only outputs of writers with sidecars are checked.
-        location: the output's location, for messages.
+        tree: The tree to write.
+        writer: The writer of the tree. Only outputs of writers with sidecars are checked.
+        location: Location of the output, for messages.
 
     Returns:
         A remark for each finding that does not block writing.
 
     Raises:
-        FormatError: consumers could not load the output.
+        FormatError: Consumers could not load the output.
     """
     if not isinstance(writer, WithSidecars):
         return Notes()
@@ -41,23 +41,24 @@ def check_output(tree: Tree, writer: Writer, location: str) -> Notes:
 
 
 def compare_with_config(tree: Tree, files: Mapping[str, Content]) -> Notes:
-    """Compare the arrays of a model that a command is about to write with the configuration next to them.
+    """Compare the arrays of a model that is about to be written with the configuration next to them.
 
-    It is the comparison of a conversion to MaxText, which takes 25 us for each array.
+    Makes the same comparison as a conversion to MaxText, which takes 25 us per array.
 
     Args:
-        tree: what is written, in the names of the output.
-        files: name -> content of each file next to the weights.
+        tree: The tree to write, with the names of the output.
+        files: Content of each file next to the weights, by name.
 
     Returns:
-        A remark if transformers or a conversion would refuse the model.
+        A remark if transformers or a conversion would reject the model.
     """
     model = ModelDirectory(tree.metadata.location, files, is_output=True)
-    # The user knows what a command leaves out because it was asked to.
+    # The user asked for the command's omissions and knows them.
     if model.config is None or tree.metadata.notes.dropped or len(tree.arrays) > _MAX_COMPARED:
         return Notes()
     described = replace(tree, metadata=replace(tree.metadata, config=model.config))
-    # It imports numpy, which may not fit: a command refuses too small a limit before it imports that.
+    # The import loads numpy, which may not fit. A command rejects a memory limit that is too small before
+    # this import.
     from ckpttools.checks import coverage
 
     result = coverage.CHECK.run(replace(model, tree=described))
@@ -68,21 +69,21 @@ def check_source(tree: Tree, refused: Collection[str] = ()) -> Notes:
     """Check the model directory that a command reads.
 
     Args:
-        tree: the opened tree.
-        refused: names of checks whose errors are refused.
+        tree: The opened tree.
+        refused: Names of checks whose errors are raised.
 
     Returns:
-        A remark for each finding; no remarks if there are no model files next to the weights.
+        A remark for each finding; none if there are no model files next to the weights.
 
     Raises:
-        FormatError: a finding blocks writing, or is an error of a check in `refused`.
+        FormatError: A finding blocks writing, or is an error of a check in `refused`.
     """
     model = _source_model(tree)
     return Notes() if model is None else _notes(model, refused)
 
 
 def check_copied(tree: Tree) -> Iterator[str]:
-    """Yield a remark for each finding in a model directory that is copied byte for byte, whatever it is."""
+    """Yield a remark for each finding in a model directory that is copied byte for byte regardless."""
     model = _source_model(tree)
     if model is not None:
         yield from (_remark(finding) for finding in findings(model) if finding.level != "info")
@@ -99,7 +100,7 @@ def _source_model(tree: Tree) -> ModelDirectory | None:
 
 
 def _notes(model: ModelDirectory, refused: Collection[str] = ()) -> Notes:
-    """Return findings as remarks. Raises FormatError for a finding that blocks writing."""
+    """Return findings as remarks. Raise FormatError for a finding that blocks writing."""
     remarks = []
     for finding in findings(model):
         if finding.blocks_writing or (finding.level == "error" and finding.check in refused):

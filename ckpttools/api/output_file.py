@@ -10,16 +10,16 @@ from ckpttools.stores.registry import LocationLike, parse
 
 
 def check_output_file(path: Location, source: LocationLike, destination: Location | None = None) -> None:
-    """Refuse an invalid output path before anything is read or written.
+    """Reject an invalid output path before anything is read or written.
 
     Args:
-        path: of the file.
-        source: a checkpoint that is read; "" for none.
-        destination: a checkpoint that is written meanwhile.
+        path: Path of the file.
+        source: A checkpoint that is read; "" for none.
+        destination: A checkpoint that is written at the same time.
 
     Raises:
-        UsageError: the location cannot be written, is inside the output, or has the name of one of the
-            source's own files.
+        UsageError: The file cannot be written, is inside the output, or has the name of one of the source's
+            own files.
     """
     path.check_accepts_files()
     real = path.resolve()
@@ -37,15 +37,15 @@ def check_output_file(path: Location, source: LocationLike, destination: Locatio
 
 
 def check_manifest(path: Location, source: LocationLike, destination: Location, *, overwrite: bool) -> None:
-    """Refuse an invalid manifest path; other arguments as in `check_output_file`.
+    """Reject an invalid manifest path. The other arguments are those of `check_output_file`.
 
     Args:
-        overwrite: whether another manifest may be replaced. Where a conversion to the destination was
-            interrupted, it may have written this one already.
+        overwrite: Whether another manifest may be replaced. An interrupted conversion to the destination may
+            already have written this manifest.
 
     Raises:
-        UsageError: as `check_output_file`.
-        CheckpointError: as `ckpttools.digest.manifest.check_manifest_name`.
+        UsageError: See `check_output_file`.
+        CheckpointError: See `ckpttools.digest.manifest.check_manifest_name`.
     """
     from ckpttools.digest.manifest import check_manifest_name
 

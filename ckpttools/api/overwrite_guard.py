@@ -1,4 +1,4 @@
-"""Decide whether a new checkpoint may replace what exists at its destination.
+"""Decide whether a new checkpoint may replace the contents of its destination.
 
 Only a checkpoint of the kind that is being written may be replaced, and only if every file there belongs to
 it. Runs of several steps, other items, files and directories next to the weights, and optimizer state that
@@ -32,16 +32,16 @@ _SHOWN = 5
 
 
 def check_replaceable(destination: Location, tree: Tree, writer: Writer) -> None:
-    """Refuse to replace a destination that holds data which would be lost.
+    """Refuse to replace a destination with data that would be lost.
 
     Args:
-        destination: a directory with something in it.
-        tree: what will be written.
-        writer: what will write it.
+        destination: A directory that is not empty.
+        tree: The tree to write.
+        writer: The writer of the tree.
 
     Raises:
-        DestinationExistsError: it may not be replaced; the message says what is there.
-        StorageError: the system reports an error.
+        DestinationExistsError: The destination may not be replaced. The message describes its contents.
+        StorageError: The system reports an error.
     """
     detected = detect(destination)
     old = _opened(detected)
@@ -71,14 +71,14 @@ def check_replaceable(destination: Location, tree: Tree, writer: Writer) -> None
 
 
 def _made_by(writer: Writer) -> tuple[str, ...]:
-    """Return the files that were written with weights or accompany them."""
+    """Return patterns of the files that the writer creates with weights or next to them."""
     if not isinstance(writer, WithSidecars) or writer.directory:
         return ()
     return (*writer.built, *writer.sidecars.files)
 
 
 def _check_steps(detected: Detected, writer: Writer) -> None:
-    """Refuse to replace a run whose step differs from the one that the user gave."""
+    """Refuse to replace a run whose step differs from the requested one."""
     new = writer.step_said if isinstance(writer, WritesSteps) else None
     run = detected.orbax
     if new is None or not isinstance(run, OrbaxRun):
@@ -95,7 +95,7 @@ def _check_steps(detected: Detected, writer: Writer) -> None:
 
 
 def optimizer_in(location: Location) -> str | None:
-    """Return the name of a checkpoint's optimizer state; None if there is none, or it is unreadable."""
+    """Return the name of a checkpoint's optimizer state; None if there is none or it cannot be read."""
     try:
         with suppress_step_warnings():
             optimizer = view_of(open_tree(location)).optimizer

@@ -1,4 +1,4 @@
-"""Plans as data, for `--dry-run`."""
+"""Plans as data, for dry runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlannedArray:
-    """One array of the destination."""
+    """An array of the destination."""
 
     path: str
     shape: tuple[int, ...]
@@ -33,16 +33,16 @@ class PlanReport:
     """A plan as data.
 
     Attributes:
-        parameters: elements of all arrays of the destination but the step.
-        memory: bytes allowed; `projected_peak` of them will be used at most.
-        inexact, values: value changes that cannot be, and that can be, undone bit for bit.
-        dropped: source arrays left out on purpose.
-        files: data files of the destination with their sizes.
-        bytes_referenced: bytes that are shared with source files instead of copied.
-        bytes_dead: other bytes in those files, which stay as long as the destination does.
-        links: those files, by the names that they get in the destination.
-        remarks: anything else worth knowing.
-        gain: what devices of a mesh read before and after; None where the call is about none.
+        parameters: Number of elements of all parameters.
+        memory: Memory limit in bytes; at most `projected_peak` of it will be used.
+        inexact, values: Value changes that cannot and that can be undone bit for bit.
+        dropped: Source arrays that are omitted on purpose.
+        files: Data files of the destination with their sizes.
+        bytes_referenced: Bytes that are shared with source files instead of being copied.
+        bytes_dead: Other bytes in the shared files, which exist as long as the destination does.
+        links: The shared files, by their names in the destination.
+        remarks: Other remarks for the user.
+        gain: Reads of the devices of a mesh before and after; None without a mesh.
     """
 
     source: Location
@@ -68,7 +68,7 @@ class PlanReport:
 
 
 def describe(prepared: Prepared, source: Location) -> PlanReport:
-    """Describe a plan of the arrays read at `source` as data."""
+    """Describe a plan as data; `source` is the location of its input."""
     plan, destination = prepared.plan, prepared.destination
     arrays, known = plan.tree.arrays, roles(plan.tree)
     return PlanReport(
@@ -93,9 +93,9 @@ def describe(prepared: Prepared, source: Location) -> PlanReport:
 
 
 def made_above(destination: Location) -> Iterator[str]:
-    """Return a remark about missing parent directories, which may be a typing error."""
+    """Yield a remark about missing parent directories, which may be a typo."""
     if destination.store.streams:
-        return  # in a bucket there are none
+        return  # Buckets do not have directories.
     missing = [location for location in destination.absolute().parents if not location.exists()]
     if missing:
         yield f"{missing[-1]} does not exist and is created"

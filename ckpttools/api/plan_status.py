@@ -1,4 +1,4 @@
-"""The progress of a plan's parts, and the processes at work."""
+"""Report the progress of a plan's parts, and its running processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.relocation import Roots
 from ckpttools.stores.shares import Member, Share, Standing
 
-# A process with more than this many times the median remaining work is a straggler.
+# A process with more than this multiple of the median remaining work is a straggler.
 _STRAGGLES = 2.0
 
 
@@ -34,9 +34,10 @@ class TaskProgress:
     """The progress of some tasks.
 
     Attributes:
-        tasks, nbytes: of all; bytes that are read and written. `tasks_done`, `bytes_done` of them are done.
-        bytes_per_second: of those that are at work; 0.0 where nothing is known yet.
-        seconds_left: until the last is done at this rate; None where that is not known, or all is done.
+        tasks, nbytes: Number of tasks, and the bytes that they read and write. `tasks_done` and `bytes_done`
+            of them are done.
+        bytes_per_second: Rate of the running processes; 0.0 if it is unknown.
+        seconds_left: Time until all tasks are done at this rate; None if it is unknown or all tasks are done.
     """
 
     tasks: int
@@ -49,15 +50,15 @@ class TaskProgress:
 
 @dataclass(frozen=True, slots=True)
 class PartStatus(TaskProgress):
-    """A process that runs or ran a part, and the progress of the part's tasks.
+    """A process that runs or ran a part, and the progress of its tasks.
 
     Attributes:
-        part: which, such as "3/8".
-        process: in words.
-        state: "at work", "done", "gone" (it was cut off), or what has ended it.
-        seen: seconds since its last sign of life.
-        token: what tells it from all others.
-        is_straggler: whether the others will have to wait for it.
+        part: Name of the part, such as "3/8".
+        process: Description of the process.
+        state: "at work", "done", "gone" (killed), or the error that ended the process.
+        seen: Seconds since the last sign of activity.
+        token: Unique identifier of the process.
+        is_straggler: Whether the other processes will have to wait for this one.
     """
 
     part: str
@@ -73,18 +74,18 @@ class PlanStatus(TaskProgress):
     """The progress of a plan.
 
     Attributes:
-        tasks, tasks_done, nbytes, bytes_done, bytes_per_second, seconds_left: totals; see `TaskProgress`.
-        destination: location of the output.
-        plan: fingerprint.
-        state: "not begun", "at work", "stopped" (tasks are missing, and no process is running), "done"
-            (it can be published), "published" (with files to remove next to it), "complete" (published, with
+        tasks, tasks_done, nbytes, bytes_done, bytes_per_second, seconds_left: Totals; see `TaskProgress`.
+        destination: Location of the output.
+        plan: Fingerprint of the plan.
+        state: "not begun", "at work", "stopped" (tasks are missing, and no process is running), "done" (ready
+            to be published), "published" (with files to remove next to it), "complete" (published, with
             nothing left to do), or "taken" (the destination has other content).
-        other: description of the other content.
-        parts: the processes that are running, were killed, failed, or are done.
-        missing: ranges of tasks (first, one after the last) that are not done and not in progress.
-        count: number of parts, as most running processes declare; if none is running, as the last one that
-            started declared; None if no part has begun.
-        not_begun: indices of parts that have missing tasks and that no process has begun.
+        other: Description of the other content.
+        parts: Processes that are running, were killed, failed, or are done.
+        missing: Ranges of tasks (first, one after the last) that are neither done nor in progress.
+        count: Number of parts that most running processes declare; if no process is running, the number that
+            the last one declared; None if no part has started.
+        not_begun: Indices of parts with missing tasks that no process has started.
     """
 
     destination: Location
@@ -110,15 +111,15 @@ class PlanStatus(TaskProgress):
 
 @validate_arguments
 def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
-    """Report the progress of a plan, and the processes at work. Takes no lock, and changes nothing.
+    """Report the progress of a plan and its running processes. Takes no lock and changes nothing.
 
     Args:
-        plan: its file.
-        root: as of `run_part`.
+        plan: The plan file.
+        root: See `run_part`.
 
     Raises:
-        StorageError: the destination cannot be looked at.
-        CheckpointError: the plan cannot be read.
+        StorageError: The destination cannot be inspected.
+        CheckpointError: The plan cannot be read.
     """
     file = opened_plan(plan)
     relocation, header = relocation_of(file, root), file.header
@@ -161,15 +162,15 @@ def _complete(file: PlanFile, result: PublishedPlan) -> PlanStatus:
 
 
 def _count(members: Sequence[Member]) -> int | None:
-    """`PlanStatus.count`, of members in the order in which they began."""
+    """Return `PlanStatus.count`; `members` are in the order in which they started."""
     working = [member for member in members if member.is_alive] or members[-1:]
     counts = [part.count for item in working if (part := _part_of(item.share)) is not None]
-    # Of several that are as frequent the one that came last.
+    # Of several equally frequent counts, choose the latest.
     return max(reversed(counts), key=counts.count, default=None)
 
 
 def _part_of(share: Share) -> Part | None:
-    """Return the part of a share; None if its name does not tell."""
+    """Return the part of a share; None if its name does not identify one."""
     try:
         return parse_part(share.name)
     except UsageError:
@@ -184,14 +185,14 @@ def _not_begun(file: PlanFile, count: int, parts: Iterable[PartStatus], left: se
 
 
 def _is_taken(file: PlanFile, destination: Location, other: str) -> bool:
-    """Return whether the destination has content that forbids a part to begin.
+    """Return whether the destination has content that prevents parts from starting.
 
     Args:
-        file: the plan.
-        destination: location of the output.
-        other: description of another unfinished output at the destination, or "".
+        file: The plan.
+        destination: Location of the output.
+        other: Description of another unfinished output at the destination, or "".
     """
-    # In a bucket another conversion grows where the destination is.
+    # In a bucket, another conversion writes directly to the destination.
     return not file.header.overwrite if other else is_new(file, destination)
 
 
@@ -206,7 +207,7 @@ def _state(standing: Standing, is_done: bool, is_at_work: bool, is_taken: Callab
 
 
 def _latest(members: Sequence[Member]) -> list[Member]:
-    """Return for each share the process that began last, and all processes at work."""
+    """Return the process of each share that started last, and all running processes."""
     last: Mapping[Share, Member] = {member.share: member for member in members}
     return [member for member in members if member.is_alive or last[member.share] is member]
 

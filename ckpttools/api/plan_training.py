@@ -45,21 +45,21 @@ from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
-# A host's disk writes a hundred times as many.
+# A host's disk is a hundred times as fast.
 _LEAST_BANDWIDTH = 1_000_000
 _YAML = (".yml", ".yaml")
 _SUCH_AS = {"mtbf": "6h", "step_time": "8s"}
-# Where more than this part of the time is lost, other numbers are at fault than the interval.
+# If more than this fraction of the time is lost, the interval is not the problem.
 _TOO_MUCH = 0.5
 
 
 class _SaveSettings(NamedTuple):
-    """MaxText's settings for saving as planned.
+    """MaxText's settings for saving checkpoints.
 
     Attributes:
-        settings: name -> value, as MaxText takes it.
-        checkpoints: that are there at the end, if that is known.
-        kept: how many are kept; None for all.
+        settings: Values by name, as passed to MaxText.
+        checkpoints: Number of checkpoints at the end of the run, if known.
+        kept: Number of checkpoints that are kept; None for all.
     """
 
     settings: Mapping[str, str]
@@ -89,16 +89,16 @@ def plan_training(
     plot: LocationLike | None = None,
     **reading: Unpack[Opening],
 ) -> TrainingPlan:
-    """Plan the checkpoints of a training run: bytes per host, ramdisk, save intervals, settings.
+    """Plan the checkpoints of a training run: bytes per host, ramdisk, save intervals and settings.
 
     Args:
-        source: a checkpoint, a `config.json`, or a configuration file of MaxText's. A training state is
-            counted as it is stored; of anything else each parameter takes 12 bytes: itself and two moments.
-        settings: further settings of MaxText's, "NAME=VALUE"; they are checked with those of the plan.
+        source: A checkpoint, a `config.json`, or a MaxText configuration file. A training state counts as it
+            is stored; in other sources each parameter takes 12 bytes, for itself and two moments.
+        settings: Further MaxText settings, "NAME=VALUE"; they are checked together with those of the plan.
 
     Raises:
-        UsageError: numbers that cannot be meant.
-        CheckpointError: the source cannot be read, or does not say how large the model is.
+        UsageError: Numbers are implausible or contradict each other.
+        CheckpointError: The source cannot be read, or does not determine the size of the model.
     """
     words = parse_user_settings(settings)
     if plot is not None:
@@ -107,7 +107,8 @@ def plan_training(
     share = host_bytes(state, hosts, slices, None if mesh is None else parse_mesh(mesh))
     chosen: Mode = mode or ("multi-tier" if slices > 1 else "persistent")
     size = ramdisk(state.nbytes, hosts, share.nbytes if share.is_known else None)
-    # Of emergency and multi-tier checkpoints one slice writes to storage, each host its share.
+    # Emergency and multi-tier checkpoints are written to storage by one slice, and each of its hosts writes
+    # an equal share.
     to_storage = state.nbytes / hosts / _bandwidth("persistent_bandwidth", persistent_bandwidth)
     writes = share.nbytes / _bandwidth("local_bandwidth", local_bandwidth), to_storage
     tiers = _tiers(chosen, (local_save, persistent_save), writes, (mtbf, mtbf_all))
@@ -148,7 +149,7 @@ def _saving(
     keep: int | None,
     total_steps: int | None,
 ) -> _SaveSettings:
-    """Return the settings for the intervals, after those of the user, and the number of kept saves."""
+    """Return the settings for the intervals, after those of the user, and the number of checkpoints."""
     steps = {interval.tier: interval.steps for interval in intervals}
     settings = {**settings_for(mode, steps.get("local"), steps.get("persistent"), keep), **words}
     period, kept = effective_run(mode, steps.get("persistent"), keep, words)
@@ -159,7 +160,7 @@ def _saving(
 def _intervals(
     tiers: Sequence[Tier], mode: Mode, step_seconds: float | None, words: Mapping[str, str]
 ) -> tuple[SaveInterval, ...]:
-    """Return how often each tier saves; a backup copies every n-th local save."""
+    """Return the save interval of each tier. A backup copies every n-th local save."""
     built: list[SaveInterval] = []
     for tier in tiers:
         local = built[0].steps if mode == "multi-tier" and built else None
@@ -169,10 +170,10 @@ def _intervals(
 
 
 def _bandwidth(name: str, declared: int | str) -> int:
-    """Return bytes per second.
+    """Parse a bandwidth in bytes per second.
 
     Raises:
-        UsageError: the text is not a size, or so small that a unit was probably intended.
+        UsageError: The text is not a size, or is so small that a unit is probably missing.
     """
     rate = parse_size_option(name, declared)
     if rate < _LEAST_BANDWIDTH:
@@ -215,7 +216,7 @@ def _remarks(
 
 
 def _open(settings: Mapping[str, str], **times: float | str | None) -> Iterator[str]:
-    """Yield remarks about settings whose values are unknown."""
+    """Yield a remark if settings have unknown values."""
     names = [name for name, declared in settings.items() if declared == UNKNOWN]
     lacking = [option(name, _SUCH_AS[name]) for name, declared in times.items() if declared is None]
     if names:
@@ -260,10 +261,11 @@ def _tiers(
     """Return the tiers of a checkpointing mode, local before persistent.
 
     Args:
-        mode: which tiers there are.
-        saves: how long a local and a persistent save hold training up; None for as long as `writes`.
-        writes: seconds until a checkpoint is complete, and that going on from it takes.
-        failures: time between failures, and between those that no ramdisk survives, by default ten times.
+        mode: Checkpointing mode.
+        saves: How long a local and a persistent save block training; None for as long as `writes`.
+        writes: Seconds to write a local and a persistent checkpoint, and also to resume from it.
+        failures: Time between failures, and between failures that no ramdisk survives; ten times the first by
+            default.
     """
     often, seldom = _seconds("mtbf", failures[0]), _seconds("mtbf_all", failures[1])
     held = _seconds("local_save", saves[0]), _seconds("persistent_save", saves[1])
@@ -292,15 +294,15 @@ _PNG = ".png"
 
 
 def check_plot(location: Location, source: Source, *, has_tiers: bool) -> None:
-    """Refuse an invalid image path before anything is read.
+    """Reject an invalid image path before anything is read.
 
     Args:
-        location: where it would be.
-        source: what the model is planned from.
-        has_tiers: whether there is a curve.
+        location: Location of the image.
+        source: Source of the model.
+        has_tiers: Whether there is a curve to draw.
 
     Raises:
-        UsageError: it cannot be drawn, or cannot have this name.
+        UsageError: The image cannot be drawn, or its name is invalid.
     """
     if not location.name.endswith((".svg", _PNG)):
         raise UsageError(
@@ -320,20 +322,21 @@ def draw(tiers: Sequence[Tier], location: Location) -> None:
     """Plot lost time against the save interval.
 
     Raises:
-        StorageError, NoSpaceError: the image cannot be drawn or written.
+        StorageError, NoSpaceError: The image cannot be drawn or written.
     """
     svg = lost_time_svg(tiers)
     location.put(png_of(svg, FONTS) if location.name.endswith(_PNG) else svg.encode())
 
 
 class TrainingState(NamedTuple):
-    """The facts about a training state in a checkpoint or configuration.
+    """The size of a training state, from a checkpoint or a configuration.
 
     Attributes:
-        tree: its arrays.
-        parameters: how many numbers the model has.
-        nbytes: of the whole state, moments among them.
-        is_exact: whether the arrays are a checkpoint's own; else sizes are reckoned from a configuration.
+        tree: The arrays.
+        parameters: Number of parameters of the model.
+        nbytes: Bytes of the complete state, including moments.
+        is_exact: Whether the arrays are those of a checkpoint; otherwise their sizes are computed from a
+            configuration.
     """
 
     tree: Tree
@@ -346,10 +349,10 @@ class HostBytes(NamedTuple):
     """The bytes that one host writes.
 
     Attributes:
-        nbytes: that it writes.
-        replicated: bytes of these beyond an even share, which others write as well.
-        remarks: what to say of that.
-        is_known: whether shardings say so; else it is an even share.
+        nbytes: Bytes that the host writes.
+        replicated: Bytes in excess of an even share, which other hosts write as well.
+        remarks: Remarks about replication.
+        is_known: Whether the shardings are known; otherwise an even share is assumed.
     """
 
     nbytes: int
@@ -359,7 +362,7 @@ class HostBytes(NamedTuple):
 
 
 def host_bytes(state: TrainingState, hosts: int, slices: int, mesh: MeshShape | None) -> HostBytes:
-    """Return the bytes of each host, by the shardings of the saved state."""
+    """Return the bytes of each host according to the shardings of the saved state."""
     stored = stored_shardings(state.tree) if state.is_exact else {}
     named = {path: item for path, item in stored.items() if item.mesh}
     even = -(-state.nbytes // hosts)
@@ -380,7 +383,7 @@ def host_bytes(state: TrainingState, hosts: int, slices: int, mesh: MeshShape | 
 
 
 def _with_axes(saved: MeshShape, mesh: MeshShape | None) -> MeshShape:
-    """The mesh that is planned for, with the axes of the saved one, of length 1 where it lacks them."""
+    """Return the planned mesh with all axes of the saved mesh; missing axes have length 1."""
     if mesh is None:
         return saved
     unknown = [name for name in mesh.axes if name not in saved.axes]
@@ -406,11 +409,11 @@ def parse_duration(declared: float | str, name: str = "a duration") -> float:
     """Parse seconds: a number, or text with a unit.
 
     Args:
-        declared: such as 90, "90", "1.5h".
-        name: a name for messages.
+        declared: A duration such as 90, "90" or "1.5h".
+        name: Name for messages.
 
     Raises:
-        UsageError: the text is not a duration, or not positive.
+        UsageError: The text is not a duration, or the duration is not positive.
     """
     text = str(declared).strip()
     digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")

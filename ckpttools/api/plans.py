@@ -26,7 +26,7 @@ from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.relocation import AS_PLANNED, Relocation, Roots
 from ckpttools.stores.shares import shared_staging
 
-# Paths in a message.
+# Number of paths in a message.
 _MAX_ROOTS = 4
 Planned = LocationLike | PlanFile
 """A plan: the location of its file, or the result of `read_plan`."""
@@ -37,13 +37,13 @@ class PlanWritten:
     """A plan that was written to a file.
 
     Attributes:
-        file: where; `nbytes` long.
-        destination: of the conversion.
-        plan: its fingerprint.
-        tasks, bytes_in, bytes_out: of all of it.
-        groups: number of groups of tasks; no more parts than this have anything to do.
-        has_tasks: whether parts are done without planning again.
-        has_call: whether any process can plan it again, which publishing takes; else it is given the
+        file: Location of the file, which has `nbytes` bytes.
+        destination: Destination of the conversion.
+        plan: Fingerprint of the plan.
+        tasks, bytes_in, bytes_out: Totals of the plan.
+        groups: Number of groups of tasks; additional parts would have nothing to do.
+        has_tasks: Whether parts run without planning again.
+        has_call: Whether any process can repeat the planning, which publishing requires; otherwise pass the
             prepared conversion.
     """
 
@@ -68,19 +68,19 @@ class PlanWritten:
 
 @validate_arguments
 def write_plan(prepared: Prepared, file: LocationLike) -> PlanWritten:
-    """Write a prepared conversion to a file, from which many processes can run it.
+    """Write a prepared conversion to a file from which many processes can run it.
 
-    Nothing else is written. The file names the sources as they are now, and says what every task does; places
-    in it are absolute.
+    Nothing else is written. The file records the current state of the sources, and every task. Its locations
+    are absolute.
 
     Args:
-        prepared: the conversion: what `.plan` of a call that writes returns.
-        file: where; the same plan that is there already is written anew.
+        prepared: The conversion: the result of `.plan` of a function that writes.
+        file: Path of the plan file. A file that contains the same plan is rewritten.
 
     Raises:
-        UsageError: one process has to do it.
-        DestinationExistsError: something else is at `file`, such as another plan.
-        CheckpointError: what would stop the conversion before it writes anything.
+        UsageError: The conversion must run in one process.
+        DestinationExistsError: `file` exists and is not the same plan.
+        CheckpointError: An error that would stop the conversion before it writes anything.
     """
     location = parse(file, is_written=True)
     location.check_accepts_files()
@@ -105,11 +105,11 @@ def write_plan(prepared: Prepared, file: LocationLike) -> PlanWritten:
 
 
 def content_of(prepared: Prepared) -> bytes:
-    """Return the content of a plan's file; arguments and errors as in `write_plan`."""
+    """Return the content of a plan file; see `write_plan` for arguments and errors."""
     _check_shareable(prepared)
     call = prepared.call
     if call is not None and call.is_relative:
-        # Planned again with absolute locations, because parts may run in other directories.
+        # Plan again with absolute locations, because parts may run in other directories.
         prepared = replace(call.made_again(prepared.jobs), call=replace(call, is_relative=False))
     header = header_of(prepared)
     prepared.check(header.plan)
@@ -124,7 +124,7 @@ def content_of(prepared: Prepared) -> bytes:
 
 
 def header_of(prepared: Prepared) -> Header:
-    """Parse the first line of a plan's file."""
+    """Parse the first line of a plan file."""
     plan, writer = prepared.plan, prepared.writer
     return Header(
         version=__version__,
@@ -158,8 +158,8 @@ def opened_plan(plan: Planned) -> PlanFile:
     """Read a plan from its file.
 
     Raises:
-        FormatError: it is none, or damaged.
-        StorageError: it cannot be read.
+        FormatError: The file is not a plan, or is damaged.
+        StorageError: The file cannot be read.
     """
     return plan if isinstance(plan, PlanFile) else read_plan(parse(plan))
 
@@ -168,7 +168,7 @@ def destination_of(header: Header, relocation: Relocation = AS_PLANNED) -> Locat
     """Return the destination of a plan on this machine.
 
     Raises:
-        UsageError: in another kind of store, for which another plan would have been made.
+        UsageError: The destination is in another kind of store, for which the plan would be different.
     """
     planned, here = parse(header.destination, is_written=True), relocation.there(header.destination)
     destination = parse(here, is_written=True)
@@ -186,7 +186,7 @@ def relocation_of(file: PlanFile, root: Roots) -> Relocation:
     """Parse new roots for the paths of a plan.
 
     Raises:
-        UsageError: a root is malformed, or matches no path of the plan.
+        UsageError: A root is malformed, or matches no path of the plan.
     """
     relocation, header = Relocation.of(root), file.header
     sources = [source.path for source in file.sources if not source.is_inline]
@@ -226,7 +226,7 @@ def check_version(header: Header) -> None:
 
 
 def _check_shareable(prepared: Prepared) -> None:
-    """Raise UsageError if one process has to handle the complete conversion."""
+    """Raise UsageError if the complete conversion must run in one process."""
     shared_staging(staging_of(prepared.destination), prepared.destination)
     options = prepared.options
     if options.manifest is not None:
@@ -244,7 +244,7 @@ def _check_shareable(prepared: Prepared) -> None:
 
 
 def _check_free(location: Location, planned: Header) -> None:
-    """Refuse to replace anything but the same plan: only that plan can resume the work that it began."""
+    """Refuse to replace anything but the same plan, because only an equal plan can resume the work."""
     if not location.lexists():
         return
     try:

@@ -1,4 +1,4 @@
-"""Shared parts of all functions that write: options, checks, the plan, and its execution.
+"""Common parts of all functions that write: options, checks, the plan, and its execution.
 
     @command(Writing)
     def save_as(source: Source, destination: LocationLike, **writing: Unpack[Writing]) -> Prepared:
@@ -57,7 +57,7 @@ Done_co = TypeVar("Done_co", covariant=True)
 
 
 class Writing(TypedDict, total=False):
-    """Types of the options of how a function writes: `ckpttools.api.options.ALL_WRITING`."""
+    """Types of the options of functions that write: `ckpttools.api.options.ALL_WRITING`."""
 
     memory: Size
     jobs: int | None
@@ -74,12 +74,12 @@ class Writing(TypedDict, total=False):
 
 
 class StoredWriting(Storing, Writing, total=False):
-    """Types of the options of how a function writes Orbax."""
+    """Types of the options of functions that write Orbax."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The options of `Writing`, parsed: `memory` in bytes, and `manifest` as a location."""
+    """The parsed options of `Writing`: `memory` in bytes, and `manifest` as a location."""
 
     memory: int = DEFAULT_MEMORY
     jobs: int | None = None
@@ -95,7 +95,7 @@ class WriteOptions:
     allow_outside_links: bool = False
 
     def updated(self, **writing: Unpack[Writing]) -> WriteOptions:
-        """Return these options with others in their place.
+        """Return a copy with other options replaced by those given.
 
         Raises:
             UsageError: `memory` is not a size.
@@ -114,11 +114,11 @@ class Resources:
     """The resources that a conversion may use.
 
     Attributes:
-        memory: bytes resident at most.
-        jobs: parallel workers; None for as many as suit the work, at most 16.
-        manifest: whether the output is hashed while it is written, which takes memory for every array.
-        destination: where it is written; None for a local directory.
-        requests: reads under way at once in stores behind a network; None for as many as are found good.
+        memory: Maximum resident bytes.
+        jobs: Number of workers; None for as many as suit the work, at most 16.
+        manifest: Whether the output is hashed while it is written, which takes memory for every array.
+        destination: Location of the output; None for a local directory.
+        requests: Concurrent reads in network stores; None to choose the number automatically.
     """
 
     memory: int = DEFAULT_MEMORY
@@ -130,23 +130,24 @@ class Resources:
     @property
     def workers(self) -> int:
         """Return the number of workers for writing: two per core."""
-        # A worker that writes past the page cache waits for the disk: two cores, 2.47 GB, two workers
-        # 1.65 to 2.1 s, four 1.4 to 1.8 s.
+        # A worker that bypasses the page cache waits for the disk. On two cores, 2.47 GB took 1.65 to 2.1 s
+        # with two workers, and 1.4 to 1.8 s with four.
         return self.jobs or min(16, 2 * cores())
 
     def plan(self, tree: Tree, writer: Writer, notes: Notes | None = None) -> Prepared:
         """Plan writing `tree` with `writer`.
 
         Raises:
-            FormatError: as `check_output`.
-            CheckpointError: as `ckpttools.plan.plan.build`.
+            FormatError: See `check_output`.
+            CheckpointError: See `ckpttools.plan.plan.build`.
         """
         location = tree.metadata.location if self.destination is None else str(self.destination)
         notes, of_output = notes or Notes(), check_output(tree, writer, location)
         # Most defects of the output were already reported for the source.
         new = tuple(remark for remark in of_output.remarks if remark not in notes.remarks)
         notes += replace(of_output, remarks=new)
-        # Imported here: these modules take memory, and the checks above may refuse the conversion first.
+        # Imported here because these modules take memory, and the checks above may reject the conversion
+        # first.
         from ckpttools.plan.plan import build
 
         with use_concurrency(self.requests):
@@ -164,9 +165,9 @@ class Resources:
         return Prepared(plan, writer, self.destination, options, jobs)
 
     def _begun_plan(self, build_plan: Callable[..., Plan], writer: Writer) -> Plan | None:
-        """Return the plan that an interrupted command began at the destination; None if it began another one.
+        """Return the plan of an interrupted command at the destination; None if its plan was different.
 
-        That command may have had more memory or workers, and have divided the arrays into other tasks.
+        The interrupted command may have had more memory or workers, and therefore other tasks.
         """
         begun = find_unfinished(self.destination) if self.destination else None
         division = Division.from_text(begun.division) if begun else None
@@ -178,7 +179,7 @@ class Resources:
             plan = build_plan(division=division)
             return plan if fingerprint(plan, writer) == begun.plan else None
         except CheckpointError:
-            return None  # other tasks may fit into the memory, or another source may be readable
+            return None  # Other tasks may fit into the memory, or another source may be readable.
 
 
 def _hashing_bytes(tree: Tree) -> int:
@@ -189,15 +190,15 @@ def _hashing_bytes(tree: Tree) -> int:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Prepared:
-    """A planned conversion; nothing was written, and no array was read.
+    """A planned conversion. Nothing has been written, and no array has been read.
 
     Attributes:
-        plan: tasks, files, memory and remarks.
-        writer: of the format, with its options.
-        location: where the checkpoint will be; None if `run` is to name it.
-        options: how it is written.
-        jobs: workers at a time that were expected; fewer may fit.
-        call: the call that another process repeats to make the same plan; None if there is none.
+        plan: Tasks, files, memory and remarks.
+        writer: Writer of the format, with its options.
+        location: Location of the output; None if it is passed to `run`.
+        options: Options for writing.
+        jobs: Expected number of workers; fewer may fit.
+        call: The call with which another process makes the same plan; None if there is none.
     """
 
     plan: Plan
@@ -209,7 +210,7 @@ class Prepared:
 
     @property
     def destination(self) -> Location:
-        """Return where the checkpoint will be. Raise UsageError if only `run` names it."""
+        """Location of the output. Raises UsageError if it is only passed to `run`."""
         if self.location is None:
             raise UsageError("the plan has no destination", hint="name it: run(destination)")
         return self.location
@@ -220,7 +221,7 @@ class Prepared:
         return None
 
     def check(self, planned: str = "") -> None:
-        """Raise the error that would stop `run` before it writes; `planned` is its fingerprint, if known."""
+        """Raise the error that would stop `run` before it writes. `planned` is the fingerprint, if known."""
         from ckpttools.run.executor import check
 
         check(self.plan, self.writer, self.destination, self.options.overwrite, self._check_replaced, planned)
@@ -231,13 +232,13 @@ class Prepared:
         """Run the conversion.
 
         Args:
-            destination: where the checkpoint will be; None for `self.destination`.
-            changes: `overwrite`, `manifest`, `observe` and `command`, in place of those in `self.options`.
+            destination: Location of the output; None for `self.destination`.
+            changes: `overwrite`, `manifest`, `observe` and `command`, which replace those of `self.options`.
 
         Raises:
-            MemoryBudgetError: the plan has no room for digests: `Resources.manifest` reserves it.
-            UsageError: the manifest would be part of the output, or is one of the source's files.
-            CheckpointError: as `ckpttools.run.executor.execute`, or the manifest cannot be written.
+            MemoryBudgetError: The plan has no memory for digests, which `Resources.manifest` reserves.
+            UsageError: The manifest would be part of the output, or is one of the source's files.
+            CheckpointError: See `ckpttools.run.executor.execute`; or the manifest cannot be written.
         """
         location = self.location if destination is None else parse(destination, is_written=True)
         return replace(self, location=location, options=self.options.updated(**changes)).execute()
@@ -248,13 +249,13 @@ class Prepared:
         check_replaced: Callable[[], None] = lambda: None,
         finalize: Callable[[], None] = lambda: None,
     ) -> Receipt:
-        """Run the conversion; errors as in `run`.
+        """Run the conversion; see `run` for errors.
 
         Args:
-            planned: see `ckpttools.run.executor.execute`.
-            check_replaced: raises, before all else, if something is at the destination that may not be
+            planned: See `ckpttools.run.executor.execute`.
+            check_replaced: Called first. Raises an error if the contents of the destination may not be
                 replaced.
-            finalize: called when the checkpoint has its name; not if there is a manifest.
+            finalize: Called when the checkpoint is published, unless there is a manifest.
         """
         from ckpttools.run.executor import execute
 
@@ -293,7 +294,7 @@ class Prepared:
         """Check the published checkpoint before the one that it replaces is deleted.
 
         Raises:
-            CheckpointError: it cannot be opened, or has other arrays than planned.
+            CheckpointError: The checkpoint cannot be opened, or its arrays are not those of the plan.
         """
         from ckpttools.formats.registry import open_tree
 
@@ -321,20 +322,22 @@ class Prepared:
 
 
 class WriteRequest:
-    """A request to write a checkpoint: the checks that need no plan, then the memory limit for planning.
+    """A request to write a checkpoint.
+
+    It runs the checks that need no plan, then limits the memory of planning.
 
     Args:
-        source, destination: the input and output, which must not overlap.
-        like: another input.
-        writing: how it is written.
+        source, destination: The input and the output, which must not overlap.
+        like: Another input.
+        writing: Options for writing.
 
     Attributes:
-        options: the parsed options.
-        resources: the memory and workers for planning.
+        options: The parsed options.
+        resources: Memory and workers for planning.
 
     Raises:
-        UsageError: the destination cannot be written or overlaps an input, there is nothing to resume, or the
-            manifest cannot have its name.
+        UsageError: The destination cannot be written or overlaps an input, there is nothing to resume, or the
+            name of the manifest is invalid.
     """
 
     def __init__(
@@ -349,7 +352,7 @@ class WriteRequest:
         from ckpttools.stores.publishing import staging_of
 
         location = parse(destination, is_written=True)
-        staging_of(location)  # raises where nothing can be written
+        staging_of(location)  # Raises an error if nothing can be written there.
         self.options = options = WriteOptions().updated(**writing)
         read = location_of(source)
         if read is not None:
@@ -380,7 +383,7 @@ class WriteRequest:
         """Return planned work with the destination and options of this request.
 
         Raises:
-            UsageError: symbolic links lead outside an input, and the output is public.
+            UsageError: Symbolic links lead outside an input, and the output is public.
         """
         links: dict[str, str] = {}
         for root in self._inputs:
@@ -395,7 +398,7 @@ class WriteRequest:
 
 
 def _files_read(folder: Location, prepared: Prepared) -> Iterator[str]:
-    """Yield the local paths of the files that a conversion reads, sidecars included."""
+    """Yield the local paths of the files that a conversion reads, including sidecars."""
     yield from (source.path for source in prepared.plan.sources)
     if folder.is_dir():
         yield from ((folder / entry.name).key for entry in folder.entries() if entry.name.endswith(".json"))
@@ -436,7 +439,7 @@ class Command(Protocol[P, Made_co]):
     __name__: str
 
     def __call__(self: Command[P, Runs[Done]], *args: P.args, **options: P.kwargs) -> Done:
-        """Write; each function documents its arguments and errors."""
+        """Plan and run the work. Each function documents its arguments and errors."""
 
     def plan(self, *args: P.args, **options: P.kwargs) -> Made_co:
         """Return the prepared work of the same call."""
@@ -455,10 +458,11 @@ def command(
     """Create a function that writes from one that plans.
 
     Args:
-        groups: the `TypedDict`s of keyword arguments that the function passes on.
-        more: further options that it passes on; called only if a name is in none of the groups.
-        returns: the name of the result type.
-        carry_out: called with the function and its arguments; plans and runs the work.
+        groups: `TypedDict` classes of the keyword arguments that the function passes on.
+        more: Returns further options that the function passes on; called only if a name is in none of the
+            groups.
+        returns: Name of the result type.
+        carry_out: Plans and runs the work; called with the function and its arguments.
     """
 
     def make(plan: Callable[P, Made]) -> Command[P, Made]:
@@ -495,7 +499,7 @@ def _model(where: object) -> object:
 
 
 def _call_of(name: str, given: BoundArguments) -> Call:
-    """Record a call; further keyword arguments are recorded like named ones."""
+    """Record a call. Further keyword arguments are recorded like named ones."""
     arguments = dict(given.arguments)
     for parameter in given.signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:

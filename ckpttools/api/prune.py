@@ -1,4 +1,4 @@
-"""Delete steps of a run, or their optimizer state, by rules."""
+"""Delete steps of a run, or their optimizer state, according to rules."""
 
 from __future__ import annotations
 
@@ -39,23 +39,25 @@ from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
-# Limit for other items of a step (metrics, states of data iterators), which are copied with its stripped
-# tree.
+# Maximum size of other items of a step (metrics, states of data iterators), which are copied to its stripped
+# version.
 _LARGEST_BESIDE = 16 << 20
 
 
 @dataclass(frozen=True, repr=False)
 class PruneReport:
-    """The fate of each step of a run.
+    """The outcome for each step of a run.
 
     Attributes:
-        path: the directory above the steps.
-        steps: all of them; () where an interrupted prune was finished or undone.
-        frees: bytes that are free afterwards, at least; what stripping frees is known once it is done.
-        is_done: whether it was carried out.
+        path: Directory that contains the steps.
+        steps: All steps; () if an interrupted prune was finished or undone.
+        frees: Minimum number of bytes that are freed; the bytes freed by stripping are known only after it is
+            done.
+        is_done: Whether the prune was carried out.
         what: "prune", "finish" or "undo".
-        left: steps that were left alone when it came to it, or could not be put back, with the reason.
-        is_copied: whether what is stripped is written anew; else it shares data files with all in them.
+        left: Steps that were left unchanged during the prune, or could not be restored, with the reason.
+        is_copied: Whether the parameters of stripped steps are copied; otherwise stripped steps share
+            complete data files.
     """
 
     path: str
@@ -75,14 +77,14 @@ class PruneReport:
 
 @dataclass(frozen=True, repr=False)
 class PreparedPrune:
-    """A planned prune; nothing was changed.
+    """A planned prune. Nothing has been changed.
 
     Attributes:
-        decision: what becomes of each step; None to finish or undo what was begun.
-        location: the directory above the steps.
+        decision: The outcome for each step; None to finish or undo an interrupted prune.
+        location: Directory that contains the steps.
         what: "prune", "finish" or "undo".
-        copy: whether parameters are written anew where a step is stripped.
-        requests: reads under way at once in stores behind a network; None for as many as are found good.
+        copy: Whether the parameters of stripped steps are copied.
+        requests: Concurrent reads in network stores; None to choose the number automatically.
     """
 
     decision: PruneDecision | None
@@ -104,7 +106,7 @@ class PreparedPrune:
         """Prune the run.
 
         Raises:
-            CheckpointError: reading or writing fails; the same run can be finished, or undone.
+            CheckpointError: Reading or writing fails. The prune can be finished or undone.
         """
         with use_concurrency(self.requests), locked_run(self.location):
             if self.decision is None:
@@ -143,7 +145,7 @@ class PreparedPrune:
         removal = Removal(run.path, journal)
         removal.check_kept()
         going = (run.path / name for name in (*delete, *built))
-        # Files that the stripped steps share have another name now, and are not counted as freed.
+        # Files that the stripped steps share have another name now, so they do not count as freed.
         gone = measure_usage(*(location for location in going if location.is_dir())).own
         frees = max(0, gone - measure_usage(*built.values()).own)
         try:
@@ -159,7 +161,7 @@ class PreparedPrune:
         return replace(report, is_done=True, left=left, frees=frees)
 
     def _all_stripped(self, decision: PruneDecision) -> dict[str, Location]:
-        """Return the steps that lose their optimizer state, by name."""
+        """Write all steps without their optimizer state, and return their locations by name."""
         names = decision.named("stripped")
         try:
             return {name: self._stripped(decision.run.path / name) for name in names}
@@ -196,10 +198,10 @@ class PreparedPrune:
 
 
 def _beside(step: Step) -> Iterator[tuple[str, OtherItem]]:
-    """Copy items of a step that are not trees.
+    """Yield copies of the items of a step that are not trees.
 
     Raises:
-        FormatError: one is larger than any that belongs there.
+        FormatError: An item is larger than any that belongs there.
     """
     handlers = step.declared.handlers
     trees = {item.directory for item in step.items}
@@ -234,19 +236,19 @@ def prune(
     undo: bool = False,
     requests: int | None = None,
 ) -> PreparedPrune:
-    """Delete the steps of a run that no rule keeps. `prune.plan` reports the fate of each.
+    """Delete the steps of a run that no rule keeps. `prune.plan` reports the outcome for each.
 
-    Never deletes the last finished step, the step that Orbax takes for the latest, steps that symbolic links
-    lead to, and anything that is not a finished save whose every file is accounted for.
+    Never deletes the last finished step, the step that Orbax considers the latest, steps behind symbolic
+    links, or anything other than finished saves in which every file is known.
 
     Args:
-        run: directory with steps, on a disk or in a bucket.
+        run: Directory with steps, on a disk or in a bucket.
 
     Raises:
-        UsageError: no rule is given, another prune is at work or was interrupted, or nothing can be deleted
+        UsageError: No rule is given, another prune is running or was interrupted, or nothing can be deleted
             there.
-        FormatError: no step is finished.
-        CheckpointError: the path is not a run, or cannot be read or written.
+        FormatError: No step is finished.
+        CheckpointError: The path is not a run, or cannot be read or written.
     """
     keep = Keep(keep_last, keep_every, None if keep_best is None else Best.of(keep_best))
     with use_concurrency(requests):
@@ -281,7 +283,7 @@ def prune(
 
 
 def _strippable(decision: PruneDecision) -> PruneDecision:
-    """Return the same decisions, but keep steps that cannot be stripped."""
+    """Return the same decisions, except that steps that cannot be stripped are kept."""
 
     def checked(each: StepFate) -> StepFate:
         if each.fate != "stripped":

@@ -1,4 +1,4 @@
-"""Record that a plan was published, in a small file next to the plan, for processes that start later.
+"""Record that a plan was published in a small file next to the plan, for processes that start later.
 
 PLAN.published   the plan, the destination, and the file there that proves the checkpoint complete
 """
@@ -23,7 +23,8 @@ from ckpttools.stores.publishing import PLAN_MARK
 from ckpttools.stores.shares import PublishedError
 
 SUFFIX = ".published"
-# Files that are looked at: those nearest to the top, which are small and written last, and some of the rest.
+# Maximum number of inspected files: those nearest to the top, which are small and written last, and some of
+# the rest.
 _MOST_FILES = 16
 
 
@@ -32,9 +33,9 @@ class PublishedPlan:
     """A plan whose checkpoint was published.
 
     Attributes:
-        destination: where.
-        plan: its fingerprint.
-        published: when, in seconds since 1970.
+        destination: Location of the checkpoint.
+        plan: Fingerprint of the plan.
+        published: Time of publication in seconds since 1970.
         state: "complete".
     """
 
@@ -49,10 +50,10 @@ class PublishedPlan:
 
 
 def published_at(file: PlanFile, destination: Location) -> PublishedPlan | None:
-    """Return the record of a published plan if its checkpoint is still at the destination; else None.
+    """Return the record of a published plan if its checkpoint is still at the destination; otherwise None.
 
     Raises:
-        StorageError: the destination cannot be looked at.
+        StorageError: The destination cannot be inspected.
     """
     declared = _said(file)
     if declared.get("plan") != file.checksum:
@@ -60,7 +61,7 @@ def published_at(file: PlanFile, destination: Location) -> PublishedPlan | None:
     marks, when = declared.get("files"), declared.get("published")
     if not isinstance(marks, dict) or not isinstance(when, int | float) or not marks:
         return None
-    # Another kind of store, which has the same files, knows them by other versions.
+    # Another kind of store has the same files with other versions.
     is_same_kind = declared.get("scheme") == destination.store.scheme
     compared = 2 if is_same_kind else 1
     result = marks_of(destination, marks)
@@ -70,12 +71,13 @@ def published_at(file: PlanFile, destination: Location) -> PublishedPlan | None:
 
 
 def check_unpublished(file: PlanFile, destination: Location) -> None:
-    """Refuse to begin a plan whose destination is occupied.
+    """Refuse to start a plan whose destination is occupied.
 
     Raises:
-        PublishedError: the plan was published.
-        DestinationExistsError: the destination has content, and no mark next to the plan says that the plan
-            made it: it did so without leaving a mark, or something else wrote there since.
+        PublishedError: The plan was published.
+        DestinationExistsError: The destination has content, and no record next to the plan shows that the
+            plan created it. Either the plan was published without a record, or something else has been
+            written there since.
     """
     if published_at(file, destination) is not None:
         raise PublishedError(f"{destination} is already published: all parts are done")
@@ -87,7 +89,7 @@ def is_new(file: PlanFile, destination: Location) -> bool:
     """Return whether the destination was created after the plan was written.
 
     Raises:
-        StorageError: the destination cannot be looked at.
+        StorageError: The destination cannot be inspected.
     """
     now = marks_of(destination)
     return now != file.header.replaced and destination.exists()
@@ -112,7 +114,7 @@ def note_published(file: PlanFile, destination: Location) -> None:
     """Record next to a plan that its checkpoint was published.
 
     Raises:
-        UsageError, StorageError: nothing can be written there.
+        UsageError, StorageError: Nothing can be written next to the plan.
     """
     if file.location is None:
         return
@@ -127,9 +129,9 @@ def note_published(file: PlanFile, destination: Location) -> None:
 
 
 def marks_of(destination: Location, names: Mapping[str, object] | None = None) -> dict[str, list[object]]:
-    """Return size and version of checkpoint files by name: the given files, or a few near the top."""
+    """Return size and version of files of a checkpoint by name: the given files, or a few near the top."""
     if isinstance(destination.store, SupportsCacheInvalidation):
-        # Its files may have been others a moment ago.
+        # The cached state of the files may be outdated.
         destination.store.forget(destination.key)
     result: dict[str, list[object]] = {}
     for name in islice(_near_the_top(destination), _MOST_FILES) if names is None else names:
@@ -140,7 +142,7 @@ def marks_of(destination: Location, names: Mapping[str, object] | None = None) -
 
 
 def _near_the_top(destination: Location) -> list[str]:
-    """Return file names near the top; none unless it is a directory."""
+    """Yield names of files near the top; none if the destination is not a directory."""
     if not destination.is_dir():
         return []
     level, names = [""], list[str]()
@@ -162,7 +164,7 @@ def _trace(plan: Location) -> Location:
 
 
 def _said(file: PlanFile) -> Mapping[str, object]:
-    """Return the record next to a plan; None if it is unreadable."""
+    """Return the record next to a plan; empty if it cannot be read."""
     if file.location is None:
         return {}
     with suppress(CheckpointError, ValueError):

@@ -1,4 +1,4 @@
-"""Publish a plan: write index and metadata of its parts, then rename the output."""
+"""Publish a plan: write the index and metadata of its parts, then rename the output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ckpttools.stores.publishing import LockedError
 from ckpttools.stores.relocation import Relocation, Roots
 from ckpttools.stores.shares import PublishedError, Standing, active_members, claimed_error
 
-# Intervals of waiting: for another process that publishes, and for parts.
+# Polling intervals: for another process that publishes, and for parts.
 _LOOK_SECONDS = 1.0
 _WAIT_SECONDS = 5.0
 
@@ -47,28 +47,28 @@ def publish_plan(
     map: str | None = None,
     family: str | None = None,
 ) -> Receipt | PublishedPlan:
-    """Write index and metadata of a plan's parts, and publish the checkpoint.
+    """Write the index and metadata of a plan's parts, and publish the checkpoint.
 
     Waits if another process is publishing the same plan.
 
     Args:
-        plan: path of the plan; a file next to it records the publication.
-        wait: whether to wait until all parts are done.
-        root, observe: as for `run_part`.
-        waiting: called with the status from time to time while waiting for parts.
-        warn: called with each warning.
-        prepared: the same conversion, prepared in this process; None plans it again as the file declares,
-            with the directory in which the plan was made as working directory.
+        plan: Path of the plan. A file next to it records the publication.
+        wait: Whether to wait until all parts are done.
+        root, observe: See `run_part`.
+        waiting: Called with the status from time to time while waiting for parts.
+        warn: Called with each warning.
+        prepared: The same conversion, prepared in this process; None to plan it again from the call in the
+            file, in the working directory recorded there.
 
     Returns:
-        The receipt; or, if the plan was published before, the time of its publication.
+        The receipt, or the record of the publication if the plan was already published.
 
     Raises:
-        CodeNotAllowedError: the plan names code that `map` and `family` do not.
-        UnfinishedError: tasks are missing.
-        LockedError: another process is still working.
-        SourceChangedError: a source changed after the plan was made; finished tasks are kept.
-        CheckpointError: as `ckpttools.Prepared.run`.
+        CodeNotAllowedError: The plan names code that `map` and `family` do not name.
+        UnfinishedError: Tasks are missing.
+        LockedError: Another process is still running.
+        SourceChangedError: A source has changed since the plan was made. Finished tasks are kept.
+        CheckpointError: See `ckpttools.Prepared.run`.
     """
     file = opened_plan(plan)
     relocation = relocation_of(file, root)
@@ -80,14 +80,14 @@ def publish_plan(
 
 
 def _waited(file: PlanFile, relocation: Relocation, waiting: Callable[[PlanStatus], None]) -> bool:
-    """Wait for other processes; return whether all tasks were done."""
+    """Wait for other processes. Returns whether all tasks are done."""
     was_begun = False
     while True:
         result = plan_status(file, root=relocation)
         if result.state in ("done", "published", "complete", "taken"):
             return result.tasks_done == result.tasks
         if result.state == "not begun" and was_begun:
-            # Another process published it without leaving a mark next to the plan, or its work was discarded.
+            # Another process published the plan without a record next to it, or the work was discarded.
             return False
         was_begun = was_begun or result.state != "not begun"
         waiting(result)
@@ -113,7 +113,7 @@ def _published(
             result = published_at(file, destination)
             is_alone = not standing.is_begun and not standing.other
             if result is None and was_done and is_alone and destination.exists():
-                # The process that published could not leave a mark next to the plan.
+                # The publishing process could not write a record next to the plan.
                 result = PublishedPlan(destination, header.plan, time.time())
             if result is not None:
                 return result
@@ -125,7 +125,7 @@ def _published(
                 requests=again.options.requests, overwrite=header.overwrite, observe=observe
             )
             again = replace(again, location=destination, options=options)
-            _ = again.gain  # of the source, which may be gone when all has its name
+            _ = again.gain  # Computed from the source, which may no longer exist after publication.
         try:
             return again.execute(
                 header.plan,
@@ -133,14 +133,14 @@ def _published(
                 finalize=partial(_conclude, file, destination, warn),
             )
         except LockedError:
-            # The holder of the lock may be publishing this plan; the next look at the destination tells.
+            # The holder of the lock may be publishing this plan; the next iteration checks the destination.
             time.sleep(_LOOK_SECONDS)
         except PublishedError:
             continue
         except DestinationExistsError:
             if standing_of(header, destination).is_begun:
                 raise
-            # Another process was quicker.
+            # Another process published the plan first.
 
 
 def _conclude(file: PlanFile, destination: Location, warn: Callable[[str], None]) -> None:
@@ -152,7 +152,7 @@ def _conclude(file: PlanFile, destination: Location, warn: Callable[[str], None]
 
 
 def _check_done(file: PlanFile, standing: Standing, destination: Location) -> None:
-    """Raise UnfinishedError if tasks are missing, or UsageError if nothing was begun."""
+    """Raise UnfinishedError if tasks are missing, or UsageError if no part has started."""
     count, working = file.header.tasks, active_members(standing.members)
     if not standing.is_begun and (standing.other or destination.exists()):
         raise UsageError(

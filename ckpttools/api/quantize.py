@@ -30,7 +30,7 @@ from ckpttools.maxtext.source_checks import name_style
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.quantize import Quantize, refuse_quantized
 
-# Names that are listed in a command.
+# Number of names in a suggested command.
 _FEW = 4
 
 
@@ -54,20 +54,20 @@ def quantize(
 ) -> Prepared:
     """Quantize a model and write safetensors with a matching `config.json`.
 
-    How far values are from what they were is in `Receipt.errors`.
+    `Receipt.errors` reports the quantization error of each array.
 
     Args:
-        source: a Hugging Face model, what a trainer of PyTorch has left of one, or a MaxText checkpoint;
-            these get the names of the hub on the way.
-        destination: directory that appears when everything is written.
+        source: A Hugging Face model, a PyTorch trainer's checkpoint of one, or a MaxText checkpoint. The
+            latter two are converted to Hub names.
+        destination: The directory to create. It appears only when everything is written.
 
     Raises:
-        UsageError: there is nothing to quantize, or no such scheme; a pattern that matches nothing; a dtype
-            of numbers that need scales.
-        FormatError: weights are quantized already; the source is an adapter without its model, or more than a
-            model; names are not those of the hub, or of the family that `config.json` names; when it runs: an
-            array has NaN or infinity.
-        CheckpointError: the source cannot be read or converted, or reading or writing fails.
+        UsageError: There is nothing to quantize, the scheme does not exist, a pattern matches nothing, or the
+            dtype needs scales.
+        FormatError: Weights are already quantized; the source is an adapter without its model, or contains
+            more than a model; names are not Hub names or do not belong to the family in `config.json`; or,
+            while running, an array contains NaN or infinity.
+        CheckpointError: The source cannot be read or converted, or reading or writing fails.
     """
     change = Quantize(scheme, patterns_of(exclude), dtype_of(dtype))
     limits = {"max_header_bytes": max_header_bytes, "max_index_bytes": max_index_bytes}
@@ -118,11 +118,11 @@ def _excluding_by_hub(change: Quantize) -> Iterator[None]:
 
 
 def _model_alone(tree: Tree) -> Tree:
-    """Return only a PyTorch model, under the names that load it.
+    """Return only a PyTorch model, under the names with which it is loaded.
 
     Raises:
-        FormatError: there is more than a model in it, such as an optimizer's state, or its names are those of
-            Meta's own code and the configuration is not of Llama.
+        FormatError: The source contains more than a model, such as optimizer state, or has the names of
+            Meta's own code and a configuration of another model than Llama.
     """
     leaving = (
         f"{action('select', 'SRC', 'MODEL')} with {{}} and {option('format', 'safetensors')} leaves it out"
@@ -141,10 +141,10 @@ def _model_alone(tree: Tree) -> Tree:
 
 
 def _refuse_strangers(tree: Tree) -> None:
-    """Refuse arrays that do not belong to the configuration's model.
+    """Reject arrays that do not belong to the configuration's model.
 
     Raises:
-        FormatError: there are some; the hint says how to leave them out.
+        FormatError: There are unknown arrays. The hint tells how to leave them out.
     """
     result = find_unowned_arrays(tree)
     if result is None or not result.names:

@@ -1,4 +1,4 @@
-"""Repeat the planning of a plan file, to publish or to run tasks that text cannot describe."""
+"""Repeat the planning of a plan file, to publish it or to run tasks that have no text form."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def replanned(
     """Repeat the planning of a plan.
 
     Args:
-        file: the plan file.
-        relocation: maps recorded locations to those on this machine.
-        prepared: the same conversion, prepared in this process; None to have the call made again that is in
-            the file, in the directory in which it was made, where that is here.
-        code: the code that the user named (`ckpttools.api.calls.user_code`); no other code runs.
+        file: The plan file.
+        relocation: Maps recorded locations to those on this machine.
+        prepared: The same conversion, prepared in this process; None to repeat the call in the file, in the
+            directory in which it was made, if that exists here.
+        code: The code that the user named (`ckpttools.api.calls.user_code`). No other code runs.
 
     Raises:
-        CodeNotAllowedError: the plan names code that `code` does not.
-        SourceChangedError: sources have changed.
-        UsageError: planning gives another plan, or the file does not record the call.
+        CodeNotAllowedError: The plan names code that is not in `code`.
+        SourceChangedError: Sources have changed.
+        UsageError: Planning produces another plan, or the file does not record the call.
     """
     there = {relocation.there(item.path): item for item in file.sources}
     for number, item in enumerate(file.sources):
@@ -72,7 +72,7 @@ def replanned(
 
 
 def _check_sidecars(file: PlanFile, writer: Writer, relocation: Relocation) -> None:
-    """Raise SourceChangedError if a sidecar differs from the planned one, and name it."""
+    """Raise SourceChangedError if a sidecar differs from the planned one. The message names it."""
     planned, current = file.header.sidecars, sidecar_versions(writer, relocation.back)
     for name in sorted(planned.keys() | current.keys()):
         if planned.get(name) != current.get(name):
@@ -112,9 +112,10 @@ def _made_again(file: PlanFile, relocation: Relocation, code: Mapping[str, str])
 
 @contextmanager
 def _where_planned(directory: str) -> Iterator[None]:
-    """In the directory in which a plan was made, if that is here: texts that may name files mean the same."""
+    """Change to the directory in which a plan was made, if it exists, so that file names mean the same."""
     with ExitStack() as within:
-        # Relative entries, which an interpreter without a script has, would import from that directory.
+        # Otherwise, relative entries, which an interpreter without a script has, would import from the new
+        # directory.
         path = sys.path[:]
         within.callback(sys.path.__setitem__, slice(None), path)
         sys.path[:] = map(os.path.abspath, path)

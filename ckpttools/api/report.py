@@ -34,11 +34,11 @@ class Page:
     """A self-contained HTML report about a checkpoint.
 
     Attributes:
-        output: the file that was written, or None.
-        nbytes: its size.
-        num_arrays: arrays that it shows.
-        stats: whether it has statistics.
-        html: the page itself.
+        output: The file that was written, or None.
+        nbytes: Size of the page in bytes.
+        num_arrays: Number of arrays on the page.
+        stats: Whether the page has statistics.
+        html: The page itself.
     """
 
     output: Location | None
@@ -62,16 +62,16 @@ def report(
     overwrite: bool = False,
     **common: Unpack[Scanning],
 ) -> Page:
-    """Create a report that shows where the bytes are, norms by layer, and value distributions.
+    """Create a report that shows where the bytes are, the norm of each layer, and value distributions.
 
     Args:
-        source: a file, an item, a step or a run directory, or a tree.
-        output: the file to write; None to write none: `html` of the result is the page.
-        stats: whether to read every element once, for statistics; otherwise no array is read.
+        source: A file, item, step or run directory, or a tree.
+        output: The file to write; None to return only the page in `html`.
+        stats: Whether to read every element once for statistics; otherwise no array is read.
 
     Raises:
-        DestinationExistsError: the file exists and may not be replaced; nothing was read.
-        CheckpointError: an array cannot be read, the memory is too small, or the page cannot be written.
+        DestinationExistsError: The file exists and may not be replaced. Nothing was read.
+        CheckpointError: An array cannot be read, the memory is too small, or the page cannot be written.
     """
     location = None if output is None else parse(output)
     if location is not None:
@@ -110,7 +110,7 @@ def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
 
 
 def _check(output: Location, source: Location | None, overwrite: bool) -> None:
-    """Refuse invalid arguments before anything is read."""
+    """Reject invalid arguments before anything is read."""
     output.check_accepts_files()
     if output.is_dir():
         raise DestinationExistsError(f"{output} is a directory", expected="the name of a file")
@@ -123,7 +123,7 @@ def _check(output: Location, source: Location | None, overwrite: bool) -> None:
         raise DestinationExistsError(
             f"{output} is not a page, and nothing else is replaced by one", expected="another name"
         )
-    # A link that leads nowhere is something, too.
+    # A broken link also counts as existing.
     if output.lexists() and not overwrite:
         raise DestinationExistsError(
             f"{output} exists",
@@ -137,12 +137,12 @@ def _check(output: Location, source: Location | None, overwrite: bool) -> None:
 
 
 def _is_part(output: Location, source: Location) -> bool:
-    """Return whether a file is the checkpoint or is in it, except earlier reports."""
+    """Return whether a file is the checkpoint or is inside it, except earlier reports."""
     return output == source or (source in output.parents and output.suffix != ".html")
 
 
 def _is_page(path: Location) -> bool:
-    """Return whether a file is a report by its name or its first bytes."""
+    """Return whether a file is a report, judging by its name or its first bytes."""
     if not path.is_file():
         return False
     with path.open() as file:

@@ -38,7 +38,7 @@ class Resharded(Receipt):
     """The receipt of a finished reshard.
 
     Attributes:
-        gain: what devices of the mesh read before and after.
+        gain: Reads of the mesh's devices before and after.
     """
 
     gain: MeshGain | None = None
@@ -49,8 +49,8 @@ class PreparedReshard(Prepared):
     """A planned reshard.
 
     Attributes:
-        asked: the source, and how rules cut it over the mesh.
-        reading: how it was opened.
+        asked: The source, mesh and rules.
+        reading: How the source was opened.
     """
 
     asked: AppliedRules | None = None
@@ -58,7 +58,7 @@ class PreparedReshard(Prepared):
 
     @cached_property
     def gain(self) -> MeshGain | None:
-        """Return the mesh's reads of the source and of the result; errors as in `mesh_gain`."""
+        """Return the mesh's reads of the source and of the result; see `mesh_gain` for errors."""
         plan, asked = self.plan, self.asked
         return None if asked is None else mesh_gain(asked, self.reading, plan.tree, plan.layout)
 
@@ -68,8 +68,8 @@ class PreparedReshard(Prepared):
         check_replaced: Callable[[], None] = lambda: None,
         finalize: Callable[[], None] = lambda: None,
     ) -> Resharded:
-        """Run the reshard; arguments and errors as in `Prepared.execute`."""
-        gain = self.gain  # of the source, before anything is written
+        """Run the reshard; see `Prepared.execute` for arguments and errors."""
+        gain = self.gain  # Computed from the source, before anything is written.
         done = Prepared.execute(self, planned, check_replaced, finalize)
         return Resharded(**{item.name: getattr(done, item.name) for item in fields(done)}, gain=gain)
 
@@ -87,19 +87,19 @@ def reshard(
 ) -> PreparedReshard:
     """Write an Orbax checkpoint in which each device of a mesh reads full chunks.
 
-    The checkpoint also stores how the arrays are sharded over that mesh, and Orbax restores them that way
-    unless the caller passes another sharding. No device is needed, and memory is bounded as in any other
+    The checkpoint also stores how the arrays are sharded over the mesh, and Orbax restores them that way
+    unless the caller passes another sharding. No device is needed, and memory is limited as in any other
     conversion.
 
     Args:
-        source: a file, an item, a step, a run directory, or a tree.
-        destination: directory that appears when everything is written.
+        source: A file, item, step or run directory, or a tree.
+        destination: The directory to create. It appears only when everything is written.
 
     Raises:
-        UsageError: no mesh or no rules, an axis that the mesh lacks, a pattern that no array matches, or
-            chunks that are given as well.
-        ShapeError: an axis that cannot be divided evenly over the mesh; lists the first.
-        CheckpointError: as `ckpttools.convert`.
+        UsageError: No mesh or no rules are given, the mesh lacks an axis, a pattern matches no array, or
+            chunks are given as well.
+        ShapeError: An axis cannot be divided evenly over the mesh. The message names the first one.
+        CheckpointError: See `ckpttools.convert`.
     """
     opening, writing = part_of(common, Opening), part_of(common, Writing)
     how = rest_of(common, Opening, Writing)
@@ -141,15 +141,15 @@ class MeshGrid:
     """Chunks and shardings of arrays on a mesh.
 
     Attributes:
-        chunks: shape of the chunks of each array.
-        shardings: how each lies on the mesh.
+        chunks: Chunk shape of each array.
+        shardings: Sharding of each array over the mesh.
     """
 
     chunks: Mapping[Path, Shape]
     shardings: Mapping[Path, Sharding]
 
 
-# Without `jax_enable_x64`, JAX replaces these by dtypes of half the width.
+# Without `jax_enable_x64`, JAX replaces these dtypes by dtypes of half the width.
 _WIDE = frozenset(("int64", "uint64", "float64", "complex128"))
 
 
@@ -160,13 +160,13 @@ def mesh_grid(applied: AppliedRules, limit: int | None = None, jax_arrays: Colle
     sharding as a JAX array, in 32 bits unless `jax_enable_x64` is set.
 
     Args:
-        applied: how rules cut the arrays that will be written; others are whole on every device.
-        limit: bytes of a chunk at most; None for 64 MiB.
-        jax_arrays: arrays that were saved from JAX arrays, so that 64-bit ones keep a sharding.
+        applied: How rules shard the arrays that will be written; other arrays are replicated.
+        limit: Maximum bytes of a chunk; None for 64 MiB.
+        jax_arrays: Arrays that were saved from JAX arrays, so that 64-bit ones keep a sharding.
 
     Raises:
-        UsageError: a rule has a pattern that no array matches.
-        ShapeError: an axis of an array cannot be divided evenly.
+        UsageError: The pattern of a rule matches no array.
+        ShapeError: An axis of an array cannot be divided evenly.
     """
     tree, mesh = applied.tree, applied.mesh
     applied.rules.check_patterns(tree.arrays)

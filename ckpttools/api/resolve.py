@@ -26,24 +26,24 @@ _TRAINERS = ("pre_train.train", "train.py")
 def resolve(
     *command: LocationLike, maxtext: str = NEWEST, requests: int | None = None, **settings: Any
 ) -> Resolution:
-    """Predict which checkpoint a MaxText run would load, by which rule, and what would be missing.
+    """Predict which checkpoint a MaxText run would load, by which rule, and which arrays would be missing.
 
         ckpttools.resolve(base_output_directory="gs://bucket/out", run_name="llama")
         ckpttools.resolve("base.yml", "run_name=llama", load_parameters_path="gs://bucket/base/0/items")
 
-    Nothing of MaxText is run, and no array is read. Variables of the environment count as they do for it:
-    `M_RUN_NAME` and the like, and `JOBSET_NAME`.
+    MaxText does not run, and no array is read. Environment variables that MaxText reads count: `JOBSET_NAME`,
+    and `M_RUN_NAME` and the like.
 
     Args:
-        command: arguments of MaxText's trainer: a configuration file, then settings `NAME=VALUE`; Python and
+        command: Arguments of MaxText's trainer: a configuration file, then settings `NAME=VALUE`. Python and
             the trainer's name may precede them.
-        settings: more MaxText settings; those of a group as a mapping, `lora={…}`.
+        settings: Further MaxText settings; those of a group as a mapping, `lora={…}`.
 
     Raises:
-        UsageError: a word of the command is not a setting.
-        UnknownNameError: the rules of this version are not known.
-        StorageError: a configuration file does not exist, or a location cannot be inspected.
-        FormatError, ConfigError: a file is not a configuration.
+        UsageError: An argument of the command is not a setting.
+        UnknownNameError: The rules of this version are unknown.
+        StorageError: A configuration file does not exist, or a location cannot be inspected.
+        FormatError, ConfigError: A file is not a configuration.
     """
     version = version_called(maxtext)
     read = parse_command(list(map(str, command)))
@@ -58,7 +58,7 @@ def _with(command: ParsedCommand, settings: Mapping[str, Any]) -> ParsedCommand:
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings to YAML values: paths become text."""
+    """Convert settings to YAML values; paths become text."""
     return {name: _value(item) for name, item in settings.items()}
 
 

@@ -33,9 +33,9 @@ from ckpttools.stores.registry import parse
 from ckpttools.stores.relocation import Relocation, Roots
 from ckpttools.stores.shares import PublishedError, Share, Standing, shared_staging
 
-# Memory for a line of a plan, and for the objects of the lines that a part needs.
+# Memory for a line of a plan and for the objects of the lines that a part needs, per byte of the file.
 _BYTES_PER_FILE_BYTE = 4
-# Interval of waiting for another process that publishes.
+# Polling interval while another process publishes.
 _LOOK_SECONDS = 1.0
 
 
@@ -56,24 +56,25 @@ def run_part(
 ) -> PartReceipt:
     """Run the unfinished tasks of a part of a plan.
 
-    Parts may be done in any order, on any machines, at once, again, and after they were killed.
+    Parts may run in any order, on any machines, concurrently, repeatedly, and again after they were killed.
 
     Args:
-        plan: its file.
-        root: places of the plan that begin otherwise here: "/data=/mnt/data", several, or a mapping.
-        observe: called with every event (`ckpttools.run.events`).
-        prepared: the same conversion, prepared in this process; where neither the tasks nor the call are in
-            the file.
+        plan: The plan file.
+        root: New roots for locations of the plan that differ on this machine: "/data=/mnt/data", several of
+            these, or a mapping.
+        observe: Called with every event (`ckpttools.run.events`).
+        prepared: The same conversion, prepared in this process; needed if the file has neither the tasks nor
+            the call.
 
     Returns:
-        The receipt of the part; `is_published` is true if the plan was published before.
+        The receipt of the part; `is_published` is true if the plan was already published.
 
     Raises:
-        UsageError: nothing says which part.
-        CodeNotAllowedError: the part must be planned again with code that was not named.
-        LockedError: a single run is at work on the destination, or another process on some of these tasks.
-        SourceChangedError: a source is not what it was when the plan was made.
-        CheckpointError: of any kind; what was done stays.
+        UsageError: The part is unknown.
+        CodeNotAllowedError: The part must be planned again with code that the user did not name.
+        LockedError: A single run uses the destination, or another process has some of these tasks.
+        SourceChangedError: A source has changed since the plan was made.
+        CheckpointError: Any other failure. Finished work is kept.
     """
     which = detect_part(parts) if part is None else parse_part(part) if isinstance(part, str) else part
     allowed = None if memory is None else parse_size_option("memory", memory)
@@ -104,7 +105,7 @@ def part_done(
     prepared: Prepared | None = None,
     code: Mapping[str, str] | None = None,
 ) -> PartReceipt:
-    """Run a part; arguments, result and errors as in `run_part`, `code` as in `replanned`."""
+    """Run a part. See `run_part` for arguments, result and errors, and `replanned` for `code`."""
     header, share = file.header, part_share(file, part)
     check_version(header)
     destination = destination_of(header, relocation)
@@ -151,13 +152,13 @@ def _identify_copy_here(file: PlanFile, relocation: Relocation) -> SourceCopy:
     """Identify the copy of a plan's sources that this process reads.
 
     Raises:
-        StorageError: a file cannot be inspected.
+        StorageError: A file cannot be inspected.
     """
     return identify_copy(_version_here(source, relocation) for source in file.sources if not source.is_inline)
 
 
 def _read_states_here(file: PlanFile, relocation: Relocation) -> SourceStates:
-    """Read the states of a plan's local sources on this host; errors as `_identify_copy_here`."""
+    """Read the states of a plan's local sources on this host; raises the errors of `_identify_copy_here`."""
     return read_source_states(
         relocation.there(source.path) for source in file.sources if not source.is_inline
     )
@@ -167,7 +168,7 @@ def _version_here(source: PlannedSource, relocation: Relocation) -> tuple[str, s
     path = relocation.there(source.path)
     if path == source.path:
         return path, source.version
-    # A host may lack the files that its part does not read.
+    # A host may lack files that its part does not read.
     status = parse(path).status()
     return path, status.version if status else ""
 
@@ -191,7 +192,7 @@ def _left_by(file: PlanFile) -> tuple[str, str]:
 
 
 def _is_all_done(file: PlanFile, destination: Location) -> bool:
-    """Return whether no task is left, so that another process publishes or has published."""
+    """Return whether no task is left, so that another process is publishing or has published."""
     if published_at(file, destination) is not None:
         return True
     standing, count = standing_of(file.header, destination), file.header.tasks
@@ -199,7 +200,7 @@ def _is_all_done(file: PlanFile, destination: Location) -> bool:
 
 
 def _workers(file: PlanFile, memory: int, jobs: int | None, relocation: Relocation) -> int:
-    """Return as many workers as suit this machine and fit into memory."""
+    """Return the number of workers that suit this machine and fit into the memory."""
     header = file.header
     costs = {
         parse(relocation.there(each.path)).store.costs for each in file.sources if "://" in each.path

@@ -41,7 +41,7 @@ def plan_save(
     keep_sharding: bool = False,
     **options: Any,
 ) -> Prepared:
-    """Plan a `save` with these arguments; `run(destination)` on the result writes it."""
+    """Plan a `save` with these arguments; `run(destination)` of the result writes it."""
     location = None if destination is None else parse(destination, is_written=True)
     resources = replace(resources or Resources(), destination=location)
     tree, format = _as_tree(tree, None), _format(tree, format)
@@ -54,7 +54,7 @@ def plan_save(
 
 
 def _saved(plan: Callable[..., PreparedSave], *args: Any, **options: Any) -> Receipt:
-    """Plan and write together with the other processes that hold parts of the arrays."""
+    """Plan and write, together with the other processes that have parts of the arrays."""
     processes = _processes_of(args[0] if args else options.get("tree"))
 
     def checked() -> PreparedSave:
@@ -84,30 +84,31 @@ def save(
 ) -> PreparedSave:
     """Write an opened tree, or arrays in memory, to `destination`.
 
-    Arrays of JAX may be sharded in any way. Each shard is read from one of the devices that have it, a piece
-    at a time, so that no array is whole on the host.
+    JAX arrays may be sharded in any way. Each shard is read piece by piece from one of the devices that have
+    it, so that no array is gathered on the host.
 
     Args:
-        tree: what to write: a `Tree`, or any pytree (dictionaries, lists, states and modules of Flax, states
-            of optax) of arrays of JAX and numpy, lazy arrays, numbers and strings. Plans can be made of
-            `jax.ShapeDtypeStruct`s as well.
-        destination: directory that appears when everything is written.
-        format: one that `ckpt formats` lists as written; None for the one the tree was read from, and
+        tree: A `Tree`, or any pytree (dictionaries, lists, Flax states and modules, optax states) of JAX and
+            numpy arrays, lazy arrays, numbers and strings. Plans can also be made from
+            `jax.ShapeDtypeStruct`s.
+        destination: The directory to create. It appears only when everything is written.
+        format: A writable format (see `ckpt formats`); None for the format from which the tree was read, and
             "orbax" for arrays in memory.
-        to: convert on the way: "hf" writes parameters of MaxText as Hugging Face names and lays them out,
-            "maxtext" the reverse; None writes the tree as it is.
-        model: with `to`, directory of the model, or its `config.json`.
-        custom: the user's own metadata, for arrays in memory.
-        keep_sharding: store JAX arrays with their sharding, in chunks that each belong to one shard, so that
-            Orbax restores them as JAX arrays by default (only with the same number of devices). Only Orbax
-            supports this.
-        options: options of the format, as `ckpttools.convert` takes them; with `to` those of
+        to: Conversion to apply: "hf" writes MaxText parameters with Hugging Face names and layout, "maxtext"
+            does the reverse; None writes the tree unchanged.
+        model: With `to`, the model's directory or its `config.json`.
+        custom: User metadata, for arrays in memory.
+        keep_sharding: Whether to store JAX arrays with their sharding, in chunks that each belong to one
+            shard, so that Orbax restores them as JAX arrays by default (only on the same number of devices).
+            Only Orbax supports this.
+        options: Options of the format, as in `ckpttools.convert`; with `to`, those of
             `ckpttools.maxtext_to_hf` or `ckpttools.hf_to_maxtext`.
 
     Raises:
-        UsageError: the tree contains a value that is not an array, or arguments contradict each other.
-        LockedError: a save to this place is under way.
-        CheckpointError: the format cannot hold the tree, the work does not fit, reading or writing fails.
+        UsageError: The tree contains a value that is not an array, or arguments contradict each other.
+        LockedError: Another save to this destination is in progress.
+        CheckpointError: The format cannot represent the tree, the work does not fit into the memory, or
+            reading or writing fails.
     """
     built = _as_tree(tree, custom)
     if keep_sharding and to is not None:
@@ -144,22 +145,22 @@ def save_async(
 ) -> Saving:
     """Copy the arrays to the host, return, and write them in the background.
 
-    From then on the arrays may be donated, deleted or, where they are numpy's, written to. The process waits
-    for what is under way when it ends.
+    After the call, the arrays may be donated, deleted or, if they are numpy arrays, modified. When the
+    process ends, it waits for saves in progress.
 
     Args:
-        tree, destination, format, options: as of `save`.
-        host_memory: limit in bytes for copies of arrays, including those of other saves in progress.
-            Everything that this process saves is copied; `memory` comes in addition. None for half of the
-            available memory.
+        tree, destination, format, options: See `save`.
+        host_memory: Limit in bytes for copies of arrays, including those of other saves in progress. All data
+            that this process saves is copied; `memory` is needed in addition. None for half of the available
+            memory.
 
     Returns:
-        The save under way: its `wait()` returns the receipt, or raises what went wrong.
+        The save in progress. Its `wait()` returns the receipt or raises the error.
 
     Raises:
-        LockedError: a save to this place is under way.
-        MemoryBudgetError: the copies would take more than `host_memory`.
-        CheckpointError: what can be refused before anything is written; as `save`.
+        LockedError: Another save to this destination is in progress.
+        MemoryBudgetError: The copies would take more than `host_memory`.
+        CheckpointError: An error that can be detected before anything is written; see `save`.
     """
     processes = _processes_of(tree)
 
@@ -180,33 +181,33 @@ def save_async(
 
 
 def _processes_of(tree: Tree | Any) -> Processes | None:
-    """Return the processes that save parts of a tree, with the save begun; None if this process has all.
+    """Start a save in all processes that have parts of a tree; None if this process has all parts.
 
-    They begin before any of them can fail, so that a message about one save is not mistaken for a message
-    about the next.
+    The save starts before any process can fail, so that a message about one save is not mistaken for a
+    message about the next.
     """
     return Processes.of_job() if is_shared(tree) else None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PreparedSave(Prepared):
-    """A `Prepared` of arrays that may be in memory."""
+    """A `Prepared` whose arrays may be in memory."""
 
     @classmethod
     def of(cls, prepared: Prepared) -> PreparedSave:
-        """The same, prepared to be saved."""
+        """Convert a `Prepared` to a prepared save."""
         return cls(*(getattr(prepared, field.name) for field in fields(prepared)))
 
     def check(self, planned: str = "") -> None:
-        """Raise the error that would stop `run` before it writes; `planned` as in `Prepared.check`."""
+        """Raise the error that would stop `run` before it writes; see `Prepared.check` for `planned`."""
         self._check_held()
         Prepared.check(self, planned)
 
     def check_for(self, processes: Processes | None) -> None:
-        """The same in the process that makes the destination, in others what is to be saved there.
+        """Check the complete save in process 0, and only this process's arrays in the others.
 
         Raises:
-            UsageError: an array has no elements, or these processes cannot save together.
+            UsageError: An array has no elements, or these processes cannot save together.
             SourceChangedError: JAX has deleted an array.
         """
         if processes is None:
@@ -222,13 +223,13 @@ class PreparedSave(Prepared):
         check_replaced: Callable[[], None] = lambda: None,
         finalize: Callable[[], None] = lambda: None,
     ) -> Receipt:
-        """Run the save; arguments and errors as in `Prepared.execute`.
+        """Run the save; see `Prepared.execute` for arguments and errors.
 
         Raises:
-            UsageError: an array has no elements, or these processes cannot save together.
+            UsageError: An array has no elements, or these processes cannot save together.
             SourceChangedError: JAX has deleted an array.
         """
-        if planned:  # only the last steps, which read no array
+        if planned:  # Only the last steps remain, which read no arrays.
             return Prepared.execute(self, planned, check_replaced, finalize)
         processes = _processes_of(self.plan.tree)
         for holder in holders(self.plan.tree):
@@ -241,7 +242,7 @@ class PreparedSave(Prepared):
         return self.together(processes).run()
 
     def together(self, processes: Processes) -> DistributedSave:
-        """The same with the other processes that have parts of the arrays, when all have planned it."""
+        """Return the same save, shared with the other processes, which must all have planned it."""
         return DistributedSave(
             self.plan,
             self.writer,
@@ -272,7 +273,7 @@ class PreparedSave(Prepared):
 
 
 def _as_tree(tree: Any, custom: Mapping[str, Any] | None) -> Tree:
-    """Return a tree unchanged; wrap a pytree in one."""
+    """Return a tree unchanged; convert a pytree to a tree."""
     if not isinstance(tree, Tree):
         return copy_holders(tree_from_pytree(tree, custom))
     if custom is not None:
@@ -295,7 +296,7 @@ def _converted(
     model: LocationLike | None,
     options: Mapping[str, Any],
 ) -> Prepared:
-    """Return the transform to the other framework's names and layout."""
+    """Plan the conversion to the names and layout of the other framework."""
     expected = {"hf": "safetensors", "maxtext": "orbax"}
     if to not in expected:
         raise UsageError(f"cannot convert to {to!r}", expected='"hf" or "maxtext"')
@@ -319,7 +320,7 @@ def _converted(
 
 
 def _model_options() -> Iterator[Parameter]:
-    """Yield the parameters of the conversions of a model."""
+    """Yield the parameters of the model conversions."""
     from ckpttools.api.hf_to_maxtext import hf_to_maxtext
     from ckpttools.api.maxtext_to_hf import maxtext_to_hf
 

@@ -1,4 +1,4 @@
-"""Make a smaller model of a model's parts."""
+"""Make a smaller model from parts of a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap
 
-# A small model is meant to be copied. Files that mostly contain the rest of the large model are not shared,
+# Small models are meant to be copied. Files that mostly contain the rest of the large model are not shared,
 # because every copy would include that data.
 _LEAST_SHARE = 0.5
 
@@ -43,16 +43,16 @@ def shrink(
 ) -> Prepared:
     """Write some layers, experts or tokens of a model, with a matching `config.json`.
 
-    Values do not change. Full chunks are shared with source files that keep at least half of their bytes.
-    Optimizer moments and everything else that belongs to layers are cut with the weights.
+    Values do not change. Full chunks are shared with source files if at least half of the file's bytes are
+    kept. Optimizer moments and all other arrays with layers are cut like the weights.
 
     Args:
-        source: a Hugging Face model or any MaxText checkpoint, or a tree.
-        destination: directory; it appears once everything is written.
+        source: A Hugging Face model, any MaxText checkpoint, or a tree.
+        destination: The directory to create. It appears only when everything is written.
 
     Raises:
-        UsageError: nothing is to be cut, or there are no such layers.
-        CheckpointError: as `ckpttools.maxtext.shrink.Shrink` and `ckpttools.convert`.
+        UsageError: No reduction is requested, or the layers do not exist.
+        CheckpointError: See `ckpttools.maxtext.shrink.Shrink` and `ckpttools.convert`.
     """
     if layers is None and experts is None and vocab is None:
         declared = " or ".join(map(option, ("layers", "experts", "vocab")))

@@ -28,7 +28,7 @@ Source = LocationLike | Tree
 """A checkpoint: its location, or an open tree."""
 
 Observe = Callable[[int, int], None]
-"""Called with the bytes read so far and the bytes to read in all; the first call has 0."""
+"""Called with the bytes read so far and the total; the first call has 0."""
 
 DEFAULT_MEMORY = "1GiB"
 _SIZES = ("max_header_bytes", "max_index_bytes")
@@ -36,7 +36,7 @@ _RESOURCES = ("memory", "jobs", "requests", "observe", "download")
 
 
 class PathReading(TypedDict, total=False):
-    """Types of the options of how a path is read: `ckpttools.api.options.READING`."""
+    """Types of the options for reading a path: `ckpttools.api.options.READING`."""
 
     max_header_bytes: int | str
     max_index_bytes: int | str
@@ -45,7 +45,7 @@ class PathReading(TypedDict, total=False):
 
 
 class Opening(PathReading, total=False):
-    """Types of the options of how a path is opened: `ckpttools.api.options.OPENING`."""
+    """Types of the options for opening a path: `ckpttools.api.options.OPENING`."""
 
     step: int | None
 
@@ -61,37 +61,38 @@ class Scanning(Opening, total=False):
 
 
 def read_options(declared: Mapping[str, Any]) -> ReadOptions:
-    """Return the options of `Opening`.
+    """Return the parsed options of `Opening`.
 
     Raises:
-        UsageError: a text is not a size.
+        UsageError: A text is not a size.
     """
     sizes = {name: parse_size_option(name, declared[name]) for name in _SIZES if name in declared}
     return ReadOptions(**{**declared, **sizes})
 
 
 def part_of(declared: Mapping[str, Any], group: type) -> dict[str, Any]:
-    """Return the keyword arguments of one `TypedDict`."""
+    """Return the keyword arguments that belong to one `TypedDict`."""
     return {name: declared[name] for name in group.__annotations__ if name in declared}
 
 
 def rest_of(declared: Mapping[str, Any], *groups: type) -> dict[str, Any]:
-    """Return the keyword arguments of none of these groups."""
+    """Return the keyword arguments that belong to none of the groups."""
     of_groups = {name for group in groups for name in group.__annotations__}
     return {name: declared[name] for name in declared if name not in of_groups}
 
 
 def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> Tree:
-    """Open the source as a tree; reads headers and indexes, but no array.
+    """Open the source as a tree. Reads headers and indexes, but no arrays.
 
     Args:
-        source: a path, or a tree.
-        read: how a path is opened.
-        others: other inputs opened in the same way; one of them must have files of a preferred process.
+        source: A path or a tree.
+        read: How to open a path.
+        others: Other inputs that are opened in the same way; one of the inputs must have files of a preferred
+            process.
 
     Raises:
-        CheckpointError: nothing is there, or it cannot be read.
-        UsageError: opening options are given for an open tree, or a process is preferred for inputs without
+        CheckpointError: The path does not exist or cannot be read.
+        UsageError: Opening options are given for an open tree, or a process is preferred for inputs without
             process files.
     """
     if not isinstance(source, Tree):
@@ -116,13 +117,13 @@ def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> 
 @validate_arguments
 @declare(*OPENING)
 def open(path: LocationLike, step: int | None = None, **reading: Unpack[PathReading]) -> Tree:
-    """Open the checkpoint at `path` in any format. Reads headers and indexes, but no array.
+    """Open the checkpoint at `path` in any format. Reads headers and indexes, but no arrays.
 
     Args:
-        path: a file, an item, a step or a run directory.
+        path: A file, item, step or run directory.
 
     Raises:
-        CheckpointError: nothing is there, or it cannot be read.
+        CheckpointError: The path does not exist or cannot be read.
     """
     return opened(path, read_options({"step": step, **reading}))
 
@@ -130,15 +131,15 @@ def open(path: LocationLike, step: int | None = None, **reading: Unpack[PathRead
 def config_alone(
     source: LocationLike, read: ReadOptions, suffixes: tuple[str, ...] = (".json",)
 ) -> Location | None:
-    """Return the configuration of a model directory without weights; None with weights.
+    """Return the configuration of a model directory without weights; None if there are weights.
 
     Args:
-        source: a configuration, or a directory.
-        read: how a path is opened, which may say nothing that is of weights alone.
-        suffixes: of the names of configurations.
+        source: A configuration file or a directory.
+        read: How to open a path; options that apply only to weights are not allowed.
+        suffixes: Suffixes of configuration files.
 
     Raises:
-        UsageError: a step or a process is chosen for a configuration.
+        UsageError: A step or a process is selected for a configuration.
     """
     location = parse(source)
     config = location if location.name.endswith(suffixes) else location / CONFIG
@@ -159,14 +160,14 @@ def location_of(source: Source) -> Location | None:
 
 @dataclass(frozen=True, slots=True)
 class ScanSettings:
-    """Settings of how all elements are read.
+    """Settings for reading all elements.
 
     Attributes:
-        memory: bytes that may be resident at most.
-        jobs: workers at a time; None for as many as suit what is read.
-        observe: called with the progress, or None.
-        read: how paths are opened.
-        download: whether to read copies on this machine.
+        memory: Maximum resident bytes.
+        jobs: Number of workers; None for as many as suit the source.
+        observe: Called with the progress, or None.
+        read: How to open paths.
+        download: Whether to copy the sources to this machine first.
     """
 
     memory: int
@@ -179,14 +180,14 @@ class ScanSettings:
         """Copy the sources to this machine, if requested.
 
         Raises:
-            CheckpointError: as `ckpttools.stores.fetching.fetch`.
+            CheckpointError: See `ckpttools.stores.fetching.fetch`.
         """
         if self.download:
             arrays = (array for tree in trees for array in tree.arrays.values())
             fetch(sources(arrays), self.observe or (lambda done, total: None))
 
     def observer(self, total: int) -> Callable[[int], None]:
-        """Return the `observe` of `ckpttools.run.scanning.scan` for `total` bytes."""
+        """Return the `observe` argument of `ckpttools.run.scanning.scan` for `total` bytes."""
         if self.observe is None:
             return lambda nbytes: None
         tell, done = self.observe, 0
@@ -202,10 +203,10 @@ class ScanSettings:
 
 @contextmanager
 def scanning(declared: Scanning) -> Iterator[ScanSettings]:
-    """Yield scan settings; the memory of trees opened inside the `with` counts.
+    """Yield scan settings. The memory of trees opened inside the `with` counts.
 
     Raises:
-        UsageError: a text is not a size.
+        UsageError: A text is not a size.
     """
     opening = {name: value for name, value in declared.items() if name not in _RESOURCES}
     memory, download = (

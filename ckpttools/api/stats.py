@@ -33,14 +33,14 @@ def stats(
 ) -> StatsReport:
     """Compute extremes, mean, norm, zeros and NaN of every array, reading each element once.
 
-    Those of quantized weights are of the numbers that they stand for, in bfloat16; where not all can be made
-    numbers of, of codes and scales as they are stored, and `remarks` says so.
+    Quantized weights are dequantized to bfloat16. If some cannot be dequantized, the statistics are those of
+    the stored values and scales, and `remarks` states this.
 
     Args:
-        source: a file, an item, a step or a run directory, or a tree.
+        source: A file, item, step or run directory, or a tree.
 
     Raises:
-        CheckpointError: an array cannot be read, the memory is too small, or no array matches.
+        CheckpointError: An array cannot be read, the memory is too small, or no array matches.
     """
     if sort is not None and sort not in SORTS:
         raise UsageError(f"cannot sort by {sort!r}", expected="one of " + ", ".join(SORTS))
@@ -65,6 +65,6 @@ def stats(
 
 
 def _descending(array: ArrayStats, by: str) -> tuple[bool, float]:
-    """Sort in descending order, missing values last."""
+    """Return a sort key for descending order, with missing values last."""
     value = array.nbytes if by == "size" else getattr(array.statistics, by.replace("-", "_"))
     return value is None, -(value or 0)

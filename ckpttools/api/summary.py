@@ -43,13 +43,14 @@ class Summary:
     """Facts about a path.
 
     Attributes:
-        path: the path.
-        what: description, such as "a run of 3 steps".
-        run: steps of the run; None if the path is not a run.
-        collection: checkpoints and runs of a directory of several; None for another path.
-        items: items of a step that has several.
-        tree: the tree without its values; None if the path has no single tree, or none can be opened.
-        next: commands to continue with.
+        path: The path.
+        what: Description, such as "a run of 3 steps".
+        run: Steps of the run; None if the path is not a run.
+        collection: Checkpoints and runs in a directory of several; None for other paths.
+        items: Items of a step that has several.
+        tree: The tree without its values; None if the path does not have exactly one tree, or it cannot be
+            opened.
+        next: Suggested commands.
     """
 
     path: str
@@ -67,13 +68,13 @@ class Summary:
 @validate_arguments
 @declare(REQUESTS)
 def summary(path: LocationLike, *, requests: int | None = None) -> Summary:
-    """Identify a path: a run, step, model, adapter or file. Reads headers and indexes, but no array.
+    """Identify a path: a run, step, model, adapter or file. Reads headers and indexes, but no arrays.
 
     Args:
-        path: location in any store.
+        path: Location in any store.
 
     Raises:
-        CheckpointError: the path does not exist, is not a checkpoint, or cannot be read.
+        CheckpointError: The path does not exist, is not a checkpoint, or cannot be read.
     """
     location = parse(path)
     with use_concurrency(requests):
@@ -133,7 +134,7 @@ def _first_item(step: Location, listing: StepListing) -> Location:
 
 
 def _add_steps(summary: Summary, detected: Detected) -> Summary:
-    """Return the summary of a run that is opened as its latest step, with all steps."""
+    """Add all steps to the summary of a run that is opened at its latest step."""
     run = run_of(detected)
     listing = find_trainer_run(detected.location) if run is None else listed(run)
     if listing is None:
@@ -167,7 +168,7 @@ def _of_run(detected: Detected, run: OrbaxRun) -> Summary:
     if tree is not None and is_maxtext_adapter(tree):
         follows = tuple(commands(path, adapter_report(tree), is_peft=False))
         names = names_of_jax(tree)
-        # Whose listing says what loads a whole model.
+        # The listing explains how to load it instead.
         way = "MaxText loads it with lora.lora_restore_path"
         if names != "MaxText":
             way = f"its factors have {names}'s names, which MaxText does not load"
@@ -183,7 +184,7 @@ def _of_run(detected: Detected, run: OrbaxRun) -> Summary:
 
 
 def _next_of_damaged(path: str, run: OrbaxRun, listing: RunListing) -> tuple[str, ...]:
-    """Return the commands for a run that no command opens: its report first, then its latest good step."""
+    """Return the commands for a run that cannot be opened: its diagnosis first, then its latest good step."""
     complete = [step for step in listing.finished if not step.missing_chunks and step.kind]
     doctor = call("doctor", path)
     return (doctor, call("summary", str(run.path / complete[-1].name))) if complete else (doctor,)
@@ -194,12 +195,12 @@ def _opened(detected: Detected) -> Tree | None:
         try:
             return open_detected(detected)
         except CheckpointError:
-            # The listing says what is wrong with it.
+            # The listing explains the problem.
             return None
 
 
 def _of_maxtext(path: str, *, is_described: bool) -> Iterator[str]:
-    """Of MaxText's arrays; without the configuration of their model that has to be named."""
+    """Yield commands for MaxText arrays. Without a configuration, the user must name the model."""
     like = None if is_described else "HF_DIR"
     yield call("maxtext_to_hf", path, "DST", like=like)
     yield call("maxtext_config", path, like=like)
@@ -231,7 +232,7 @@ def _of_tree(detected: Detected) -> Summary:
         tree = inspect(source)
     folder = location if detected.is_directory else location.parent
     path = str(location)
-    # Files of an adapter are left next to models that it was merged into.
+    # Adapter files may remain next to models into which the adapter was merged.
     is_model = source.metadata.config is not None and not has_adapter(source)
     if tree.format != "orbax" and not is_model and (folder / ADAPTER).is_file():
         next = tuple(commands(path, tree.adapter, is_peft=True))
@@ -250,7 +251,7 @@ def _of_tree(detected: Detected) -> Summary:
 
 
 def _is_of_process(location: Location) -> bool:
-    """Whether a file of torch.save is one process's of a checkpoint that is named by its directory."""
+    """Return whether a torch.save file belongs to one process of a checkpoint whose path is the directory."""
     try:
         return location.suffix == ".pt" and is_checkpoint(location.parent)
     except CheckpointError:

@@ -40,18 +40,18 @@ def synth(
     dtype: DType | str | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Write a randomly initialized model of a configuration.
+    """Write a randomly initialized model from a configuration.
 
-    Weights are drawn around zero with the configuration's `initializer_range`, 0.02 where it has none; norms
-    do nothing, and biases are zero. The same seed gives the same bits, on any machine and with any `jobs`.
+    Weights are drawn around zero with the configuration's `initializer_range`, 0.02 by default; norms are the
+    identity, and biases are zero. The same seed gives the same bits on any machine and with any `jobs`.
 
     Args:
-        source: a `config.json`, or the directory that has it; no weights are looked for.
-        destination: directory that appears when everything is written.
+        source: A `config.json` or its directory; weights are not needed.
+        destination: The directory to create. It appears only when everything is written.
 
     Raises:
-        ConfigError, ShapeError: no family is of this model type, or the configuration lacks a size.
-        CheckpointError: as `ckpttools.convert`.
+        ConfigError, ShapeError: No family supports this model type, or the configuration lacks a size.
+        CheckpointError: See `ckpttools.convert`.
     """
     location = parse(source)
     check_apart(location, parse(destination))
@@ -72,7 +72,7 @@ def synth(
         )
     text = text_model_of(config) if has_omitted_towers(tree) else None
     if text is not None:
-        # A configuration that speaks of towers would have transformers make them out of random numbers.
+        # With a configuration that declares towers, transformers would initialize them randomly.
         remark = Notes(remarks=(f"it is the text model alone, with the {CONFIG} of that",))
         notes = tree.metadata.notes + remark
         tree = synthetic_model(text, seed, expected, str(file)).with_metadata(notes=notes)
@@ -84,17 +84,17 @@ def synth(
 def stitch(
     source: Source, destination: LocationLike, *, decoder: Source, **common: Unpack[Changing]
 ) -> Prepared:
-    """Combine the towers of one model with another's text model: embedding, layers, norm and head.
+    """Combine the towers of one model with another model's text model: embedding, layers, norm and head.
 
     Args:
-        source: the model with towers; `config.json` and other files stay its own.
-        destination: directory that appears when everything is written.
-        decoder: the model whose text model is taken: one with towers, or one of text alone.
+        source: The model with towers, which also provides `config.json` and the other files.
+        destination: The directory to create. It appears only when everything is written.
+        decoder: The model that provides the text model, with or without towers.
 
     Raises:
-        UsageError: there are no towers, or one of both is MaxText's.
-        CoverageError: the text models have other names or shapes; lists all.
-        CheckpointError: as `ckpttools.convert`.
+        UsageError: The source has no towers, or a model is a MaxText checkpoint.
+        CoverageError: The text models have different names or shapes. The message lists all of them.
+        CheckpointError: See `ckpttools.convert`.
     """
     location = location_of(decoder)
     if location is not None:

@@ -34,11 +34,11 @@ def names_of_hub(*trees: Tree) -> str | None:
 
 
 def commands_of_model(tree: Tree, location: Location) -> Iterator[str]:
-    """Yield commands for a model with Hub names: copy its configuration if it has none, else convert it.
+    """Yield commands for a model with Hub names: copy a configuration if it has none, otherwise convert it.
 
     Args:
-        tree: the model, possibly with optimizer state or a head that its trainer added.
-        location: its location.
+        tree: The model, possibly with optimizer state or a head that its trainer added.
+        location: Location of the model.
     """
     if tree.metadata.config is None:
         yield from filter(None, (config_copy_command(location),))
@@ -52,7 +52,7 @@ def commands_of_model(tree: Tree, location: Location) -> Iterator[str]:
 
 
 def _heads(tree: Tree) -> Iterator[str]:
-    """Yield patterns of arrays that a trainer added to a model: keys that hold no array of the model."""
+    """Yield patterns of arrays that a trainer added to a model: keys without arrays of the model."""
     result = find_unowned_arrays(tree)
     strange = {*result.names} if result is not None and not result.prefixes else set()
     names = [dotted(path) for path in tree.arrays]
@@ -63,11 +63,11 @@ def _heads(tree: Tree) -> Iterator[str]:
 
 
 def commands(tree: Tree, location: Location) -> Iterator[str]:
-    """Return commands that extract a model from a checkpoint; none for unknown models.
+    """Yield commands that extract a model from a checkpoint; none for unknown models.
 
     Args:
-        tree: whose names are neither MaxText's nor the hub's as they are.
-        location: where it lies.
+        tree: A tree whose names are neither MaxText's nor the Hub's.
+        location: Location of the tree.
     """
     beside, path = patterns_outside_model(tree), str(location)
     if len(beside) > _FEW:
@@ -87,7 +87,7 @@ def commands(tree: Tree, location: Location) -> Iterator[str]:
     dropped = beside or None
     to_hub = call("convert", path, "DST", format="safetensors", names="hub", drop=dropped)
     if tree.metadata.config is None:
-        # The second needs what the first copies.
+        # The second command needs the file that the first one copies.
         if copied := config_copy_command(location):
             yield from (copied, to_hub)
     elif not is_llama:

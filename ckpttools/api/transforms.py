@@ -1,4 +1,4 @@
-"""Functions that select, rename, cast, strip or stack the arrays of a checkpoint."""
+"""Select, rename, cast, strip or stack the arrays of a checkpoint."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def select(
     prefix: str | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Write the arrays that match `keep` (default: all), without those that match `drop`.
+    """Write the arrays that match `keep` (default: all), except those that match `drop`.
 
     Args:
-        source: a file, an item, a step, a run directory, or a tree.
-        destination: directory that appears when everything is written.
+        source: A file, item, step or run directory, or a tree.
+        destination: The directory to create. It appears only when everything is written.
 
     Raises:
-        UsageError: no pattern is given, one matches nothing, or nothing is left.
-        CheckpointError: as `ckpttools.convert`.
+        UsageError: No pattern is given, a pattern matches nothing, or no array is left.
+        CheckpointError: See `ckpttools.convert`.
     """
     chosen = Select(patterns_of(keep), patterns_of(drop), prefix or "")
     if not (chosen.keep or chosen.drop or chosen.prefix):
@@ -74,12 +74,12 @@ def remap(
     """Rename or rearrange arrays by rules, a function, or for a MaxText version.
 
     Args:
-        source: a file, an item, a step, a run directory, or a tree.
-        destination: directory that appears when everything is written.
+        source: A file, item, step or run directory, or a tree.
+        destination: The directory to create. It appears only when everything is written.
 
     Raises:
-        UsageError: neither `map` nor `maxtext` is given, or both.
-        CheckpointError: as `ckpttools.mapped_by`, `ckpttools.ForVersion` and `ckpttools.convert`.
+        UsageError: Neither or both of `map` and `maxtext` are given.
+        CheckpointError: See `ckpttools.mapped_by`, `ckpttools.ForVersion` and `ckpttools.convert`.
     """
     return write_changed([_remapped(map, strict, maxtext, family)], source, destination, common)
 
@@ -117,16 +117,16 @@ def cast(
 ) -> Prepared:
     """Cast a checkpoint to other dtypes, rounding to nearest even and keeping NaN and infinity.
 
-    Quantized weights are multiplied by their scales where `dtype` has 16 bits or more. Values that a
-    dtype cannot hold are counted in `Receipt.counts`.
+    Quantized weights are dequantized if `dtype` has 16 bits or more. Values that a dtype cannot represent are
+    counted in `Receipt.counts`.
 
     Args:
-        source: a file, an item, a step, a run directory, or a tree.
-        destination: directory that appears when everything is written.
+        source: A file, item, step or run directory, or a tree.
+        destination: The directory to create. It appears only when everything is written.
 
     Raises:
-        UsageError: no dtype is given, or a pattern matches nothing.
-        CheckpointError: as `ckpttools.CastMap` and `ckpttools.convert`.
+        UsageError: No dtype is given, or a pattern matches nothing.
+        CheckpointError: See `ckpttools.CastMap` and `ckpttools.convert`.
     """
     if dtype is None and not dtype_map:
         by_pattern = option("dtype_map", {"PATTERN": "DTYPE"})
@@ -152,11 +152,11 @@ def strip_optimizer(
     """Write only the parameters of a training checkpoint.
 
     Args:
-        source: a run directory, a step, an item, or a tree.
-        destination: directory that appears when everything is written.
+        source: A run directory, step or item, or a tree.
+        destination: The directory to create. It appears only when everything is written.
 
     Raises:
-        CheckpointError: as `ckpttools.StripOptimizer` and `ckpttools.convert`.
+        CheckpointError: See `ckpttools.StripOptimizer` and `ckpttools.convert`.
     """
     stripped = KeepScanAxis(StripOptimizer(keep_step, flavour, patterns_of(keep), patterns_of(drop)))
     return write_changed([stripped, *_casts(dtype)], source, destination, common)
@@ -179,11 +179,11 @@ def stack(
     """Stack separate layers (layers_0, layers_1, …) for MaxText's `scan_layers=true`.
 
     Args:
-        source: a run directory, a step, an item, or a tree.
-        destination: directory that appears when everything is written.
+        source: A run directory, step or item, or a tree.
+        destination: The directory to create. It appears only when everything is written.
 
     Raises:
-        CheckpointError: as `ckpttools.StackLayers` and `ckpttools.convert`; several layouts fit.
+        CheckpointError: See `ckpttools.StackLayers` and `ckpttools.convert`; or several layouts fit.
     """
     stacked = StackAsModel(scan_axis, cycle, cycle_names, text_of(family), maxtext)
     return write_changed([stacked, *_casts(dtype)], source, destination, common)
@@ -205,11 +205,11 @@ def unstack(
     """Split stacked layers (layers_0, layers_1, …) for MaxText's `scan_layers=false`.
 
     Args:
-        source: a run directory, a step, an item, or a tree.
-        destination: directory that appears when everything is written.
+        source: A run directory, step or item, or a tree.
+        destination: The directory to create. It appears only when everything is written.
 
     Raises:
-        CheckpointError: as `ckpttools.UnstackLayers` and `ckpttools.convert`.
+        CheckpointError: See `ckpttools.UnstackLayers` and `ckpttools.convert`.
     """
     if not force_unroll and (keep_step or flavour != "same"):
         declared = f"{option('keep_step')} and {option('flavour')} are about {option('force_unroll')}"
@@ -236,14 +236,14 @@ def transform(
     """Write a checkpoint after one or several transforms.
 
     Args:
-        source: a file, an item, a step, a run directory, or a tree.
-        destination: directory that appears when everything is written.
-        transforms: one or several; or the name of one that a package announces.
-        options: options of the named transform.
+        source: A file, item, step or run directory, or a tree.
+        destination: The directory to create. It appears only when everything is written.
+        transforms: One or several transforms, or the name of a transform that a package provides.
+        options: Options of the named transform.
 
     Raises:
-        UsageError: there is no such transform, or it has no such option.
-        CheckpointError: as the transforms and `ckpttools.convert`.
+        UsageError: The transform does not exist, or does not have one of the options.
+        CheckpointError: See the transforms and `ckpttools.convert`.
     """
     if not isinstance(transforms, str):
         built = [transforms] if callable(transforms) else transforms

@@ -34,10 +34,10 @@ from ckpttools.stores.registry import parse
 
 
 def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) -> Prepared:
-    """Plan writing `tree` with `writer`; reads no array.
+    """Plan writing `tree` with `writer`. Reads no arrays.
 
     Raises:
-        CheckpointError: the format cannot hold the tree, or the work does not fit into the memory.
+        CheckpointError: The format cannot represent the tree, or the work does not fit into the memory.
     """
     resources = resources or Resources()
     tree = _of_part(tree)
@@ -60,7 +60,7 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
 
 
 def _of_part(tree: Tree) -> Tree:
-    """Return the tree with metadata that match it if arrays of an adapter were left out."""
+    """Adjust the metadata of a tree if arrays of an adapter were left out."""
     if LORA_KEY not in tree.metadata.custom:
         return tree
     from ckpttools.adapters.partial_config import with_remaining_modules
@@ -90,9 +90,9 @@ def _changed(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, 
 
 
 def _made(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, bytes], Notes]:
-    """Return the configuration that replaces the present one, and remarks about it.
+    """Return the configuration that replaces the existing one, and remarks about it.
 
-    A carried configuration belongs to the original model and stays unchanged: the reverse conversion uses it,
+    A carried configuration belongs to the original model and stays unchanged: the reverse conversion uses it
     and adjusts it to the arrays that it writes.
     """
     is_told = tree.metadata.is_other_model and tree.metadata.config is not None
@@ -113,7 +113,8 @@ _HEAD = "lm_head.weight"
 def _lacks_described(tree: Tree, config: Mapping[str, Any]) -> bool:
     """Return whether an omitted array is part of the model that the configuration describes.
 
-    Optimizer state and heads that a trainer added are not. For an unknown model, every other array may be.
+    Optimizer state and heads that a trainer added do not count. For an unknown model, every other array may
+    count.
     """
     kept = [dotted(path) for path in tree]
     gone = [name.replace("/", ".") for name in tree.metadata.notes.dropped]
@@ -130,7 +131,7 @@ def _lacks_described(tree: Tree, config: Mapping[str, Any]) -> bool:
 
 
 def _names_within(name: str) -> Iterator[str]:
-    """Yield the possible Hub names of an array, without prefixes that trainers add; the longest first."""
+    """Yield the possible Hub names of an array, without prefixes that trainers add, longest first."""
     keys = name.split(".")
     for at in range(len(keys)):
         end = ".".join(keys[at:])
@@ -140,8 +141,8 @@ def _names_within(name: str) -> Iterator[str]:
 def _is_model(tree: Tree, sidecars: Sidecars) -> bool:
     """Return whether the arrays have the model's own names, so that its files apply.
 
-    True for a Hugging Face directory and for what was made from one under the same names; what hf-to-maxtext
-    makes is nested, and has a record.
+    True for a Hugging Face directory and for trees derived from one with the same names. The output of
+    hf-to-maxtext is nested and carries a record.
     """
     if has_sidecars(tree):
         return True
@@ -168,6 +169,6 @@ def _stored(sidecars: Sidecars) -> Mapping[str, Any] | None:
 
 
 def _weights(tree: Tree) -> dict[str, LazyArray]:
-    """The arrays that a configuration speaks of, by dotted names; errors as of `by_name`."""
+    """Return the arrays that a configuration describes, by dotted name; raises the errors of `by_name`."""
     known = roles(tree)
     return by_name({path: item for path, item in tree.arrays.items() if known.of(path) == "parameter"})

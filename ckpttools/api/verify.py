@@ -1,4 +1,4 @@
-"""Verify bit for bit that a checkpoint holds the expected arrays."""
+"""Verify bit for bit that a checkpoint has the expected arrays."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class Verification:
     """The result of a verification.
 
     Attributes:
-        path: the checkpoint.
-        against: what it should be: a checkpoint or a manifest.
-        equal: whether they are the same.
-        arrays: how many arrays the checkpoint has.
-        nbytes: of these arrays.
-        different: how many are not as they should be, including missing ones.
-        differences: each of them.
-        remarks: what was left out.
-        hints: which options would ignore everything that differs.
+        path: Path of the checkpoint.
+        against: The reference: a checkpoint or a manifest.
+        equal: Whether both are the same.
+        arrays: Number of arrays in the checkpoint.
+        nbytes: Total size of the arrays, in bytes.
+        different: Number of arrays that differ or are missing.
+        differences: The arrays that differ or are missing.
+        remarks: Arrays that were left out.
+        hints: Options that would ignore all differences.
     """
 
     path: str
@@ -71,7 +71,7 @@ class Verification:
     hints: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """The verdict and what differs; arrays whose names differ only in numbers share a line."""
+        """Return the verdict and the differences. Arrays whose names differ only in numbers share a line."""
         lines = [f"{difference.name}: {difference.reason}" for difference in self.differences]
         verdict = "equal" if self.equal else f"{self.different:,} different"
         what = f"{self.path} against {self.against}"
@@ -96,18 +96,18 @@ def verify(
     parameters: bool = False,
     **common: Unpack[Scanning],
 ) -> Verification:
-    """Compare bit for bit with another checkpoint, or with the digests of a manifest.
+    """Compare a checkpoint bit for bit with another one, or with the digests of a manifest.
 
     Both may be in any format and layout. If one is a Hugging Face checkpoint and the other MaxText's,
     `against` is compared as a conversion to `checkpoint` would write it.
 
     Args:
-        checkpoint: what to prove: a file, an item, a step or a run directory, or a tree.
+        checkpoint: The checkpoint to verify: a file, item, step or run directory, or a tree.
 
     Raises:
-        CheckpointError: one of them cannot be read, the memory is too small, or the one cannot have become
-            the other.
-        UsageError: `against` and `manifest` are both given, or neither; or no array matches.
+        CheckpointError: A checkpoint cannot be read, the memory is too small, or the one cannot be converted
+            to the other.
+        UsageError: Both or neither of `against` and `manifest` are given, or no array matches.
     """
     check_choice("way with rows beyond the vocabulary", padding_rows, ("keep", "drop"))
     if (against is None) == (manifest is None):
@@ -147,7 +147,7 @@ class _Said:
 def conversion_options(
     family: str | None, rope_layout: str | None, tied: str | None, drop: str | Sequence[str]
 ) -> ConversionOptions | None:
-    """Return the conversion options; None without any, which avoids importing conversions."""
+    """Return the conversion options; None if there are none, which avoids importing conversions."""
     if not (family or rope_layout or tied or drop):
         return None
     from ckpttools.compare.conversion import ConversionOptions
@@ -180,8 +180,8 @@ def _differences(
 ) -> _Compared:
     """Compare two trees and find their differences.
 
-    Arrays are compared under MaxText's names, as `diff` compares them. Where a Hugging Face checkpoint
-    differs from MaxText's, the one that the conversion would write is compared as well.
+    Arrays are compared under MaxText's names, as in `diff`. If a Hugging Face checkpoint differs from
+    MaxText's, the result of the conversion is compared as well.
     """
     from ckpttools.compare.conversion import as_huggingface, paired
 
@@ -189,7 +189,7 @@ def _differences(
     dropped = declared.conversion.drop if declared.conversion else ()
     is_to_hub, is_filtered = both.maxtext == "B", selection.pattern != "*"
     if is_to_hub and (is_filtered or dropped):
-        # Names to filter are those of the checkpoint, and patterns to drop those of Hugging Face.
+        # Filters apply to the checkpoint's names, and patterns to drop apply to Hugging Face names.
         state = [] if is_filtered else _of_state(both, of_kinds(both))
         back, apart = _compared(as_huggingface(tree, source, selection, declared.conversion), declared, scan)
         return back, sorted_by_name((*apart, *state))
@@ -200,7 +200,7 @@ def _differences(
     try:
         converted = as_huggingface(hub, maxtext, selection, declared.conversion)
     except CheckpointError:
-        # A conversion refuses these arrays; the first comparison lists which.
+        # A conversion rejects these arrays; the first comparison lists them.
         return first
     back, apart = _compared(converted, declared, scan)
     state = _of_state(both, result)
@@ -216,7 +216,7 @@ def _elements(result: Sequence[Difference]) -> int:
 
 
 def _of_state(both: Pairing[LazyArray], result: Sequence[Difference]) -> list[Difference]:
-    """Return the differences outside of the parameters."""
+    """Return the differences outside the parameters."""
     parameters = parameters_among({**both.a, **both.b})
     return [item for item in result if item.name not in parameters]
 
@@ -243,7 +243,7 @@ def _of_names(tree: Tree, source: Tree, compared: str) -> tuple[str, ...]:
 def _in_numbers(
     result: Sequence[Difference], both: Pairing[LazyArray], tree: Tree, source: Tree, scan: ScanSettings
 ) -> tuple[str, ...]:
-    """Return a hint if all differing codes and scales represent the same values."""
+    """Return a hint if all differing quantized values and scales represent the same values."""
     if not result or any(item.reason != "values" or item.name not in both.a for item in result):
         return ()
     arrays = [both.a[item.name] for item in result]
@@ -251,7 +251,7 @@ def _in_numbers(
 
 
 def _cast(both: Pairing[LazyArray]) -> Pairing[LazyArray]:
-    """Return B's arrays in the dtypes of A's."""
+    """Cast B's arrays to the dtypes of A's."""
     from ckpttools.transforms.cast import cast
 
     return replace(both, b={**both.b, **{name: cast(b, a.dtype) for name, a, b in both.pairs}})
@@ -314,7 +314,7 @@ def _not_compared(
 
 
 def _as_in(manifest: Manifest, tree: Tree, declared: _Said, memory: int) -> NamedArrays[LazyArray]:
-    """Return all arrays of a checkpoint under the manifest's kind of names."""
+    """Return all arrays of a checkpoint under the kind of names that the manifest uses."""
     from ckpttools.compare.conversion import (
         in_maxtext_names,
         require_no_padding,
@@ -360,13 +360,13 @@ class FileVerification:
     """The result of a verification of files.
 
     Attributes:
-        path: what was read; of a revision the commit.
-        against: who says what the files are.
-        equal: whether they are that.
-        files: how many there are.
-        nbytes: of all of them.
-        different: how many are not as they should be.
-        differences: each of them.
+        path: Path that was read, with the commit of a revision.
+        against: Origin of the expected digests.
+        equal: Whether all files have the expected digests.
+        files: Number of files.
+        nbytes: Total size of the files, in bytes.
+        different: Number of files that differ.
+        differences: The files that differ.
     """
 
     path: str
@@ -402,12 +402,12 @@ def verify_files(
     """Read all files and compare them with the digests that their store lists, as the Hub does.
 
     Args:
-        checkpoint: a model of the hub, a directory or a file in it.
+        checkpoint: A model on the Hub, or a directory or file in it.
 
     Raises:
-        UsageError: the store lists no digests.
-        MemoryBudgetError: the memory is too small.
-        StorageError: nothing is there, or the store cannot be read.
+        UsageError: The store lists no digests.
+        MemoryBudgetError: The memory is too small.
+        StorageError: The path does not exist, or the store cannot be read.
     """
     location = parse(checkpoint)
     if not isinstance(location.store, SupportsContents):
@@ -437,15 +437,15 @@ def verify_files(
 def same_numbers(
     a: Tree, b: Tree, differing: Collection[LazyArray], *, memory: int, jobs: int | None
 ) -> tuple[str, ...]:
-    """Return a hint if all differing codes and scales represent the same values.
+    """Return a hint if all differing quantized values and scales represent the same values.
 
     Args:
-        a, b: the checkpoints.
-        differing: those arrays of `a`, or made of such, that are not in `b` as they are.
-        memory, jobs: as of `ckpttools.compare.verify.compare`.
+        a, b: The checkpoints.
+        differing: Arrays of `a`, or derived from them, that differ from those of `b`.
+        memory, jobs: See `ckpttools.compare.verify.compare`.
 
     Raises:
-        CheckpointError: an array cannot be read, or the memory is too small.
+        CheckpointError: An array cannot be read, or the memory is too small.
     """
     from ckpttools.compare.verify import compare
     from ckpttools.quantized.dequantized_tree import dequantize_weights, weights_of_arrays
@@ -456,13 +456,13 @@ def same_numbers(
         return ()
     smallest = min(mine, key=lambda name: mine[name].nbytes)
     try:
-        # Two models differ in any of their weights: one is read before all are.
+        # Two different models differ in any weight, so one weight is read before all are.
         for chosen in ({smallest}, names):
             sides = {name: mine[name] for name in chosen}, {name: expected[name] for name in chosen}
             if compare(Pairing(*sides), memory=memory, jobs=jobs):
                 return ()
     except FormatError:
-        # Scales that make no finite number.
+        # The scales produce non-finite values.
         return ()
     return (
         f"dequantized, they are equal: codes and scales of {array_count(names)} differ, but their products "

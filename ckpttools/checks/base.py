@@ -27,26 +27,26 @@ Content = File | bytes | Location
 _TEXT_PARTS = ("thinker_config", "text_config")
 # Published tokenizer files have up to 33 MB.
 _MAX_JSON_BYTES = 64 << 20
-# What the names of a decoder's arrays begin with, up to its layers or its embedding.
+# Prefixes of a decoder's array names, up to its layers or its embedding.
 DECODERS = ("model.language_model.", "language_model.model.", "thinker.model.", "model.", "")
 INDEX_NAME = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFinding:
-    """One defect of a model directory, or one fact worth knowing.
+    """A defect of a model directory, or a fact worth knowing.
 
     Attributes:
-        level: "error": a consumer cannot load the model, or loads wrong values; "warning": some tool does not
-            find or accept it, or it wastes space; "info": worth knowing.
-        check: the check's name.
-        location: the file or directory.
-        what: the defect, with names and counts.
-        why: the consequence.
-        hint: the next step, with the exact command if there is one.
-        command: that command, quoted for a shell, or None.
-        expected, got: the differing values, if two values differ.
-        blocks_writing: whether commands refuse to write a directory with this defect.
+        level: "error": a consumer cannot load the model, or loads wrong values; "warning": a tool does not
+            find or accept the model, or it wastes space; "info": worth knowing.
+        check: Name of the check.
+        location: The file or directory.
+        what: Description of the defect, with names and counts.
+        why: Consequence of the defect.
+        hint: Next step, with the exact command if there is one.
+        command: The command of the hint, quoted for a shell, or None.
+        expected, got: The differing values, if the defect is a difference of two values.
+        blocks_writing: Whether commands refuse to write a directory with this defect.
     """
 
     level: Level
@@ -66,12 +66,12 @@ class ModelDirectory:
     """A model directory: one that exists, or one that a command is about to write.
 
     Attributes:
-        location: the directory, for messages.
-        files: name -> content of each file in the directory. For an output, only files next to the weights.
-        tree: the arrays as the format opened them. None if they cannot be opened or do not have the model's
+        location: The directory, for messages.
+        files: Content of each file in the directory, by name. For an output, only files next to the weights.
+        tree: The arrays as the format opened them; None if they cannot be opened or do not have the model's
             names, as in a MaxText checkpoint that carries a configuration and a tokenizer.
-        is_output: whether a command is about to write the directory.
-        is_examined: whether checks may read values and parse large tokenizers. Only doctor has time for it.
+        is_output: Whether a command is about to write the directory.
+        is_examined: Whether checks may read values and parse large tokenizers. Only doctor allows this.
     """
 
     location: str
@@ -99,7 +99,7 @@ class ModelDirectory:
 
     @cached_property
     def is_complete_model(self) -> bool:
-        """Whether the arrays are all those of a Hugging Face model, and not of an adapter.
+        """Whether the arrays are those of a complete Hugging Face model, and not of an adapter.
 
         Other checks report missing shards.
         """
@@ -126,7 +126,7 @@ class ModelDirectory:
         return config
 
     def path(self, name: str) -> str:
-        """Return a file's location for messages. For a file that a command copies, this is in the source."""
+        """Return a file's location for messages. A file that a command copies is located in the source."""
         content = self.files.get(name)
         if isinstance(content, File):
             return content.path
@@ -143,7 +143,7 @@ class ModelDirectory:
         """Read the first `max_bytes` of a file, or all of it.
 
         Raises:
-            CheckpointError: the file cannot be read.
+            CheckpointError: The file cannot be read.
         """
         content = self.files[name]
         if isinstance(content, bytes):
@@ -173,11 +173,11 @@ class ModelCheck:
     """A check of one property of a model directory.
 
     Attributes:
-        name: the name that users see.
-        summary: what it reports, in one line.
-        run: yields the findings. It reads headers and small files. Only a check that conversions do not run
+        name: Name that users see.
+        summary: One-line description of the reported defect.
+        run: Yields the findings. It reads headers and small files. Only a check that conversions do not run
             may read arrays, piece by piece.
-        consumer: the software that refuses or misreads a model with the defect, for docs/reliability.md.
+        consumer: Software that rejects or misreads a model with the defect, for docs/reliability.md.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Report buffers among the weights, which models compute from their configuration."""
+"""Report buffers among the weights. Models compute buffers from their configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     buffers = [dotted(path) for path in find_buffers(model.tree)] if model.tree is not None else []
     if not buffers:
         return
-    # The location of an output is not the location that its arrays are read from.
+    # The arrays of an output are read from another location.
     source = "SRC" if model.is_output else model.location
     command = call("convert", source, "DST", format="safetensors", names="hub")
     yield ModelFinding(

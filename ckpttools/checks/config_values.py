@@ -1,4 +1,4 @@
-"""Report configuration values that transformers refuses or cannot compute with."""
+"""Report configuration values that transformers rejects or cannot compute with."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _LAYER_TYPES = {
 }
 
 
-# Numbers that transformers computes with, and whether they must be greater than 0. A missing or null base of
-# the rotary embedding has a default.
+# Numbers that transformers computes with, and whether they must be greater than 0. A missing or null rotary
+# embedding base has a default.
 _NUMBERS = {
     "layer_norm_eps": False,
     "norm_eps": False,
@@ -56,9 +56,9 @@ _NUMBERS = {
     "rope_theta": True,
 }
 _MAY_BE_NULL = ("rope_local_base_freq", "rope_theta")
-# Parts of the configuration with a base of the rotary embedding, also one for each type of layer.
+# Parts of the configuration with a rotary embedding base, possibly one for each layer type.
 _ROPE_PARTS = ("rope_parameters", "rope_scaling")
-# Kinds of rotary embeddings in transformers 5.23, earlier names included, with the fields that each needs.
+# Rotary embedding types in transformers 5.23, including earlier names, with the fields that each needs.
 _ROPE_FIELDS: Mapping[str, Sequence[str]] = {
     "default": (),
     "dynamic": ("factor",),
@@ -132,7 +132,7 @@ def _numbers(model: ModelDirectory) -> Iterator[ModelFinding]:
 
 
 def _parts_with_numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the parts of a configuration with their prefixes, and those about the rotary embedding."""
+    """Yield the parts of a configuration with their prefixes, including those of the rotary embedding."""
     for prefix, part in config_parts(config):
         yield prefix, part
         for name in _ROPE_PARTS:
@@ -144,7 +144,7 @@ def _parts_with_numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, Mappin
 
 
 def _rope_types(model: ModelDirectory) -> Iterator[ModelFinding]:
-    """Report unknown kinds of rotary embeddings, and known ones that lack a field."""
+    """Report unknown rotary embedding types, and known types that lack a field."""
     if (model.config or {}).get("auto_map"):
         return
     for prefix, part in _parts_with_numbers(model.config or {}):
@@ -152,7 +152,7 @@ def _rope_types(model: ModelDirectory) -> Iterator[ModelFinding]:
         if not any(f"{name}." in prefix for name in _ROPE_PARTS) or not isinstance(kind, str):
             continue
         missing = [name for name in _ROPE_FIELDS.get(kind, ()) if part.get(name) is None]
-        # Models have kinds of their own, such as "axial": only a misspelled name is reported.
+        # Models have their own types, such as "axial", so only a misspelled name is reported.
         if not missing and (kind in _ROPE_FIELDS or not near_names(kind, _ROPE_FIELDS, 1)):
             continue
         is_known_kind = kind in _ROPE_FIELDS
@@ -212,14 +212,14 @@ def _layer_types(model: ModelDirectory) -> Iterator[ModelFinding]:
 
 
 def _model_type(model: ModelDirectory) -> Iterator[ModelFinding]:
-    """Report a missing model type, and an unknown one if the arrays have the names of a known family."""
+    """Report a missing model type, or an unknown one if the arrays have the names of a known family."""
     config = model.config or {}
     kind = config.get("model_type")
     if model.tree is None or config.get("auto_map") or (isinstance(kind, str) and is_known(kind)):
         return
     names = families_with_names_of(model.tree)
     if not isinstance(kind, str):
-        # Configurations of other libraries have neither.
+        # Configurations of other libraries have neither of these.
         if names or config.get("architectures"):
             what = "no model_type" if kind is None else f"model_type is {kind!r}"
             named = f", or {_family_hint(names)}" if names else ""
@@ -246,7 +246,7 @@ def _model_type(model: ModelDirectory) -> Iterator[ModelFinding]:
 
 
 def _family_hint(names: Sequence[str]) -> str:
-    """Advise to name the family, without choosing one of several: they convert the same names differently."""
+    """Advise the user to name the family, since several families convert the same names differently."""
     if len(names) == 1:
         return f"name the family: {option('family', names[0])}"
     return f"name the family with {option('family')} ({', '.join(names)} convert these arrays differently)"

@@ -28,7 +28,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     if error is None or _is_only_tied_head(error, model):
         return
     if owned_name_test(config) is None:
-        # A model with another kind of head differs only in the head.
+        # A model with another kind of head may differ only in the head.
         if config.get("auto_map") or not isinstance(error, NotCoveredError):
             return
         hint = backbone_hint(config, error.coverage, is_without_prefix=False)
@@ -61,14 +61,14 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
 
 
 def _effect(error: CheckpointError) -> str:
-    """Return what transformers does with the model."""
+    """Describe how transformers handles the model."""
     if not isinstance(error, NotCoveredError) or error.coverage.missing or error.coverage.misshapen:
         return ", and transformers fails or initializes missing arrays randomly"
     return ", and transformers skips the arrays that it does not expect"
 
 
 def _backbone(model: ModelDirectory, error: NotCoveredError, hint: str) -> ModelFinding:
-    """Report a model that is complete in its own class, but that MaxText does not support."""
+    """Report a model that is complete for its own class but not supported by MaxText."""
     architecture = ", ".join(map(str, (model.config or {}).get("architectures") or ()))
     (head,) = error.coverage.missing
     return ModelFinding(
@@ -92,7 +92,7 @@ def _is_only_tied_head(error: CheckpointError, model: ModelDirectory) -> bool:
 
 
 def _level(error: CheckpointError, tree: Tree) -> Level:
-    """Return the level of a refusal. User choices and arrays of trainers are not damage."""
+    """Return the level of a conversion error. User choices and arrays of trainers are not damage."""
     if isinstance(error, NotCoveredError) and error.is_unsupported:
         return "info"
     if isinstance(error, NotCoveredError | MappingError):
@@ -101,9 +101,9 @@ def _level(error: CheckpointError, tree: Tree) -> Level:
 
 
 def _refusal(tree: Tree) -> CheckpointError | None:
-    """Return the error of a conversion, or None."""
+    """Return the error that a conversion would raise, or None."""
     refusal = _refusal_with(tree, ToMaxText())
-    # If MaxText cannot scan the layers of a model, the model itself is not at fault, unless they differ.
+    # If MaxText cannot scan the layers, the model itself is not at fault unless the layers differ.
     if refusal is None or isinstance(refusal, CoverageError):
         return refusal
     unscanned = _refusal_with(tree, ToMaxText(scan=False))

@@ -1,4 +1,4 @@
-"""Report weights in another dtype than the one in `config.json`."""
+"""Report weights whose dtype differs from the one in `config.json`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     ]
     main = _main_dtype(model) if declared else None
     differing = [item for item in declared if main is not None and _dtype_name(item[1]) != main]
-    # The weights of a quantized model have another dtype than it computes in.
+    # The weights of a quantized model have another dtype than the computation.
     if not differing or model.quantized.declared or model.quantized.candidates:
         return
     field, value = differing[0]
@@ -66,7 +66,7 @@ def _dtype_name(declared: str) -> str:
 
 
 def _is_dtype(declared: str) -> bool:
-    # transformers chooses the dtype of the weights for "auto".
+    # transformers uses the dtype of the weights for "auto".
     with suppress(CheckpointError):
         return bool(parse_dtype(declared))
     return declared == "auto"

@@ -1,4 +1,4 @@
-"""Report token ids in `generation_config.json` that the model or its tokenizer does not have."""
+"""Report token IDs in `generation_config.json` that the model or its tokenizer does not have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpttools.formats.sidecar_files import CONFIG
 
 TOKENIZER = "tokenizer.json"
 _GENERATION, _SETTINGS = "generation_config.json", "tokenizer_config.json"
-# Files with tokens of a tokenizer that has no tokenizer.json.
+# Token files of a tokenizer without `tokenizer.json`.
 _SLOW = ("vocab.json", "added_tokens.json")
 _IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
 _WHY = "transformers, vLLM and others end a text at these tokens"
@@ -20,7 +20,7 @@ _WHY = "transformers, vLLM and others end a text at these tokens"
 
 @dataclass(frozen=True)
 class _Tokens:
-    """The tokens of a tokenizer: their ids, the end-of-text token, and whether the list is complete."""
+    """The tokens of a tokenizer: their IDs, the end-of-text token, and whether the list is complete."""
 
     ids: Mapping[str, int]
     end: str | None
@@ -47,7 +47,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
 
 
 def _check_config(model: ModelDirectory) -> Iterator[ModelFinding]:
-    """Check the end of a text in the configuration, which counts without generation settings."""
+    """Check the end-of-text token of the configuration, which applies if there are no generation settings."""
     config = model.config or {}
     settings = config if _IDS[0] in config else model.text_config
     for name, token, rows in _ids_beyond(model, {_IDS[0]: settings.get(_IDS[0])}):
@@ -78,7 +78,7 @@ def _beyond_vocabulary(model: ModelDirectory, settings: Mapping[str, Any]) -> It
 
 
 def _ids_beyond(model: ModelDirectory, settings: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
-    """Yield each setting with an id that the vocabulary does not have: name, id and rows."""
+    """Yield each setting with an ID beyond the vocabulary: name, ID and number of rows."""
     rows = model.text_config.get("vocab_size")
     for name in _IDS:
         beyond = [item for item in _ids(settings.get(name)) if type(rows) is int and item >= rows]
@@ -87,14 +87,14 @@ def _ids_beyond(model: ModelDirectory, settings: Mapping[str, Any]) -> Iterator[
 
 
 def _ids(value: Any) -> list[int]:
-    """Return the ids of a setting with one id or several."""
+    """Return the IDs of a setting with one ID or several."""
     return [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
 
 
 def _unlike_tokenizer(
     model: ModelDirectory, settings: Mapping[str, Any], tokens: _Tokens
 ) -> Iterator[ModelFinding]:
-    """Report ends of texts that the tokenizer has under another id, or not at all."""
+    """Report end-of-text tokens that have another ID in the tokenizer or do not exist there."""
     ends, known = _ids(settings.get(_IDS[0])), {*tokens.ids.values()}
     unknown = [end for end in ends if end not in known] if tokens.is_complete else []
     if unknown:
@@ -119,7 +119,7 @@ def _unlike_tokenizer(
 
 
 def _tokens(model: ModelDirectory) -> _Tokens | None:
-    """Read the tokenizer; None if it does not exist or cannot be read, which another check reports.
+    """Read the tokenizer. Returns None if it does not exist or cannot be read, which another check reports.
 
     Without `tokenizer.json`, as for SentencePiece, not all tokens are known.
     """
@@ -139,7 +139,10 @@ def _tokens(model: ModelDirectory) -> _Tokens | None:
 
 
 def listed_tokens(tokenizer: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield text and id of each token in a `tokenizer.json`, added tokens last. Skips malformed entries."""
+    """Yield the text and ID of each token in a `tokenizer.json`, added tokens last.
+
+    Skips malformed entries.
+    """
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, Mapping) else None
     entries = (item for item in added if isinstance(item, Mapping)) if isinstance(added, list) else ()
@@ -153,16 +156,16 @@ def _vocabulary(vocab: object) -> Iterator[tuple[object, object]]:
     if isinstance(vocab, Mapping):
         yield from vocab.items()
     elif isinstance(vocab, list):
-        # Unigram lists its tokens in order, each with its score.
+        # Unigram models list their tokens in order, each with its score.
         yield from ((item[0] if isinstance(item, list) and item else "", k) for k, item in enumerate(vocab))
 
 
 def _slow_tokens(settings: Mapping[str, Any], *documents: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield text and id of the tokens that files without a `tokenizer.json` list.
+    """Yield the text and ID of the tokens listed by files of a tokenizer without `tokenizer.json`.
 
     Args:
-        settings: the content of `tokenizer_config.json`, which has the added tokens.
-        documents: the content of files that map texts to ids.
+        settings: Content of `tokenizer_config.json`, which has the added tokens.
+        documents: Content of files that map texts to IDs.
     """
     added = settings.get("added_tokens_decoder")
     for number, item in (added if isinstance(added, Mapping) else {}).items():
@@ -173,7 +176,7 @@ def _slow_tokens(settings: Mapping[str, Any], *documents: Mapping[str, Any]) -> 
 
 
 def token_count(tokenizer: Mapping[str, Any]) -> int | None:
-    """Return one more than the largest id in a `tokenizer.json`; None if it lists no token."""
+    """Return one more than the largest ID in a `tokenizer.json`; None if it lists no token."""
     return max((number + 1 for _, number in listed_tokens(tokenizer)), default=None)
 
 

@@ -30,7 +30,7 @@ def _check_lengths(
     allowed = (count, count + prediction_layers(part))
     for name in BY_LAYER:
         entries = part.get(name)
-        if not isinstance(entries, list) or not entries:  # transformers fills in an empty list
+        if not isinstance(entries, list) or not entries:  # transformers fills in an empty list.
             continue
         length = len(entries)
         if length in allowed or not (length < count or name in STRICT_LISTS):

@@ -1,4 +1,4 @@
-"""Compare the layers that have weights with the number of layers in `config.json`."""
+"""Compare the layers in the weights with the number of layers in `config.json`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _missing(
     model: ModelDirectory, count: int, present: Collection[int], missing: Collection[int]
 ) -> ModelFinding:
     hint, command = "fetch all shards", None
-    # A model whose last layers were removed lacks layers only at its end.
+    # A model whose last layers were removed lacks layers only at the end.
     if not model.is_output and present == set(range(len(present))):
         command = call("shrink", model.location, "DST", layers=len(present))
         hint += f"; if layers were removed on purpose, correct {_COUNT}: {command}"

@@ -1,4 +1,4 @@
-"""Report quantized weights: their scheme, missing or unsound scales, and disagreement with `config.json`."""
+"""Report quantized weights: scheme, missing or unsound scales, and contradictions with `config.json`."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def value_findings(view: QuantizedView, location: str) -> Iterator[ModelFinding]
     """Check the shapes of quantized weights, and the values of scales that are on this machine.
 
     Raises:
-        CheckpointError: they cannot be read.
+        CheckpointError: An array cannot be read.
     """
     result = view.scale_faults()
-    # The check of the headers has reported the other faults.
+    # The check of the headers has already reported the other faults.
     shapes = [fault for fault in view.shaped.faults if fault not in view.faults]
     damaged = (*shapes, *result.damaged)
     if damaged:
@@ -73,7 +73,7 @@ def value_findings(view: QuantizedView, location: str) -> Iterator[ModelFinding]
 
 
 def first_of_lines(lines: Sequence[str]) -> str:
-    """Return the first line, and the number of the others."""
+    """Return the first line and the number of other lines."""
     return lines[0] + (f", and {len(lines) - 1} more" if len(lines) > 1 else "")
 
 
@@ -157,7 +157,7 @@ def _sound(
 
 
 def _can_stay_quantized(result: list[QuantizedWeight], declared: Mapping[str, Any]) -> bool:
-    """Return whether the weights are in FP8 with a scale for each block, a form that MaxText has as well."""
+    """Return whether the weights are in FP8 with one scale per block, a form that MaxText supports."""
     is_fp8 = all(item.dtype.name.startswith("float8_") for item in result)
     return is_fp8 and declared.get("quant_method") == "fp8" and bool(declared.get("weight_block_size"))
 

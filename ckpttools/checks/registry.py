@@ -12,13 +12,13 @@ from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 
 _NOT_CHECKS = ("base", "registry")
 OWN_CHECKS = ("coverage", "deviations", "tied_head", "vocabulary")
-"""Modules of checks that conversions make themselves, so that commands do not run them again."""
+"""Modules of checks that conversions run themselves, so that commands do not repeat them."""
 _OUTPUT_CHECKS = ("dtype", "layers", "quantization")
 """Modules of checks that commands run only on Hugging Face models that they write, not on their sources."""
 
 
 def checks() -> tuple[ModelCheck, ...]:
-    """Return all checks, by name."""
+    """Return all checks in the order of their names."""
     return _checks_except(())
 
 

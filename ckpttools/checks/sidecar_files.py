@@ -1,4 +1,4 @@
-"""Report Git LFS pointers in place of the files next to the weights."""
+"""Report Git LFS pointers in place of files next to the weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckpttools.core.text import matches_any
 from ckpttools.formats.lookalikes import MAX_POINTER_BYTES, is_pointer, missing_content
 from ckpttools.formats.sidecar import PATTERNS
 
-# Tokenizers that are not texts. Another check parses JSON files.
+# Binary tokenizers. Another check parses JSON files.
 _BINARY = ("*.model", "*.model.v*", "*.tiktoken")
 
 
@@ -22,7 +22,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         result = missing_content(head)
         if is_binary and not head:
             result = ("empty", "fetch the file again")
-        # A web page may look like a template, and `sidecar-json` reports it in JSON files.
+        # A web page may look like a template. For JSON files, `sidecar-json` reports it.
         if result and (is_binary or is_pointer(head)):
             yield _finding(model, name, *result, is_lfs=is_pointer(head))
 

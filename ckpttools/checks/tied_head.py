@@ -19,11 +19,11 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.quantized.scale_checks import are_local
 
 _FIELD = "tie_word_embeddings"
-# Names in models of unknown families.
+# Names for models of unknown families.
 _DEFAULT_NAMES = Head("model.embed_tokens.weight", "lm_head.weight")
 # Peak memory. Pieces have 8 MiB, so this limits only arrays in large chunks.
 _MEMORY = 1 << 30
-# Rows to compare if each read is a network request.
+# Number of rows to compare if each read is a network request.
 _SAMPLED_ROWS = 256
 
 
@@ -34,7 +34,7 @@ def stored_tied_head(model: ModelDirectory) -> StoredHead | None:
         model: The directory.
 
     Returns:
-        The head and the embedding; None if the model is not tied, or does not store both.
+        The head and the embedding; None if the model is not tied or does not store both.
     """
     tree, config = model.tree, model.config
     if tree is None or config is None or has_adapter(tree) or view_of(tree).is_maxtext:
@@ -47,19 +47,19 @@ def stored_tied_head(model: ModelDirectory) -> StoredHead | None:
 
 
 def _tied_names(config: Mapping[str, Any], arrays: Mapping[str, LazyArray]) -> Head | None:
-    """Return the family's names of both; None if the configuration does not tie them."""
+    """Return the family's names of head and embedding; None if the configuration does not tie them."""
     try:
         family = family_for(config, ModelOptions(), CONFIG)
         names = right_head(family, family.spelling_of(arrays))
         is_tied = names is not None and family.flags[FLAG].read(config, CONFIG).value
     except CheckpointError:
-        # The default depends on the family, so only an explicit value counts for an unknown one.
+        # The default depends on the family, so for unknown families only an explicit value counts.
         names, is_tied = _DEFAULT_NAMES, config.get(_FIELD) is True
     return names if is_tied else None
 
 
 def _stored_names(names: Head, arrays: Mapping[str, LazyArray]) -> Head | None:
-    """Return the names of both in the files, which may have a prefix such as `module.`."""
+    """Return the stored names of the head and the embedding, which may have a prefix such as `module.`."""
     for name in arrays:
         prefix = name.removesuffix(names.head)
         if name == prefix + names.head and (not prefix or prefix.endswith(".")):

@@ -1,4 +1,4 @@
-"""`ckpt assemble`: combine the parts of a checkpoint that several hosts hold."""
+"""`ckpt assemble`: combine the parts of a checkpoint from several hosts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ _MAX_LISTED = 8
 
 
 def format_lines(listing: HostsListing) -> Iterator[str]:
-    """Yield lines about the saves, what incomplete ones lack, and unusable files."""
+    """Yield lines about the saves, missing chunks of incomplete saves, and unusable files."""
     newest, now = listing.newest, time.time()
     yield from draw_table(_COLUMNS, [_row_cells(item, newest, now) for item in listing.saves], width())
     for save in listing.saves:

@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]+)?", re.IGNORECASE)
 
 
 def _reject_blanks(weights: list[float] | None, locations: list[Location]) -> None:
-    """Raise UsageError for weights with spaces, since click would parse the rest as checkpoints."""
+    """Raise UsageError for weights with spaces, because click would parse the rest as checkpoints."""
     numbers = [
         str(location) for location in locations if _NUMBER.fullmatch(str(location)) and not location.exists()
     ]

@@ -117,7 +117,7 @@ def _statistics_lines(statistics: Statistics) -> Iterator[str]:
             yield f"  {label:<10}{count:,} of {statistics.elements:,}"
 
 
-# Decimals, as many as distinguish the values of each dtype.
+# Number of decimals that distinguish the values of each dtype.
 _PRECISION = {"float64": 8, "float32": 8, "float16": 5}
 
 
@@ -146,7 +146,7 @@ def _format_values(report: ArrayValues) -> str:
 
 
 def _to_json(value: object) -> object:
-    """Return nested lists whose numbers are all valid JSON: NaN and infinity become texts."""
+    """Return nested lists whose numbers are all valid JSON; NaN and infinity become texts."""
     if isinstance(value, list):
         return [_to_json(item) for item in value]
     if isinstance(value, float) and not isfinite(value):

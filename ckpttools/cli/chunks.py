@@ -102,10 +102,10 @@ def _index_lines(names: Sequence[str]) -> str:
 
 @dataclass
 class _FileLine:
-    """Files shown as one line.
+    """Files that are shown as one line.
 
     Attributes:
-        name: of the file, or of the directory and how many files are in it.
+        name: Name of the file, or of the directory with its number of files.
     """
 
     name: str
@@ -122,7 +122,7 @@ class _FileLine:
 
     @property
     def remark(self) -> str:
-        """Return how many bytes are unused, or how many names the files are shared with."""
+        """Return the number of unused bytes, or of names that the files are shared with."""
         if lost := self.total("lost"):
             return f"{format_disk(lost)} lost"
         links = max(file.links for file in self.files)
@@ -158,7 +158,7 @@ def _file_cells(group: _FileLine) -> list[str]:
 
 
 def _group_files(files: Sequence[FileChunks]) -> Iterator[_FileLine]:
-    """Show a few data files one by one; group many by directory and kind."""
+    """Show a few data files one by one, or group many by directory and kind."""
     few = sum(file.kind == "data" for file in files) <= _MAX_FILES
     groups: dict[tuple[str, str], list[FileChunks]] = defaultdict(list)
     for file in files:
@@ -179,7 +179,7 @@ def _file_location(file: FileChunks, few: bool) -> str:
 
 
 def _directory(name: str) -> str:
-    """Return the database or array of a file: the directory above `d`, or above the chunks."""
+    """Return the database or array of a file: the first directory of its path."""
     first, slash, _ = name.partition("/")
     return f"{first}{slash}"
 
@@ -202,7 +202,7 @@ def _array_lines(arrays: Sequence[ArrayChunks]) -> Iterator[str]:
 
 
 def _group_arrays(arrays: Iterable[ArrayChunks]) -> list[list[ArrayChunks]]:
-    """Group arrays that are stored alike and whose names differ only in numbers."""
+    """Group arrays that are stored in the same way and whose names differ only in numbers."""
     groups: dict[object, list[ArrayChunks]] = {}
     for array in arrays:
         cut = array.reads.cut if array.reads else None

@@ -27,8 +27,8 @@ class PanelOption(click.Option):
     """An option that knows its panel in the help.
 
     Args:
-        declared: its declaration.
-        panel: the panel, if there is no declaration.
+        declared: Its declaration.
+        panel: The panel, if there is no declaration.
     """
 
     def __init__(

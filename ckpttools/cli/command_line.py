@@ -1,4 +1,4 @@
-"""The command line as the user typed it, for messages that say how to resume."""
+"""The command line as the user typed it, for messages about how to resume."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def resumable_command() -> str:
 
 
 def command_with(path: str, other: str) -> str:
-    """Return the typed command with another path in place of one; "" if it does not have the path."""
+    """Return the typed command with one path replaced by another; "" if it does not contain the path."""
     words = shlex.split(command_line())
     replaced = [other if word.rstrip("/") == path.rstrip("/") else word for word in words]
     return "" if replaced == words else shlex.join(replaced)

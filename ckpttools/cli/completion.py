@@ -26,5 +26,5 @@ def completion(ctx: click.Context, shell: str) -> None:
       $ eval "$(ckpt completion zsh)"
     """
     complete = _SHELLS[shell](ctx.find_root().command, {}, "ckpt", COMPLETION_VARIABLE)
-    # Not `source()`: for bash it starts a bash process to check the version.
+    # `source()` is not used because it starts a bash process to check the version.
     click.echo(complete.source_template % complete.source_vars())

@@ -1,4 +1,4 @@
-"""`ckpt demo`: run the main job on a generated example and show every step."""
+"""`ckpt demo`: run a conversion on a generated model and show every step."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _run_command(*arguments: str | Path) -> None:
 
 
 def _load(source: Path, target: Path) -> None:
-    """Restore the result with Orbax and compare one layer with the source."""
+    """Restore the result with Orbax, and compare one layer with the source."""
     print_lines(["", "Orbax restores it (orbax.checkpoint.StandardCheckpointer):"])
     import numpy as np
     import orbax.checkpoint as ocp

@@ -188,7 +188,7 @@ def _paragraphs(arrays: Sequence[ArrayDiff]) -> Iterator[list[str]]:
 
 
 def _outcome_text(name: str) -> str:
-    """Return the text of a name without its numbers."""
+    """Return a text without its digits."""
     return "".join(character for character in name if not character.isdecimal())
 
 
@@ -222,7 +222,7 @@ def _type_text(a: ArrayType | None, b: ArrayType | None) -> str:
 
 
 def _measure_text(group: Sequence[ArrayDiff]) -> Iterator[str]:
-    """Return the distance of all these arrays together."""
+    """Yield the combined distance of all these arrays."""
     parts = [item.deviation for item in group if item.deviation is not None]
     if not parts:
         return
@@ -250,7 +250,7 @@ def _measure_text(group: Sequence[ArrayDiff]) -> Iterator[str]:
 
 
 def _share_text(part: int, whole: int) -> str:
-    """Return `97.3 %`, or the count itself where that is clearer."""
+    """Return `97.3 %`, or the count itself if that is clearer."""
     if part == whole:
         return "all"
     # A share that rounds to 100 % would look like all elements.

@@ -129,7 +129,7 @@ def _verdict_line(diagnosis: Diagnosis, checksums: bool) -> str:
 
 
 def _unread_lines(diagnosis: Diagnosis, checksums: bool) -> str:
-    """Yield lines about what was not checked, and which command checks it."""
+    """Return lines about what was not checked, and the commands that check it."""
     if diagnosis.compared:
         return "data has its checksums, where files have any"
     path = quote(printable(diagnosis.path))

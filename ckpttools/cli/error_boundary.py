@@ -1,4 +1,4 @@
-"""Turn whatever ends a command into a message on stderr and an exit code."""
+"""Turn the exception that ends a command into a message on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from ckpttools.core.errors import (
 from ckpttools.core.text import printable_text
 
 _DEFECT, _PIPE_CLOSED = 70, 141
-# Texts of ImportErrors that the system's loader raises when memory for a library is missing.
+# Texts of ImportErrors that the system's loader raises if there is no memory for a library.
 _NO_SPACE_ERRORS = ("cannot allocate memory", "failed to map segment", "can't start new thread")
 
 
 def exit_code_of(end: BaseException, *, traceback: bool) -> int:
-    """Print on stderr why a command ended, and return the exit code of the process.
+    """Print why a command ended on stderr, and return the exit code of the process.
 
     Args:
-        end: what the command raised.
-        traceback: whether to show the way it came as well.
+        end: Exception that the command raised.
+        traceback: Whether to print the traceback as well.
     """
-    if isinstance(end, click.Abort):  # click's word for what it means by the end of a file
+    if isinstance(end, click.Abort):  # click raises Abort at the end of a file.
         end = end.__cause__ or end
-    with suppress(OSError):  # stderr may be closed
+    with suppress(OSError):  # stderr may be closed.
         if isinstance(end, click.NoSuchOption):
             from ckpttools.cli.suggestions import explain_unknown_option
 
@@ -69,7 +69,7 @@ def translate_click_errors() -> Iterator[None]:
 def reopen_closed_streams() -> None:
     """Open a closed stdin, stdout or stderr on the null device, as cron and daemons leave them closed.
 
-    The next file that is opened would get the number, and what is printed.
+    Otherwise the next opened file would get the number, and printed text would go to that file.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -100,7 +100,7 @@ def _describe_error(end: BaseException, traceback: bool) -> list[str]:
 
 
 def _error_lines(error: CheckpointError, room: int | None) -> list[str]:
-    """Format an error in lines of the given width, keeping text to copy unbroken."""
+    """Format an error in lines of the given width, without breaking text to copy."""
     first, *listed = printable_text(with_flags(error.raw.message)).split("\n")
     lines = [*labeled_lines("Error:", first, 7, room, whole_words=True), *listed]
     for label, text in error.raw.details():
@@ -112,12 +112,12 @@ def _error_lines(error: CheckpointError, room: int | None) -> list[str]:
     return lines
 
 
-# Commands in a sentence are meant to be copied even without backticks.
+# Commands in a sentence must stay copyable even without backticks.
 _COMMAND_PATTERN = re.compile(r"(?<!`)\b(ckpt [a-z]+ |hf download |mkdir |cp -|rm -|mv )")
 
 
 def _translate_click(end: BaseException) -> CheckpointError | None:
-    """Translate an expected exception to a `CheckpointError`; return None for any other."""
+    """Translate an expected exception to a `CheckpointError`; return None for other exceptions."""
     if isinstance(end, CheckpointError):
         return end
     if _is_out_of_memory(end):
@@ -160,7 +160,7 @@ def _describe_missing_package(error: ModuleNotFoundError) -> CheckpointError:
 
 
 def _describe_os_error(error: OSError) -> CheckpointError:
-    """Describe a system error outside of readers and writers, such as one on stdout."""
+    """Describe a system error outside readers and writers, such as one on stdout."""
     text = f"{error.strerror} (errno {error.errno})" if error.strerror else str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         if error.filename is None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Width of the label column.
 _COLUMN = 14
-# Columns that text is made to fit: what a narrow terminal has at least, and a pipe, which has none.
+# Text width in columns: the minimum on a terminal, and that of a pipe, which has no width.
 _NARROWEST, _PIPE = 40, 110
 
 

@@ -130,10 +130,10 @@ def _print(report: TreeReport, flat: bool, folded: Callable[[], Sequence[Branch]
 
 # A tree report on a terminal: facts, then the folded tree in columns.
 #
-# Drawn without rich: importing that takes longer than all the rest of `ckpt inspect tree`, and ten thousand
-# lines took it a second.
+# It is drawn without rich, because importing rich takes longer than the rest of `ckpt inspect tree`, and
+# drawing ten thousand lines with it took a second.
 #
-# Numbers and ranges of a folded name that are shown; the middle of more of them is left out.
+# Maximum number of numbers and ranges shown in a folded name; those in the middle are left out.
 _MAX_RANGES = 6
 COLUMNS = (
     Column(""),
@@ -172,7 +172,7 @@ def _to_view(report: TreeReport, rows: list[TreeRow]) -> Iterator[str]:
 def _tree_rows(branches: Sequence[Branch], above: tuple[bool, ...], *, top: bool = True) -> Iterator[TreeRow]:
     """Yield one row for each branch below its parent.
 
-    `above` contains for each ancestor whether it is the last of its siblings.
+    For each ancestor, `above` tells whether it is the last of its siblings.
     """
     for branch in branches:
         way = () if top else (*above, branch is branches[-1])
@@ -186,7 +186,7 @@ def _row(branch: Branch, way: tuple[bool, ...]) -> TreeRow:
     if branch.array is not None:
         times = f"× {branch.times:,}" if branch.times > 1 else ""
         return TreeRow((name, format_array_type(branch.array), times, *sums), way, _ARRAY)
-    # Hidden children are at least summed up.
+    # The line of hidden children at least shows their number.
     hidden = "" if branch.children else plural(branch.count, "array")
     return TreeRow((name, hidden, "", *sums), way, _SUBTREE)
 
@@ -197,7 +197,7 @@ def _flat_row(array: ArrayReport, total: int) -> TreeRow:
 
 
 def format_amounts(num_elements: int, nbytes: int, share: float) -> tuple[str, str, str]:
-    """Format element count, bytes and share in two digits; omit negligible shares."""
+    """Format element count, bytes and share with two digits; omit negligible shares."""
     percent = f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
     return format_count(num_elements), format_disk(nbytes), percent if share >= 0.0005 else ""
 
@@ -218,7 +218,7 @@ def _truncate(axes: tuple[str, ...]) -> str:
 
 
 def shorten(name: str) -> str:
-    """Shorten a folded name to few ranges: `layers_{0..4,6..10,12..16,…,60..61}`."""
+    """Shorten a folded name to a few ranges: `layers_{0..4,6..10,12..16,…,60..61}`."""
     before, brace, rest = name.partition("{")
     inside, closed, after = rest.partition("}")
     parts = inside.split(",")
@@ -233,12 +233,12 @@ _MAX_LINES = 100
 
 
 def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) -> Iterator[str]:
-    """Yield the verdict, then every list that is not empty.
+    """Yield the verdict, then all lists that are not empty.
 
     Args:
-        comparison: what was found.
-        room: columns of the terminal; None for no limit.
-        flat: whether names that differ in numbers only have lines of their own.
+        comparison: The result to print.
+        room: Columns of the terminal; None for no limit.
+        flat: Whether names that differ only in numbers get separate lines.
     """
     against = printable(comparison.against)
     if comparison.is_same:
@@ -267,7 +267,7 @@ def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) ->
 
 
 def _list_items(lines: Sequence[tuple[str, str]], room: int | None) -> Iterator[str]:
-    """List names with remarks, next to them or, if the line is too short, below."""
+    """List names with remarks, next to the names or, if a line is too short, below them."""
     shown = lines[:_MAX_LINES]
     width = max(len(name) for name, _ in shown)
     if room is not None:

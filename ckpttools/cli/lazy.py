@@ -26,12 +26,12 @@ def lazy_command(module: str, name: str, help: str) -> Deferred:
 
 
 _COMMAND_KEY, _DONE_KEY = "ckpttools.command", "ckpttools.done"
-# Parameter names of the checkpoint a command writes, or the plan it runs.
+# Names of the parameters for the checkpoint that a command writes, or the plan that it runs.
 _DESTINATION_PARAMETERS = {"destination", "plan"}
 
 
 def is_writer(ctx: click.Context) -> bool:
-    """Return whether the command found below a context writes a checkpoint."""
+    """Return whether the parsed command of a context writes a checkpoint."""
     command = ctx.meta.get(_COMMAND_KEY)
     return isinstance(command, click.Command) and any(
         param.name in _DESTINATION_PARAMETERS for param in command.params
@@ -44,12 +44,12 @@ def mark_written() -> None:
 
 
 def has_written(ctx: click.Context) -> bool:
-    """Return whether the command found below a context has written its checkpoint."""
+    """Return whether the parsed command of a context has written its checkpoint."""
     return _DONE_KEY in ctx.meta
 
 
 def is_path(word: str) -> bool:
-    """Return whether a word that is not a command is a path by its form, or exists."""
+    """Return whether a word that is not a command looks like a path, or exists."""
     from ckpttools.stores.registry import parse
 
     return not word.startswith("-") and ("/" in word or parse(word).exists())
@@ -59,8 +59,8 @@ class LazyGroup(BaseCommand, click.Group):
     """A group that imports its commands on demand, so that `--help` imports none of them.
 
     Attributes:
-        lazy: the built-in commands.
-        more: finds commands of plug-ins; called for unknown names and when all are listed.
+        lazy: The built-in commands.
+        more: Returns the commands of plug-ins; called for unknown names and to list all commands.
     """
 
     command_class = BaseCommand
@@ -100,15 +100,15 @@ class LazyGroup(BaseCommand, click.Group):
         return result
 
     def resolve_words(self, ctx: click.Context) -> tuple[str, click.Command, list[str]]:
-        """Return the name of the command that a parsed context names, the command, and its words."""
+        """Return the name of the command in a parsed context, the command, and its words."""
         # click 8.2 renamed the attribute.
         first = getattr(ctx, "_protected_args", None) or getattr(ctx, "protected_args", [])
         name, command, words = self.resolve_command(ctx, [*first, *ctx.args])
-        assert command is not None  # unknown names are errors
+        assert command is not None  # Unknown names raise an error.
         return name or "", command, words
 
     def suggest(self, ctx: click.Context, args: Sequence[str], known: Sequence[str]) -> str:
-        """Suggest what is probably meant, here or one level below, or list all commands."""
+        """Suggest the command that is probably meant, here or one level below, or list all commands."""
         name = args[0]
         for group in known:
             command = self.get_command(ctx, group)

@@ -138,7 +138,7 @@ def run_lines(listing: RunListing) -> Iterator[str]:
 
 
 def _omitted_line(table: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the titles of columns that do not fit the terminal."""
+    """Return a line with the titles of columns that do not fit the terminal."""
     shown = click.unstyle(table[0]).split() if table else []
     filled = [column.head for k, column in enumerate(_COLUMNS) if any(row[k] for row in rows)]
     return [head for head in filled if head and head not in shown]

@@ -271,7 +271,7 @@ def _complete_in_shell(complete: Callable[[], object]) -> NoReturn:
 
 
 def _requires_arguments(command: click.Command) -> bool:
-    """Return whether a command needs arguments, so that its name alone can only be a path."""
+    """Return whether a command requires arguments, so that its name alone can only be a path."""
     return isinstance(command, click.Group) or any(param.required for param in command.params)
 
 
@@ -325,13 +325,13 @@ def main() -> None:
 
 @contextmanager
 def report_traffic() -> Iterator[None]:
-    """Print on stderr how many requests were made and how many bytes were read, unless the command fails."""
+    """Print the number of requests and of bytes read on stderr, unless the command fails."""
     from ckpttools.stores.registry import count_traffic
 
     with count_traffic() as traffic:
         try:
             yield
-        except click.exceptions.Exit:  # for example because checkpoints differ
+        except click.exceptions.Exit:  # For example, because checkpoints differ.
             _print_traffic(traffic())
             raise
         _print_traffic(traffic())

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
 
-# Switches whose negative form has its own name, and values that are flags of another command.
+# Switches whose negative form has its own name, and values that have another flag.
 _FLAGS: Mapping[tuple[str, object], str] = {
     ("zarr3", False): "--zarr2",
     ("reference", False): "--copy",
@@ -22,7 +22,7 @@ _LOCATIONS = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "again
     "adapter": "ADAPTER",
 }
 _VARIABLES = {"CKPTTOOLS_ALLOW_UNPROTECTED": "--allow-unprotected"}
-# Words that stand for values, which a shell need not quote.
+# Placeholders for values, which need no shell quotes.
 _STAND_IN = re.compile(r"[A-Z][A-Z_]*…?|…")
 
 
@@ -30,11 +30,11 @@ class ShellCommand(NamedTuple):
     """The command of a public function.
 
     Attributes:
-        words: its name.
-        operands: arguments without a flag, in the order of the command.
-        positional: the first arguments of the function.
-        more: flags that follow the operands.
-        flags: arguments whose flags differ from those of other commands.
+        words: Name of the command.
+        operands: Arguments without a flag, in the order of the command.
+        positional: The first arguments of the function.
+        more: Flags that follow the operands.
+        flags: Arguments whose flags differ from those of other commands.
     """
 
     words: str
@@ -46,7 +46,7 @@ class ShellCommand(NamedTuple):
 
 _PLAN = ("plan",), ("plan",)
 _RUN = ("run",), ("run",)
-# Functions whose commands have other names or operands; any other is the command of its name.
+# Functions whose commands have other names or operands. All other commands have the name of their function.
 COMMANDS: Mapping[str, ShellCommand] = {
     "adapter_to_maxtext": ShellCommand("adapter to-maxtext"),
     "adapter_to_peft": ShellCommand("adapter to-peft"),
@@ -100,7 +100,7 @@ class FlagTerms:
 
     def quoted_option(self, name: str, value: str) -> str:
         """Format an option whose value a shell may expand: --keep '*.bias'."""
-        # Like `shlex.quote`, but always quoted: names of tensors may contain anything.
+        # Like `shlex.quote`, but quotes always, because names of tensors may contain any character.
         return flag(name, "'" + value.replace("'", "'\"'\"'") + "'")
 
     def location(self, name: str) -> str:

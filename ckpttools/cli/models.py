@@ -54,7 +54,7 @@ def hf_to_maxtext() -> WriteFunction:
 @output_options
 @writes
 def maxtext_to_hf() -> WriteFunction:
-    """Convert a MaxText checkpoint to one that transformers and vLLM load.
+    """Convert a MaxText checkpoint to a model that transformers and vLLM load.
 
     SRC is a run directory, a step or an item, with parameters only or training state (the optimizer is not
     read), in Linen or NNX, with stacked layers or not. DST gets the weights, config.json and the other files

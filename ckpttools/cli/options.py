@@ -1,4 +1,4 @@
-"""Flags made of the declared options, and options of the command line alone."""
+"""Flags generated from declared options, and options that exist only on the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ckpttools.stores.registry import parse
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
 else:
-    ParamType = click.ParamType  # generic from click 8.2 on
+    ParamType = click.ParamType  # Generic since click 8.2.
 
 CommandBody = Callable[..., Any]
 Decorator = Callable[[CommandBody], CommandBody]
@@ -39,9 +39,10 @@ class ParsedText(ParamType):
     """Text that a function of the library parses.
 
     Args:
-        option: its declaration.
-        parse: returns the value, or raises an error about the text.
-        is_parsed: whether the command gets the value; otherwise the text, once it is known to be valid.
+        option: Declaration of the option.
+        parse: Returns the value, or raises an error for an invalid text.
+        is_parsed: Whether the command receives the parsed value; otherwise it receives the text after
+            validation.
     """
 
     def __init__(self, option: Option, parse: Callable[[Any], object], is_parsed: bool) -> None:
@@ -49,7 +50,7 @@ class ParsedText(ParamType):
         self._option, self._parse, self._is_parsed = option, parse, is_parsed
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
-        # Plug-ins may add values, so they are looked up when the help is shown.
+        # Plug-ins may add values, so the values are looked up when the help is shown.
         return None if self._option.complete is None else f"[{'|'.join(self._option.complete())}]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -63,7 +64,7 @@ class ParsedText(ParamType):
 
 
 class LocationType(click.Path):
-    """A path or URL that may not exist; empty text, as from an unset shell variable, is refused."""
+    """A path or URL that may not exist. Empty text, as from an unset shell variable, is rejected."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Location:
         if value == "":
@@ -92,7 +93,7 @@ class NonEmptyText(ParamType):
 
 
 class LimitedFloat(click.FloatRange):
-    """A number within limits. NaN is within none: no difference is within it, and none exceeds it."""
+    """A number within limits. NaN is rejected, because no difference is within it and none exceeds it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isnan(result := super().convert(value, param, ctx)):
@@ -122,7 +123,7 @@ def combine_options(*decorators: Decorator) -> Decorator:
 
 
 class _GivenOption(PanelOption):
-    """An option that the command gets only if the user gave it."""
+    """An option that is passed to the command only if the user gave it."""
 
     def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> Any:
         result = super().handle_parse_result(ctx, opts, args)
@@ -139,8 +140,8 @@ def flags(*options: Option) -> Decorator:
 def given_flags(*options: Option) -> Decorator:
     """Add flags of options whose text a format or a transform parses.
 
-    The command gets those that the user gave, even if equal to the default: a format refuses options that it
-    does not have.
+    The command receives only options that the user gave, even if they equal the default, because a format
+    rejects options that it does not have.
     """
     return combine_options(*(_make_flag(option, is_parsed=False, cls=_GivenOption) for option in options))
 
@@ -206,8 +207,8 @@ json_option = flags(JSON)
 progress_option = flags(PROGRESS)
 
 
-# Below it the libraries that numpy loads end the process without an error that could be caught: with OpenBLAS
-# in one thread and no work to do 150,000 KiB were enough.
+# Below this limit, the libraries that numpy loads end the process without an error that could be caught. With
+# one OpenBLAS thread and no work, 150,000 KiB was enough.
 _MIN_ADDRESS_SPACE = 256 << 20
 
 
@@ -227,15 +228,15 @@ def _require_address_space() -> None:
 def _limit_process_memory(context: click.Context, option: click.Parameter, memory: int) -> int:
     if not context.resilient_parsing:
         _require_address_space()
-        # Counts everything that is opened from now on. The context of the command itself is not closed if
-        # another of its options is wrong.
+        # Counts all checkpoints that are opened from now on. The command's own context is not closed if
+        # another of its options is invalid.
         context.find_root().with_resource(limit_memory(memory))
     return memory
 
 
 memory_option = _make_flag(MEMORY, callback=_limit_process_memory)
 limit_options = combine_options(memory_option, flags(*LIMITS[1:]))
-"""Add memory and concurrency limits; the command runs within this memory."""
+"""Add memory and concurrency limits. The command runs within this memory."""
 resource_options = combine_options(limit_options, flags(DOWNLOAD))
 """Add the limits of commands that open a checkpoint, and `--download`."""
 
@@ -285,4 +286,4 @@ output_options = combine_options(
     flags(*WRITING[3:]),
     json_option,
 )
-"""Add options of how a command writes, and what it prints."""
+"""Add options for how a command writes and what it prints."""

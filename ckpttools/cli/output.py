@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-# Counts changes of the JSON output after which a program has to read it in another way.
+# Version of the JSON output, incremented for changes that programs must adapt to.
 SCHEMA = 1
 
 # Global options of the running command by name, without defaults.
@@ -75,7 +75,7 @@ def has_color() -> bool | None:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON value on stdout; an object begins with the version of its schema.
+    """Print one JSON value on stdout. An object begins with the version of its schema.
 
     Dataclasses become objects, and NaN becomes null.
     """
@@ -99,7 +99,7 @@ def print_json(value: object) -> None:
 
 
 def with_flags(text: str) -> str:
-    """Return a text with its terms written as flags and commands; each output function does this."""
+    """Return a text whose terms are written as flags and commands; all output functions do this."""
     if TERM_START not in text:
         return text
     from ckpttools.cli.message_terms import FlagTerms
@@ -123,7 +123,7 @@ def exit_with_differences() -> None:
 
 def report_fields(value: DataclassInstance) -> dict[str, Any]:
     """Return the fields of a dataclass by name."""
-    # Not `asdict`, which copies deeply: for 10,000 arrays that takes 0.3 s.
+    # `asdict` copies deeply, which takes 0.3 s for 10,000 arrays.
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
@@ -136,21 +136,21 @@ def _to_plain(value: object) -> object:
 def styled(text: str, **style: Any) -> str:
     """Style text for `print_lines` and `print_stderr`; takes the arguments of `click.style`.
 
-    All styles of the program are created here. Any other escape sequence is data, and is escaped.
+    All styles of the program are created here. Other escape sequences are data, and are escaped.
     """
     codes = re.findall(r"\x1b\[([0-9;]*)m", click.style("", **style, reset=False))
     return f"{''.join(map(mark_style, codes))}{text}{mark_style('0')}"
 
 
 def print_lines(lines: Iterable[str], *, is_summary: bool = False) -> None:
-    """Print lines on stdout. click removes the colors if stdout is not a terminal.
+    """Print lines on stdout. click removes colors if stdout is not a terminal.
 
     All text for people goes through this function, `print_stderr` or `print_error`, so that names of files
     and arrays cannot control the terminal.
 
     Args:
-        lines: the text.
-        is_summary: whether they only say what was done, or what the exit code says: --quiet omits them.
+        lines: The text.
+        is_summary: Whether they only say what was done, or what the exit code says: --quiet omits them.
     """
     if is_summary and chosen("quiet"):
         return
@@ -200,20 +200,20 @@ _PROSE_WIDTH = 80
 
 
 def prose_width() -> int:
-    """Return the width for sentences: the terminal's, or 80 without a terminal."""
+    """Return the width of sentences: that of the terminal, or 80 without a terminal."""
     return width() or _PROSE_WIDTH
 
 
 def error_width() -> int | None:
-    """Return the width for sentences on stderr; None without a terminal, so that lines stay complete."""
+    """Return the width of sentences on stderr; None without a terminal, so that lines are not wrapped."""
     return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 
 def wrap(text: str, room: int | None, *, whole_words: bool = False) -> list[str]:
     """Wrap a text between words, and paths after `/` or `.`.
 
-    A longer component of a path stays unbroken, and so does a command in backticks; with `whole_words`, paths
-    stay unbroken too.
+    Longer components of a path are not broken, nor are commands in backticks; with `whole_words`, no path is
+    broken.
     """
     text = with_flags(text)
     if room is None or len(text) <= room:
@@ -247,16 +247,16 @@ def labeled_lines(
     whole_words: bool = False,
     **style: Any,
 ) -> list[str]:
-    """Format a label and a text that wraps at a column; a command gets its own lines.
+    """Format a label and a text that wraps at a column. A command gets its own lines.
 
     Args:
-        label: padded to `column`.
-        text: sentences.
-        column: where the text begins.
-        room: columns of a line; None for no limit.
-        command: a part of the text, there to be copied: never broken, whatever its length.
-        whole_words: break no path.
-        style: of the label, as `click.style` takes it.
+        label: Label, which is padded to `column`.
+        text: Sentences of the text.
+        column: Column where the text begins.
+        room: Columns of a line; None for no limit.
+        command: Part of the text that users copy; it is never broken.
+        whole_words: Whether paths are not broken.
+        style: Style of the label; see `click.style`.
     """
     width = None if room is None else max(room - column, 20)
     text, command = with_flags(text), command and with_flags(command)

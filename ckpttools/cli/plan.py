@@ -27,11 +27,11 @@ def prepare_command(words: Sequence[str]) -> Prepared:
     """Plan a command line without running it.
 
     Args:
-        words: after `ckpt`.
+        words: Words after `ckpt`.
 
     Raises:
-        UsageError: it writes no checkpoint, or not by tasks that can be dealt out.
-        CheckpointError: it cannot be planned.
+        UsageError: The command does not write a checkpoint, or not in tasks that can be distributed.
+        CheckpointError: The command cannot be planned.
     """
     from ckpttools.cli.lazy import LazyGroup
     from ckpttools.cli.main import main

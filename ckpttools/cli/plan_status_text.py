@@ -22,7 +22,7 @@ _STATES = {
     "taken": "no unfinished output of this plan exists",
 }
 _MAX_GROUPS = 10
-# More processes are not listed one by one.
+# Maximum number of processes that are listed one by one.
 _MAX_DONE = 16
 _ORDER = ("done", "at work", "gone", "failed")
 
@@ -66,10 +66,10 @@ def status_lines(result: PlanStatus, plan: str) -> Iterator[str]:
 
 
 def _part_lines(result: PlanStatus, count: int) -> str:
-    """Count the parts in each state: `of 16: 9 done, 3 at work, 4 not begun (12/16 to 15/16)`."""
+    """Return the number of parts in each state: `of 16: 9 done, 3 at work, 4 not begun (12/16 to 15/16)`."""
     own = {part.part: part.state for part in result.parts if part.part.endswith(f"/{count}")}
     states = Counter(state if state in _ORDER else "failed" for state in own.values())
-    # Parts that have not begun and have no tasks left were done by others.
+    # Parts that were not started and have no tasks left were done by other parts.
     states["done"] += count - len(own) - len(result.not_begun)
     declared = [f"{states[state]} {state}" for state in _ORDER if states[state]]
     if result.not_begun:
@@ -104,7 +104,7 @@ def _part_text(each: PartStatus) -> str:
 
 
 def waiting_line(result: PlanStatus) -> str:
-    """Return one line about the processes still at work."""
+    """Return one line about the running processes."""
     missing = result.tasks - result.tasks_done
     working = sorted((part for part in result.parts if part.state == "at work"), key=_remaining_text)
     if not missing and working:

@@ -55,7 +55,7 @@ def print_plan(report: PlanReport) -> None:
 
 
 def gain_lines(gain: MeshGain) -> Iterator[str]:
-    """Yield lines about what devices of a mesh read before and after."""
+    """Yield lines about the reads of a mesh's devices before and after."""
     mesh = ",".join(f"{name}={length}" for name, length in gain.before.mesh.items())
     of = f"a device of {mesh}, {gain.before.spec}, needs {format_disk(gain.after.needed)} and fetches "
     yield from _plan_lines("before", of + _fetched_text(gain.before))
@@ -74,7 +74,7 @@ def gain_lines(gain: MeshGain) -> Iterator[str]:
 
 
 def print_gain(receipt: Receipt) -> None:
-    """Print on stderr what devices of a mesh read before and after, if there is a mesh."""
+    """Print the reads of a mesh's devices before and after on stderr, if there is a mesh."""
     from ckpttools.api.reshard import Resharded
 
     if isinstance(receipt, Resharded) and receipt.gain:
@@ -102,7 +102,7 @@ def _shared_line(report: PlanReport) -> Iterator[tuple[str, str]]:
 
 
 def print_notes(notes: Notes, remarks: Sequence[str] = ()) -> None:
-    """Print the plan's notes on stderr before the work begins."""
+    """Print the plan's notes on stderr before the work starts."""
     for text in remarks:
         print_stderr(*_plan_lines("note", text))
     for label, text in _warning_lines(notes.inexact, notes.dropped):
@@ -160,7 +160,7 @@ def _note_lines(notes: Sequence[Note]) -> Iterator[str]:
 
 
 def _subject_text(declared: Sequence[Note]) -> str:
-    """Return the subject of a line: the first of the rows, or the sum of array counts."""
+    """Return the subject of a line: the first row, or the total number of arrays."""
     numbers = [note.arrays for note in declared if note.arrays is not None]
     rows = [note.subject for note in declared if note.arrays is None]
     first = [first_names(rows)] if rows else []

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 def exit_process(code: int) -> NoReturn:
     """End the process and leave its memory to the system.
 
-    The interpreter would free every object first: 0.08 s of a command that took 0.30 s. With threads left to
-    wait for, or under a debugger or profiler, the interpreter exits normally.
+    The interpreter would free every object first, which takes 0.08 s of a command that takes 0.30 s. If
+    threads are still running, or under a debugger or profiler, the interpreter exits normally.
 
     Raises:
-        SystemExit: to let the interpreter end the process.
+        SystemExit: The interpreter must end the process.
     """
     if threading.active_count() > 1 or _is_watched():
         sys.exit(code)
-    atexit._run_exitfuncs()  # shows what they raise
+    atexit._run_exitfuncs()  # Prints the exceptions of these functions.
     end_process(code)
 
 
 def _is_watched() -> bool:
     """Return whether a debugger, profiler or coverage tool traces calls."""
-    # Tools may register with sys.monitoring since Python 3.12.
+    # Since Python 3.12, tools may register with sys.monitoring.
     monitoring = getattr(sys, "monitoring", None)
     tools = map(monitoring.get_tool, range(6)) if monitoring else ()
     return any((sys.gettrace(), sys.getprofile(), sys.flags.inspect, *tools))

@@ -73,7 +73,7 @@ class Listener:
 
 @dataclass
 class Tally:
-    """Finished work; the rate counts this run only."""
+    """Finished work. The rate counts only this run."""
 
     total: int = 0
     done: int = 0
@@ -94,7 +94,7 @@ class Tally:
 
 
 def _format_part(done: int, total: int) -> str:
-    """Format `1.04 of 2.47 GB`, or both units where they differ."""
+    """Format `1.04 of 2.47 GB`, or both units if they differ."""
     first, second = format_disk(done), format_disk(total)
     same = first.split()[1] == second.split()[1]
     return f"{first.split()[0] if same else first} of {second}"
@@ -102,7 +102,7 @@ def _format_part(done: int, total: int) -> str:
 
 @dataclass
 class Lines:
-    """Plain lines on stderr, at most one in five seconds; shorter runs print none."""
+    """Prints plain lines on stderr, at most one every five seconds; short runs print none."""
 
     clock: Callable[[], float] = time.monotonic
     tally: Tally = field(default_factory=Tally)
@@ -119,7 +119,7 @@ class Lines:
             print_stderr(self.tally.text(now))
 
     def publish(self) -> None:
-        """Indexes are written: nothing to say of it."""
+        """Do nothing: the indexes have been written."""
 
     def watch(self, done: int, total: int) -> None:
         if done:

@@ -64,7 +64,7 @@ def report(
         page = built(path, output, stats=not no_stats, overwrite=overwrite, **scanning)
     text = f"{plural(page.num_arrays, 'array')}, a page of {format_disk(page.nbytes)}"
     if output is None:
-        # As bytes: the encoding of stdout may lack characters.
+        # The page is written as bytes, because the encoding of stdout may lack characters.
         sys.stdout.buffer.write(page.html.encode())
         sys.stdout.buffer.flush()
         print_stderr(text)

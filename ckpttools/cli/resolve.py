@@ -31,7 +31,7 @@ _COLORS = {"loads": "green", "fails": "red", "scratch": "yellow", "unknown": "ye
 @flags(*RESOLVE)
 @json_option
 def resolve(words: tuple[str, ...], maxtext: str, requests: int | None, as_json: bool) -> None:
-    """Predict which checkpoint a MaxText run would load, by which rule, and what would be missing.
+    """Predict which checkpoint a MaxText run would load, by which rule, and which arrays would be missing.
 
     Pass the arguments of `python3 -m maxtext.trainers.pre_train.train`, or the complete command: a
     configuration file, then settings. MaxText's rules apply in its order: the latest step of the run itself;

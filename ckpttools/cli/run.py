@@ -129,7 +129,7 @@ def _run_part(
 
 
 def _is_last_part(file: PlanFile, root: Relocation) -> bool:
-    """Return whether all parts are done; print what is missing otherwise."""
+    """Return whether all parts are done; if not, print the missing ones."""
     from ckpttools.api.plan_status import plan_status
     from ckpttools.cli.plan_status_text import waiting_line
 
@@ -143,7 +143,7 @@ def _is_last_part(file: PlanFile, root: Relocation) -> bool:
 def _publish_plan(
     file: PlanFile, root: Relocation, *, is_shared: bool, progress: bool, as_json: bool, **how: Any
 ) -> None:
-    """Publish a plan; if `is_shared`, another process at work may publish it later instead."""
+    """Publish a plan. If `is_shared`, another running process may publish it later instead."""
     from ckpttools.api.publication_marks import PublishedPlan
     from ckpttools.api.publish_plan import publish_plan
     from ckpttools.cli.plan_text import print_gain
@@ -179,7 +179,7 @@ def _publish_plan(
 
 @dataclass
 class _WaitingLine:
-    """Callback that prints the processes still at work, whenever they change."""
+    """Callback that prints the running processes whenever they change."""
 
     expected: bool
     declared: str = ""

@@ -1,4 +1,4 @@
-"""`ckpt shrink`: make a smaller model of a model's parts."""
+"""`ckpt shrink`: make a smaller model from parts of a model."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Handling of Ctrl-C, SIGTERM, and SIGHUP of a closed terminal.
 
-During imports the handler ends the process itself: there is nothing to clean up, and an exception could be
+During imports, the handler ends the process itself: there is nothing to clean up, and an exception could be
 lost in a callback of the import system. While a command runs, the handler raises `Stopped` in the main
 thread, so that workers stop between two tasks, finished work is recorded in the journal, and the terminal's
-cursor is restored. A second signal ends the process at once; as after `kill -9`, the same command resumes
-unfinished work.
+cursor is restored. A second signal ends the process at once. As after `kill -9`, the same command then
+resumes unfinished work.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ MESSAGE = "Stopped."
 RESUMES = "Run the same command again to resume."
 IS_DONE = "The output is complete."
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Restores the cursor, which a progress bar hides.
+# Shows the cursor, which a progress bar hides.
 _SHOW_CURSOR = b"\x1b[?25h"
-# Time for a callback that lost the exception to end.
+# Time for the callback that lost the exception to return.
 _REPEAT_SECONDS = 0.01
 
 
 class Stopped(BaseException):
-    """A signal asked the process to end; not an Exception, so that no handler of errors continues.
+    """A signal asked the process to end. It is not an Exception, so that error handlers do not continue.
 
     Attributes:
-        number: number of the signal.
-        exit_code: exit code that a shell reports for a program that this signal ended.
-        goes_on: whether the command writes a checkpoint and resumes when it is run again.
-        is_done: whether the command had finished writing.
+        number: Number of the signal.
+        exit_code: Exit code that a shell reports for a program ended by this signal.
+        goes_on: Whether the command writes a checkpoint and resumes when it is run again.
+        is_done: Whether the command had finished writing.
     """
 
     def __init__(self, number: int) -> None:
@@ -73,7 +73,7 @@ def raise_on_signal() -> Iterator[None]:
     hook = sys.unraisablehook
     try:
         before = _handle(_raise_stopped)
-    except ValueError:  # only the main thread may say what a signal does
+    except ValueError:  # Only the main thread may set signal handlers.
         yield
         return
     sys.unraisablehook = partial(_reraise_lost, hook)
@@ -108,7 +108,7 @@ def _end_process(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _reraise_lost(before: Callable[[UnraisableHookArgs], object], lost: UnraisableHookArgs) -> None:
-    """Raise again an exception that was lost, for example in a finalizer."""
+    """Raise an exception again that was lost, for example in a finalizer."""
     if not isinstance(lost.exc_value, Stopped):
         before(lost)
         return

@@ -84,9 +84,9 @@ _COLUMNS = (
     Column("NaN", right=True),
     Column("Inf", right=True),
 )
-# The histogram joins the smallest magnitudes up to this share of elements.
+# The histogram combines the smallest magnitudes up to this share of elements.
 _TAIL_SHARE = 0.001
-# A bar's length at most, and what stands before it.
+# Maximum length of a bar, and width of the text before it.
 _BAR, _MARGIN = 50, 36
 _SHOWN_QUANTILES = {
     0.01: "1 %",

@@ -1,6 +1,6 @@
 """Suggestions for mistyped commands and options.
 
-Synonyms from other tools come before spelling: `ckpt show` means `cat`, and not `shrink`.
+Synonyms from other tools take precedence over spelling: `ckpt show` means `cat`, not `shrink`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import click
 from ckpttools.cli.command_line import COMMAND_LINE_KEY
 from ckpttools.core.text import printable
 
-# Other names of commands: top-level name -> words of the command.
+# Other names of commands, with the words of the command.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "tree": ("inspect", "tree"),
     "stats": ("inspect", "stats"),
@@ -26,7 +26,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "maxtext-to-hf": ("convert", "maxtext-to-hf"),
 }
 
-# Words of other tools -> what to type here. Text in quotes is a command.
+# Commands of other tools, with what to type instead. Text in quotes is a command.
 _COMMAND_SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("show", "head", "print", "values", "slice", "dump"), "'cat' to print values"),
     **dict.fromkeys(("identify", "what", "summary", "describe"), "'ckpt PATH'"),
@@ -57,7 +57,7 @@ _COMMAND_SYNONYMS: Mapping[str, str] = {
     "optimizer": "'strip-optimizer'",
 }
 
-# Options of other tools -> ours, in order of preference; the first that the command has is suggested.
+# Options of other tools, with ours in order of preference. The first one that the command has is suggested.
 _OPTION_SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("--force", "-f", "--replace", "--clobber"), ("--overwrite", "--yes", "--force")),
     **dict.fromkeys(("--quiet", "--silent", "-q", "--no-verbose"), ("--no-progress",)),
@@ -81,7 +81,7 @@ _OPTION_SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("--tie", "--tie-word-embeddings", "--tied-embeddings"), ("--tied",)),
 }
 
-# Options of other tools that a command may not need -> what to do instead.
+# Options of other tools that a command may not need, with advice.
 _OPTION_ADVICE: Mapping[str, str] = {
     **dict.fromkeys(
         ("--output", "-o", "--out", "--to", "--dest", "--output-dir", "--output_dir"),
@@ -99,9 +99,9 @@ class _Script(NamedTuple):
     """A script of MaxText, and the command that does its work.
 
     Attributes:
-        command: words of our command.
-        source, destination: the settings that name its input and output.
-        missing: what stands for an input that no setting names.
+        command: Words of our command.
+        source, destination: The settings that name its input and output.
+        missing: What stands for an input that no setting names.
     """
 
     command: str
@@ -134,7 +134,7 @@ _SETTING_OPTIONS: Mapping[tuple[str, str], str] = {
 
 
 def find_synonym(name: str) -> str | None:
-    """Return what to type here for a command of another tool."""
+    """Return what to type instead of another tool's command."""
     return _COMMAND_SYNONYMS.get(name.lower().lstrip("-"))
 
 
@@ -147,7 +147,7 @@ def translate_maxtext_script(words: Sequence[str]) -> str | None:
     """Return our command line for one of MaxText's conversion scripts; None for any other.
 
     Args:
-        words: the typed words: the script, also as `python -m maxtext.checkpoint_conversion.to_maxtext` or as
+        words: The typed words: the script, also as `python -m maxtext.checkpoint_conversion.to_maxtext` or as
             a path, or one of our conversions, followed by settings of MaxText.
     """
     launcher = 2 if words[0].startswith("python") and words[1:2] == ["-m"] else 0

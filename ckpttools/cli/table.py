@@ -1,7 +1,7 @@
-"""Tables that fit the terminal, drawn here because importing rich takes longer than most commands.
+"""Tables that fit the terminal. They are drawn here because importing rich takes longer than most commands.
 
-If there is too little room, optional columns are dropped; then the first one gets narrower, and a longer name
-gets its own line.
+If there is too little room, optional columns are dropped first. Then the first column gets narrower, and
+longer names get their own lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COLUMN_GAP = 2
 _MIN_WIDTH = 4
 # Minimum width at which names in a tree are split.
 _MIN_TEXT_WIDTH = 20
-# Widths that can be dropped like columns: nothing, and the guides.
+# Widths that can be dropped like columns: no width, and the guides.
 _NONE, _GUIDES = -1, -2
 
 Styles = Mapping[int, Mapping[str, Any]]
@@ -31,9 +31,9 @@ class Column:
     """A column.
 
     Attributes:
-        head: its title.
-        right: numbers end at its right edge.
-        spare: where the terminal is narrow, columns go that can be spared, the highest number first; 0 stays.
+        head: Title of the column.
+        right: Whether the texts are right-aligned.
+        spare: On narrow terminals, columns with the highest value are dropped first; those with 0 are kept.
     """
 
     head: str
@@ -46,9 +46,9 @@ class TreeRow:
     """One row of a tree.
 
     Attributes:
-        cells: the first is its name.
-        way: for each level that leads to it whether the branch there is the last of its siblings.
-        styles: how its cells look.
+        cells: The cells, starting with the name.
+        way: For each level above the row, whether the branch there is the last of its siblings.
+        styles: Styles of the cells.
     """
 
     cells: Sequence[str]
@@ -58,7 +58,7 @@ class TreeRow:
 
 @dataclass(frozen=True, slots=True)
 class _Guides:
-    """The guide lines before names: past a level, past a finished level, to a branch, to the last branch."""
+    """Guide lines before names: past a level, past a finished level, to a branch, and to the last branch."""
 
     past: str
     done: str
@@ -70,7 +70,7 @@ class _Guides:
         return self.past_all(way[:-1]) + (self.last if way[-1] else self.branch) if way else ""
 
     def past_all(self, way: tuple[bool, ...]) -> str:
-        """Return the guides below a name whose line continues."""
+        """Return the guides for the continuation lines below a name."""
         return "".join(self.done if last else self.past for last in way)
 
 
@@ -81,14 +81,14 @@ def draw_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: i
     """Draw a header line and one or two lines for each row, without empty columns.
 
     Args:
-        columns: the first is the name of a row.
-        rows: as many cells each as there are columns.
-        room: columns of the terminal; None for as many as are needed.
+        columns: The columns, starting with the name of a row.
+        rows: The rows, with one cell per column.
+        room: Columns of the terminal; None for no limit.
     """
     if not rows:
         return
     widths, limit = _widths(columns, rows), sys.maxsize if room is None else room
-    # A single array has no name.
+    # The name column is missing if a single array has no name.
     name = min(widths)
     least = max(_MIN_WIDTH, len(columns[name].head))
     for k in (_NONE, *_shrink_columns(columns)):
@@ -108,14 +108,14 @@ def draw_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: i
 
 
 def draw_tree(columns: Sequence[Column], rows: Sequence[TreeRow], room: int | None) -> Iterator[str]:
-    """Draw a tree; long cells push later ones to the right as far as there is room.
+    """Draw a tree. Long cells push later ones to the right if there is room.
 
-    The guides are drawn narrower before the last column goes.
+    The guides get narrower before the last column is dropped.
 
     Args:
-        columns: name and type first.
-        rows: at least one.
-        room: columns of the terminal; None for as many as are needed.
+        columns: The columns, starting with name and type.
+        rows: One or more rows.
+        room: Columns of the terminal; None for no limit.
     """
     limit = sys.maxsize if room is None else room
     widths, guides = _widths(columns, [row.cells for row in rows]), _WIDE
@@ -136,7 +136,7 @@ def draw_tree(columns: Sequence[Column], rows: Sequence[TreeRow], room: int | No
 
 
 def _widths(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> dict[int, int]:
-    """Return the width of each column that has a cell, by index."""
+    """Return the width of each column that has cells, by index."""
     widest = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     return {k: max(item, len(columns[k].head)) for k, item in enumerate(widest) if item}
 
@@ -152,7 +152,7 @@ def _total_width(widths: Mapping[int, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """A column and where its texts begin, or end if right-aligned."""
+    """A column, with the position where its texts start or, if right-aligned, end."""
 
     column: int
     at: int
@@ -171,7 +171,7 @@ def _titles(columns: Sequence[Column], stops: Sequence[_Stop]) -> str:
 
 
 def _branch_lines(row: TreeRow, guides: _Guides, stops: Sequence[_Stop], room: int) -> Iterator[str]:
-    """Return one line if it fits, else the name and the cells below it."""
+    """Return one line if it fits, otherwise the name with the other cells below it."""
     guide, below = guides.along(row.way), guides.past_all(row.way) + " " * _COLUMN_GAP
     whole = _place_text(row.cells, stops, len(guide))
     if _visible_length(whole, guide) <= room:
@@ -193,7 +193,7 @@ def _guided(guide: str, line: str) -> str:
 
 
 PlacedText = Sequence[tuple[str, int, str]]
-"""The space before each nonempty cell of a line, its column, and its text."""
+"""A nonempty cell of a line: the space before it, its column, and its text."""
 
 
 def _place_text(cells: Sequence[str], stops: Iterable[_Stop], end: int = 0) -> PlacedText:

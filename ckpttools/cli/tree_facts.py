@@ -24,11 +24,11 @@ _LONGEST_METADATA = 400
 
 
 def fact_lines(report: TreeReport, room: int | None) -> Iterator[str]:
-    """Yield the path, then known facts, the most important first.
+    """Yield the path, then the known facts, most important first.
 
     Args:
-        report: of a checkpoint.
-        room: columns of the terminal; None for no limit.
+        report: Report of a checkpoint.
+        room: Columns of the terminal; None for no limit.
     """
     yield styled(printable(report.path), bold=True)
     for label, text in _labeled_lines(report):
@@ -115,7 +115,7 @@ def _layers_text(group: LayerGroup) -> str:
 
 
 def _families_text(guesses: Sequence[FamilyGuess]) -> str:
-    """Format `llama or mistral, all 11 names`: equally good guesses differ only in their names."""
+    """Format `llama or mistral, all 11 names`. Equally good guesses differ only in their names."""
     best = guesses[0]
     names = " or ".join(guess.name for guess in guesses) + (" (config.json)" if best.named else "")
     if not (best.missing or best.others):
@@ -141,7 +141,7 @@ def _parameters_text(report: TreeReport) -> str:
 
 
 def _quantization_lines(result: Quantization, *, is_maxtext: bool) -> str:
-    """Yield `gptq, 4 bits in groups of 128; 224 weights`."""
+    """Format `gptq, 4 bits in groups of 128; 224 weights`."""
     scheme = printable(result.scheme)
     if not result.weights and is_maxtext:
         return f"no more; the model that it came from was: {scheme}"
@@ -161,7 +161,7 @@ def _other_arrays_text(report: TreeReport) -> Iterator[tuple[str, str]]:
 
 
 def _mesh_lines(report: TreeReport) -> str:
-    """Yield `data 1 × fsdp 4` for each mesh."""
+    """Format `data 1 × fsdp 4` for each mesh."""
     meshes = {array.sharding.mesh for array in report.arrays if array.sharding and array.sharding.mesh}
     named = (" × ".join(f"{printable(axis)} {length}" for axis, length in mesh) for mesh in sorted(meshes))
     return ", and ".join(named)

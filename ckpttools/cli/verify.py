@@ -1,4 +1,4 @@
-"""`ckpt verify`: verify that two checkpoints hold the same arrays."""
+"""`ckpt verify`: verify that two checkpoints have the same arrays."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _report_lines(result: Verification) -> Iterator[str]:
 
 
 def _lines_of_reason(result: Verification, reason: Reason) -> list[str]:
-    """Yield a line for each array with different values; fold other arrays by name."""
+    """Return a line for each array with different values; other arrays are folded by name."""
     listed = [difference for difference in result.differences if difference.reason == reason]
     if reason == "values":
         return [f"{item.name}: {_location_text(item, result.path)}" for item in listed]
@@ -182,7 +182,10 @@ def _lines_of_reason(result: Verification, reason: Reason) -> list[str]:
 
 
 def _noun(each: Difference) -> str:
-    """Name what differs. Only leaves that are not arrays have a description on just one side."""
+    """Return the noun for the differing leaves.
+
+    Only leaves that are not arrays have a description on just one side.
+    """
     is_leaf = each.reason in ("missing", "extra") and (each.got or each.expected)
     return "other node" if is_leaf else "array"
 
@@ -195,7 +198,7 @@ def _types_text(each: Difference) -> str:
 
 
 def _location_text(each: Difference, root: str) -> str:
-    """Return the known positions of different elements."""
+    """Return the known positions of the differing elements."""
     first, last = (f"[{', '.join(map(str, index or ()))}]" for index in (each.first, each.last))
     if each.elements is None:
         return f"other values, the first between {first} and {last}"

@@ -35,7 +35,7 @@ REPORTS = "ckpttools.reports"
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Choices of how planned work is handled: the flags of `ckpttools.cli.options.output_options`."""
+    """The flags of `ckpttools.cli.options.output_options`: what to do with planned work."""
 
     dry_run: bool
     progress: bool
@@ -46,15 +46,15 @@ class OutputOptions:
 
     @classmethod
     def taken(cls, ctx: click.Context) -> OutputOptions:
-        """Take the flags out of a context's parameters, so that the command's function gets the others."""
+        """Remove the flags from a context's parameters, so that the command gets only the others."""
         return cls(**{item.name: ctx.params.pop(item.name) for item in fields(cls)})
 
 
 class WriteCommand(BaseCommand):
     """A command whose function returns planned work, which is then printed, run or saved.
 
-    The function gets the arguments of a call in `ckpttools.api`, and `OutputOptions` in `context.obj`. It
-    returns the result of the call's `plan`, or None if it did something else.
+    The function takes the arguments of a call in `ckpttools.api`, and `OutputOptions` in `context.obj`. It
+    returns the result of the call's `plan`, or None if it has done something else.
     """
 
     def invoke(self, ctx: click.Context) -> None:
@@ -85,8 +85,8 @@ class WriteCommand(BaseCommand):
         """Plan with absolute paths, for other processes.
 
         Raises:
-            UsageError: a flag only makes sense for a command that runs.
-            CheckpointError: it cannot be planned.
+            UsageError: A flag applies only to commands that run.
+            CheckpointError: The command cannot be planned.
         """
         output = ctx.obj = OutputOptions.taken(ctx)
         for flag, is_given in (("--dry-run", output.dry_run), ("--resume", ctx.params.get("resume"))):
@@ -160,7 +160,7 @@ def _print_plan(prepared: Prepared, source: Location, output: OutputOptions) -> 
     report = describe(prepared, source)
     if not output.as_json:
         print_plan(report)
-    # An obstacle to the conversion fails the dry run too, after the plan is printed.
+    # A problem that prevents the conversion also fails the dry run, after the plan is printed.
     prepared.check()
     begun = find_unfinished(prepared.destination)
     if begun is not None:
@@ -208,10 +208,10 @@ _COLUMNS = (
 
 
 def error_lines(errors: Mapping[str, QuantizationError]) -> Iterator[str]:
-    """Yield the arrays with the largest errors, then all together.
+    """Yield the arrays with the largest errors, then the error of all arrays.
 
     Args:
-        errors: by the names of arrays, the worst first.
+        errors: Errors by array name, largest first.
     """
     if not errors:
         return
@@ -232,8 +232,8 @@ def run_distributed(plan: Callable[[], Prepared], output: OutputOptions) -> Rece
     """Run this process's share of the work and print it. Returns the receipt if this process published it.
 
     Args:
-        plan: plans the conversion.
-        output: the address of the job, this process's number, and what is printed.
+        plan: Plans the conversion.
+        output: Address of the job, number of this process, and what to print.
     """
     from ckpttools.api.distributed import Callbacks, convert_together
     from ckpttools.cli.plan_status_text import part_line, waiting_line

@@ -44,16 +44,16 @@ source_and_destination = combine_options(
     click.argument("source", metavar="SRC", type=ANY_PATH),
     click.argument("destination", metavar="DST", type=ANY_PATH),
 )
-"""Add SRC and DST; the first decorator of a command."""
+"""Add SRC and DST. Must be the first decorator of a command."""
 model_source_and_destination = combine_options(
     click.argument("source", metavar="SRC", type=MODEL),
     click.argument("destination", metavar="DST", type=ANY_PATH),
 )
 """Add SRC and DST, where SRC may be a model on the Hub."""
 storage_options = given_flags(*TARGET[1:])
-"""Add the options of how Orbax stores output."""
+"""Add the options for storing Orbax output."""
 target_options = combine_options(flags(FORMAT), storage_options)
-"""Add the format of DST, and how Orbax stores it."""
+"""Add the format of DST, and the options for storing Orbax output."""
 common_options = combine_options(flags(*OPENING), resource_options, output_options)
 """Add reading, resource and output options."""
 
@@ -67,10 +67,12 @@ class WriteFunction(Protocol):
 
 
 def writes(find: Callable[[], WriteFunction]) -> CommandBody:
-    """Make the body of a command that passes its options to a function that writes; the last decorator.
+    """Create the body of a command that passes its options to a function that writes.
+
+    Must be the last decorator.
 
     Args:
-        find: imports and returns the function.
+        find: Imports and returns the function.
     """
 
     @functools.wraps(find)
@@ -90,7 +92,7 @@ def make_command(
     """Create a command whose help has examples after "Examples:", one line each.
 
     Raises:
-        UsageError: two options have one flag.
+        UsageError: Two options have the same flag.
     """
     text = help if "\nExamples:" in help else f"{help.rstrip()}\n\nExamples:\n  $ ckpt {name} SRC DST\n"
     command = combine_options(*decorators)(body)

@@ -1,10 +1,10 @@
-"""Two checkpoints under common names, whatever their formats, layouts and frameworks.
+"""Align two checkpoints under common names, regardless of format, layout and framework.
 
     aligned(open_tree(hugging_face), open_tree(maxtext)).pairs    # name, one array, the other
 
-Layers are separate, and parameters without the wrapping of Linen or NNX. Hugging Face arrays get
-MaxText's names by the rows of their family, if only one side is a Hugging Face checkpoint. Nothing is
-refused: arrays without a counterpart are on one side only.
+Layers are separate, and parameters lack the wrapping of Linen or NNX. If only one side is a Hugging Face
+checkpoint, its arrays get MaxText's names by the mapping rows of their family. Nothing is rejected: arrays
+without a counterpart are on one side only.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ from ckpttools.model_families.registry import families, family_called, family_of
 from ckpttools.roles.of_tree import Role, roles_of
 from ckpttools.stores.registry import LocationLike
 
-# Names of left-out arrays: a model has one or two counters, a training state hundreds of moments.
+# Number of left-out arrays that are named: a model has one or two counters, a training state hundreds of
+# moments.
 _SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class AlignOptions:
-    """Options about the models.
+    """Options for identifying the models.
 
     Attributes:
-        model: family and RoPE layout, if there is no configuration or another one applies.
-        like: directory of a Hugging Face model, or a `config.json`; None for the one next to the arrays.
-        padding_rows: what to do with rows beyond the vocabulary, as `way` of
+        model: Family and RoPE layout, if there is no configuration or to override it.
+        like: Directory of a Hugging Face model, or a `config.json`; None for the one next to the arrays.
+        padding_rows: How to treat rows beyond the vocabulary; `way` of
             `ckpttools.maxtext.vocabulary.rows_that_count`.
         parameters: Compare only the parameters.
-        lists_state: List training state that only one side has array by array, not all together.
+        lists_state: Whether training state that only one side has is listed array by array instead of as a
+            group.
     """
 
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -59,11 +61,11 @@ class AlignOptions:
 
 
 def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[LazyArray]:
-    """Return both trees under one set of names. Reads no array.
+    """Return both trees under common names. Reads no arrays.
 
     Raises:
-        UsageError: a RoPE layout is given, and nothing is mapped.
-        CheckpointError: something that `options` name does not exist.
+        UsageError: A RoPE layout is given, but no names are mapped.
+        CheckpointError: A family or file in `options` does not exist.
     """
     options = options or AlignOptions()
     first, second, naming = _in_names_of_the_hub(with_keys(a), with_keys(b), options)
@@ -97,17 +99,18 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
 def as_maxtext(
     tree: Tree, options: AlignOptions | None = None, other: Tree | None = None
 ) -> NamedArrays[LazyArray]:
-    """Return the arrays of a tree by MaxText name, one layer at a time; other trees keep their family's
-    names.
+    """Return the arrays of a tree by MaxText name, with separate layers.
+
+    Trees without MaxText names keep those of their family.
 
     Args:
-        tree: any checkpoint.
-        options: about the model.
-        other: a MaxText checkpoint of the model. Its directory may hold the configuration; without one, its
+        tree: Any checkpoint.
+        options: Options for identifying the model.
+        other: A MaxText checkpoint of the model. Its directory may have the configuration; without one, its
             names determine the family and its shapes the sizes.
 
     Raises:
-        CheckpointError: a path in `options` does not exist.
+        CheckpointError: A path in `options` does not exist.
     """
     options, tree = options or AlignOptions(), with_keys(tree)
     if view_of(tree).is_maxtext:
@@ -164,7 +167,7 @@ def _names_in_common(sides: tuple[HubModel, HubModel]) -> int:
 
 
 def _ways_of_names(tree: Tree, other: Tree, options: AlignOptions) -> list[HubModel]:
-    """Return a tree under its own names, and under Hub names if PyTorch trainers use other names for it."""
+    """Return a tree under its own names, and under Hub names if PyTorch trainers name it differently."""
     if view_of(tree).is_maxtext:
         return [HubModel(tree)]
     built = as_hub_model(tree, _files(tree, options, other).config or other.metadata.config)
@@ -172,12 +175,12 @@ def _ways_of_names(tree: Tree, other: Tree, options: AlignOptions) -> list[HubMo
 
 
 def _own_names(tree: Tree) -> NamedArrays[LazyArray]:
-    """Return a tree's own names, without flavour and with layers one by one; cached."""
+    """Return a tree's own names, without the flavor and with separate layers; cached."""
     return tree.once(_named)
 
 
 def _with_carried(tree: Tree) -> NamedArrays[LazyArray]:
-    """Return a MaxText tree under its own names, with its carried Hugging Face arrays."""
+    """Return a MaxText tree under its own names, including the Hugging Face arrays that it carries."""
     named = _own_names(tree)
     carried = carried_arrays(tree)
     return replace(named, arrays={**carried, **named.arrays}) if carried else named
@@ -200,7 +203,7 @@ def _named(tree: Tree) -> NamedArrays[LazyArray]:
 
 
 def _files(tree: Tree, options: AlignOptions, other: Tree | None = None) -> ModelFiles:
-    """Return the configuration that the user set, the one next to the arrays, or the other side's."""
+    """Return the configuration that the user set, the one next to the arrays, or that of the other side."""
     if options.like is None and tree.metadata.config is not None:
         return ModelFiles(tree.metadata.config)
     files = ModelFiles.of(tree if other is None else other, options.like)
@@ -208,18 +211,18 @@ def _files(tree: Tree, options: AlignOptions, other: Tree | None = None) -> Mode
 
 
 def _family(files: ModelFiles, options: AlignOptions) -> Family | None:
-    """Return the family that the user or the configuration names; None if neither names a known one."""
+    """Return the family that the user or the configuration names; None if neither names a known family."""
     if options.model.family is not None:
         return family_called(options.model.family)
     try:
         return None if files.config is None else family_of(files.config, files.location)
     except CheckpointError:
-        # Its arrays may have the names of one that is known.
+        # The arrays may have the names of a known family.
         return None
 
 
 def _models(trees: tuple[Tree, Tree], options: AlignOptions) -> Iterator[tuple[Family, ModelFiles]]:
-    """Yield the families of the trees, by the user or a configuration."""
+    """Yield the families of the trees, as named by the user or a configuration."""
     for files in (_files(tree, options) for tree in trees):
         family = _family(files, options)
         if family is not None:
@@ -229,7 +232,7 @@ def _models(trees: tuple[Tree, Tree], options: AlignOptions) -> Iterator[tuple[F
 def _formatted_alike(
     a: Tree, b: Tree, options: AlignOptions
 ) -> tuple[NamedArrays[LazyArray], NamedArrays[LazyArray]]:
-    """Align two trees that are not MaxText's: by equal names, or by two namings of one family."""
+    """Align two trees without MaxText names: by equal names, or by two namings of one family."""
     first, second = _own_names(a), _own_names(b)
     if first.arrays.keys() == second.arrays.keys():
         return first, second
@@ -246,7 +249,7 @@ def _formatted_alike(
 
 
 def _configured_sizes(trees: tuple[Tree, Tree], options: AlignOptions) -> dict[str, int]:
-    """Return lengths of a model's axes by its configuration alone, for when no names are mapped."""
+    """Return the lengths of a model's axes from its configuration alone, for use when no names are mapped."""
     for family, files in _models(trees, options):
         if files.config is not None:
             try:
@@ -276,7 +279,10 @@ def _with_what_both_have(
     *,
     is_conversion: bool,
 ) -> Pairing[LazyArray]:
-    """Return both sides. Arrays of only a training state are differences, except a conversion's step."""
+    """Return both sides.
+
+    Arrays that only a training state has are differences, except the step of a conversion.
+    """
     a, b = dict(first.arrays), with_joints_of(second.arrays, first.arrays)
     remarks = [Remark(text, "A") for text in first.remarks] + [Remark(text, "B") for text in second.remarks]
     naming = [Remark(text, "A") for text in first.naming] + [Remark(text, "B") for text in second.naming]
@@ -290,7 +296,7 @@ def _with_what_both_have(
     sides = ("A", a, {*b}, mine), ("B", b, {*a}, theirs)
     for side, arrays, others, role in sides:
         if is_conversion and STEP not in others:
-            # A conversion to MaxText writes a step, for which Hugging Face models have no place.
+            # A conversion to MaxText writes a step, which Hugging Face models do not have.
             arrays.pop(STEP, None)
         if options.parameters:
             state, why = [name for name in arrays if role[name] != "parameter"], ""
@@ -298,7 +304,7 @@ def _with_what_both_have(
             state = [name for name in arrays if role[name] != "parameter"]
             why = "as only one of them is a training checkpoint"
         else:
-            # Steps and random states may be kept elsewhere by a trainer or a format.
+            # A trainer or a format may store steps and random states elsewhere.
             state = [name for name in arrays if role[name] == "other" and name not in others]
             why = "as the other side has no such state"
         if options.lists_state and not options.parameters:
@@ -311,7 +317,7 @@ def _with_what_both_have(
 
 
 def _listed(names: list[str]) -> str:
-    """Return the number of arrays and the first names; of a single array its name."""
+    """Return the number of arrays and the first names, or the name of a single array."""
     folds = fold_lines(names)
     shown = folds[:_SHOWN] + ([f"{len(folds) - _SHOWN} more"] if len(folds) > _SHOWN else [])
     return names[0] if len(names) == 1 else f"{array_count(names)} ({', '.join(shown)})"

@@ -1,4 +1,4 @@
-"""Buffers that only one side has, compared with those that a model computes from its configuration."""
+"""Compare buffers that only one side has with those that a model computes from its configuration."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ckpttools.core.text import array_count
 from ckpttools.digest.pairing import Pairing, Remark, Side
 from ckpttools.roles.buffers import is_buffer
 
-# Larger buffers are not computed: a causal mask of 8,192 positions has 64 MiB.
+# Larger buffers are not computed. A causal mask of 8,192 positions has 64 MiB.
 _MAX_BYTES = 64 << 20
-# A buffer takes up to 16 times its size in float64, and the computed one as much.
+# A buffer takes up to 16 times its size in float64, and the computed one takes the same.
 _MEMORY_SHARE = 64
 # Trainers compute powers, angles and their cosines in float32.
 _RELATIVE, _ANGLES = 1e-5, 2e-3
@@ -25,13 +25,15 @@ _FORBIDDEN = -1e4
 
 
 def without_computed_buffers(both: Pairing[LazyArray], memory: int) -> Pairing[LazyArray]:
-    """Leave out buffers that one side lacks and that have the values a model computes. Reads them.
+    """Leave out buffers that only one side has if they have the values that a model computes.
 
-    Rotary frequencies and tables, causal masks and positions are recognized. One with other values, or with
-    a rotary embedding that is not known here, stays an array that the other side lacks.
+    Reads the buffers.
+
+    Rotary frequencies and tables, causal masks and positions are recognized. A buffer with other values, or
+    for an unknown rotary embedding, counts as missing on the other side.
 
     Args:
-        both: The arrays that are compared.
+        both: The arrays to compare.
         memory: Peak memory limit in bytes.
 
     Raises:
@@ -85,7 +87,7 @@ def _mantissa_bits(array: LazyArray) -> int:
 
 
 def _is_causal(mask: np.ndarray) -> bool:
-    """Return whether a mask has one value up to the diagonal and another one above it, as GPT-2's."""
+    """Return whether a mask has one value up to the diagonal and another above it, like that of GPT-2."""
     count = mask.shape[0]
     before = np.tri(count, dtype=bool)
     allowed, forbidden = mask[before], mask[~before]
@@ -107,7 +109,7 @@ def _is_table(values: np.ndarray, config: Mapping[str, Any]) -> bool:
 
 
 def _frequencies(config: Mapping[str, Any], count: int) -> Iterator[np.ndarray]:
-    """Yield the rotary frequencies that a model may have, one set for each kind of layer; none if unknown."""
+    """Yield the rotary frequencies that a model may have, one set per kind of layer; none if unknown."""
     from ckpttools.maxtext.config.model_facts import ModelFacts
     from ckpttools.model_families.hf_defaults import default_values
 
@@ -132,7 +134,7 @@ _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positi
 
 
 def _stretched(plain: np.ndarray, factor: float, low: float, high: float, length: float) -> np.ndarray:
-    """Frequencies as Llama 3.1 stretches them: long waves by the factor, short ones not, smoothly between."""
+    """Return frequencies as scaled in Llama 3.1: long waves by the factor, with a smooth transition."""
     turns = length * plain / (2 * pi)
     smooth = np.clip((turns - low) / (high - low), 0, 1)
     built: np.ndarray = (1 - smooth) * plain / factor + smooth * plain

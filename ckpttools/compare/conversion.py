@@ -1,4 +1,4 @@
-"""Two checkpoints paired as a conversion maps them: what `verify` and `hash` compare."""
+"""Pair two checkpoints by the mapping of a conversion, as compared by `verify` and `hash`."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from ckpttools.model_families.family import Family
 
 @dataclass(frozen=True, slots=True)
 class ConversionOptions:
-    """Options about the conversion between two checkpoints.
+    """Options of the conversion between two checkpoints.
 
     Attributes:
-        model: family, RoPE layout, and handling of an output head.
-        drop: patterns of Hugging Face arrays that were left out.
+        model: Family, RoPE layout, and handling of an output head.
+        drop: Patterns of Hugging Face arrays that were left out.
     """
 
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -49,19 +49,19 @@ class ConversionOptions:
 def in_maxtext_names(
     tree: Tree, declared: ConversionOptions | None = None, *, is_strict: bool = True
 ) -> NamedArrays[LazyArray]:
-    """Name the arrays of a tree as MaxText does, layers one by one. Reads nothing.
+    """Return the arrays of a tree under MaxText's names, with separate layers. Reads nothing.
 
-    Arrays that MaxText has no place for keep their own names, so that a comparison lists them.
+    Arrays that MaxText does not have keep their own names, so that a comparison lists them.
 
     Args:
-        tree: A MaxText checkpoint, or a Hugging Face one, whose arrays are those that it converts to.
+        tree: A MaxText checkpoint, or a Hugging Face checkpoint, which is converted.
         declared: Options of the conversion.
-        is_strict: Whether to refuse arrays that a conversion refuses. Otherwise they are named as far as the
-            rows of the family go.
+        is_strict: Whether to reject arrays that a conversion rejects. Otherwise, arrays are named as far as
+            the mapping rows of the family allow.
 
     Raises:
-        UsageError: there are options of a conversion, and there is none.
-        CheckpointError: as `to_maxtext`.
+        UsageError: Conversion options are given without a conversion.
+        CheckpointError: See `to_maxtext`.
     """
     if view_of(tree).is_maxtext:
         require_none(declared, "the names are MaxText's")
@@ -94,7 +94,7 @@ def without_implied(
 
     Args:
         named: All arrays of one side.
-        names: The names that the other side has.
+        names: Names of the arrays on the other side.
         config: The model's configuration.
         memory: Peak memory limit in bytes.
 
@@ -114,26 +114,26 @@ def paired(
     declared: ConversionOptions | None = None,
     padding_rows: str | None = None,
 ) -> Pairing[LazyArray]:
-    """Pair the arrays of a checkpoint, A, with those of the one that it should equal, B. Reads no array.
+    """Pair the arrays of a checkpoint, A, with those of the one that it should equal, B. Reads no arrays.
 
-    Names are mapped as `ckpttools.compare.align` maps them for `diff`, so that both find the same.
+    Names are mapped as by `ckpttools.compare.align` for `diff`, so that both find the same differences.
 
     Args:
         built: The result of a conversion, or a checkpoint with the same names.
-        source: What was converted.
+        source: The checkpoint that was converted.
         selection: The arrays to compare.
         declared: Options of the conversion.
-        padding_rows: What to do with rows beyond the vocabulary; only checked here.
+        padding_rows: How to treat rows beyond the vocabulary; only validated here.
 
     Raises:
-        UsageError: There are options of a conversion and there is none, or no array is selected.
-        CheckpointError: One of them is an adapter.
+        UsageError: Conversion options are given without a conversion, or no array is selected.
+        CheckpointError: One of the checkpoints is an adapter.
     """
     built, source = with_keys(built), with_keys(source)
     declared = _checked(built, source, selection, declared, padding_rows)
     if not selection.layers:
         mine, theirs = ({**carried_arrays(tree), **as_stored(tree)} for tree in (built, source))
-        # Trees of nested keys keep them; names in Hugging Face files have dots.
+        # Trees with nested keys keep them, while names in Hugging Face files have dots.
         both: Pairing[LazyArray] = Pairing(mine, with_joints_of(theirs, mine))
         if selection.parameters:
             both = Pairing(_parameters(both.a), _parameters(both.b))
@@ -165,7 +165,7 @@ def _checked(
     declared: ConversionOptions | None,
     padding_rows: str | None,
 ) -> ConversionOptions:
-    """Return the options of the conversion; UsageError for those that would be ignored."""
+    """Return the options of the conversion. Raises UsageError for options that would be ignored."""
     if view_of(built).is_maxtext == view_of(source).is_maxtext:
         require_none(declared, "both sides have the same names")
         require_no_padding(padding_rows)
@@ -179,7 +179,7 @@ def _checked(
 
 
 def _less(source: Tree, drop: Sequence[str], model: ModelOptions) -> tuple[Tree, tuple[str, ...]]:
-    """Return a Hugging Face tree without the arrays that the user dropped by name, and a remark.
+    """Return a Hugging Face tree without the arrays that the user dropped by name, and remarks.
 
     Raises:
         UsageError: A pattern matches no array.
@@ -198,7 +198,7 @@ def _less(source: Tree, drop: Sequence[str], model: ModelOptions) -> tuple[Tree,
     try:
         head = _head(source, ToMaxText(model=model))
     except CheckpointError:
-        head = None  # the comparison itself identifies the model
+        head = None  # The comparison itself identifies the model.
     heads = {path for path in dropped if head is not None and names[path] == head.head}
     why, others = f"left out because of {option('drop')}", dropped - heads
     remarks = [f"{why}: {array_count(others)}"] if others else []
@@ -209,14 +209,14 @@ def _less(source: Tree, drop: Sequence[str], model: ModelOptions) -> tuple[Tree,
 def as_huggingface(
     hub: Tree, maxtext: Tree, selection: Selection, declared: ConversionOptions | None = None
 ) -> Pairing[LazyArray]:
-    """Pair the parameters of a Hugging Face checkpoint, A, with those that a MaxText one converts to, B.
+    """Pair the parameters of a Hugging Face checkpoint, A, with those of a converted MaxText checkpoint, B.
 
-    Conversions that round are exact in one direction only: a checkpoint that was converted from MaxText may
-    not give the same MaxText arrays again.
+    Conversions that round are exact in one direction only: converting a checkpoint to Hugging Face and back
+    may not give the same MaxText arrays.
 
     Raises:
         UsageError: A pattern of `declared.drop` matches no array that `hub` lacks.
-        CheckpointError: As `to_huggingface`.
+        CheckpointError: See `to_huggingface`.
     """
     declared = declared or ConversionOptions()
     hub, maxtext = with_keys(hub), with_keys(maxtext)
@@ -267,14 +267,14 @@ def _towers_of(family: Family, arrays: Mapping[str, LazyArray]) -> tuple[str, ..
 
 
 def require_none(declared: ConversionOptions | None, why: str) -> None:
-    """Refuse options that would be ignored.
+    """Reject options that would be ignored.
 
     Args:
-        declared: options of a conversion.
-        why: why there is none.
+        declared: Options of a conversion.
+        why: Why there is no conversion.
 
     Raises:
-        UsageError: such options are set.
+        UsageError: Options are set.
     """
     if declared not in (None, ConversionOptions()):
         family, rope_layout, tied, drop = map(option, ("family", "rope_layout", "tied", "drop"))
@@ -283,7 +283,7 @@ def require_none(declared: ConversionOptions | None, why: str) -> None:
 
 
 def require_no_padding(padding_rows: str | None) -> None:
-    """Raise UsageError if there is an option about rows beyond a vocabulary and nothing is converted."""
+    """Raise UsageError if an option for rows beyond the vocabulary is set but nothing is converted."""
     if padding_rows is not None:
         what = option("padding_rows")
         raise UsageError(
@@ -293,7 +293,7 @@ def require_no_padding(padding_rows: str | None) -> None:
 
 
 def _converted(tree: Tree, options: ToMaxText) -> NamedArrays[LazyArray]:
-    """Convert a Hugging Face tree. Arrays that a conversion leaves out unasked keep their own names."""
+    """Convert a Hugging Face tree. Arrays that a conversion leaves out by default keep their own names."""
     built = to_maxtext(tree, options)
     family = family_for(tree.metadata.config, options.model, tree.metadata.location)
     dropped = {name for name in built.notes.dropped if matches_any(name, options.drop)}
@@ -306,7 +306,7 @@ def _converted(tree: Tree, options: ToMaxText) -> NamedArrays[LazyArray]:
 
 
 def _head(tree: Tree, options: ToMaxText) -> Head | None:
-    """Return the names of output head and embedding in a Hugging Face tree, if its family has a head."""
+    """Return the names of output head and embedding of a Hugging Face tree, if its family has a head."""
     family = family_for(tree.metadata.config, options.model, tree.metadata.location)
     return right_head(family, family.spelling_of([dotted(path) for path in tree.arrays]))
 
@@ -314,16 +314,16 @@ def _head(tree: Tree, options: ToMaxText) -> Head | None:
 def _without_towers(
     source: Tree, built: Tree, known: ModelFiles, model: ModelOptions
 ) -> tuple[Tree, dict[str, LazyArray]]:
-    """Split off the towers of a MaxText tree that a Hugging Face tree neither has nor promises.
+    """Split off the towers of a MaxText tree that the Hugging Face tree neither has nor declares.
 
     Returns:
-        The rest of the tree, and the arrays of those towers by name.
+        The rest of the tree, and the arrays of these towers by name.
     """
     arrays = by_name(built.arrays)
     config = built.metadata.config
     if config is None or absent_towers(config, arrays):
         return source, {}
-    # The text model alone may be of a family without towers.
+    # The text model alone may belong to a family without towers.
     family = family_for(known.config or config, model, built.metadata.location)
     homes = view_of(source).homes
     absent = [tower for tower in family.towers if tower not in _towers_of(family, arrays)]
@@ -342,9 +342,9 @@ def _as_huggingface(source: Tree, built: Tree, model: ModelOptions) -> NamedArra
     known = ModelFiles.of(source, None)
     config = built.metadata.config or known.config
     source, lost = _without_towers(source, built, known, model)
-    # Names are those of `built`, whatever is recorded about the model that `source` came from. Another
-    # order of rotary
-    # pairs than the family's counts as a difference in both directions, unless requested.
+    # Names are those of `built`, regardless of recorded facts about the model that `source` came from. If
+    # rotary pairs are not in the order of the family, this counts as a difference in both directions, unless
+    # requested.
     files = replace(known, config=config, weights=weights, carried={}, spelling=None, rope_layout=None)
     options = ToHuggingFace(
         model=replace(model, tied="materialize" if model.tied == "materialize" else "keep"),

@@ -1,7 +1,7 @@
-"""The deviation of two arrays, element by element: as numbers, and in units in the last place.
+"""The deviation of two arrays, element by element, as numbers and in units in the last place.
 
-Elements are equal if they are the same number, or both NaN. The sign of a zero and the payload of a NaN are
-counted as different bits, and as a difference without tolerances.
+Elements are equal if they are the same number, or both NaN. A different sign of zero or NaN payload counts as
+different bits and, without tolerances, as a difference.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ckpttools.core.region import Shape
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """Differences that do not count: those within any of these.
+    """Tolerances of a comparison. A difference is ignored if it is within any of them.
 
     Attributes:
         atol, rtol: |a - b| <= atol + rtol * max(|a|, |b|).
-        ulp: maximum units in the last place.
+        ulp: Maximum difference in units in the last place.
     """
 
     atol: float = 0.0
@@ -25,7 +25,7 @@ class Tolerances:
     ulp: int = 0
 
     def __post_init__(self) -> None:
-        # No difference is within NaN, and none is beyond it.
+        # Reject NaN, too: no difference is within it, and none exceeds it.
         if not (self.atol >= 0 and self.rtol >= 0 and self.ulp >= 0):
             raise UsageError("a tolerance is a number, and not below zero", got=self)
 
@@ -42,16 +42,16 @@ class Deviation:
     """The deviation of two arrays. Deviations of parts of an array can be added.
 
     Attributes:
-        elements: how many were compared.
-        differing: how many are not equal.
-        beyond: how many of those exceed all tolerances.
-        other_bits: how many are equal but have different bits.
-        nan: how many are NaN on one side only; they count as differing and in nothing below.
-        max_abs: largest |a - b|; infinite where one is infinite and the other is not the same.
-        max_rel: largest |a - b| / max(|a|, |b|): at most 2, infinite where max_abs is.
-        max_ulp: most steps between the two among the numbers of the dtype, infinity being the one after the
-            largest; in the coarser of two dtypes. None between numbers of different kinds.
-        first: index of the first element that differs beyond all tolerances, else of the first that differs.
+        elements: Number of compared elements.
+        differing: Number of elements that are not equal.
+        beyond: Number of differing elements that exceed all tolerances.
+        other_bits: Number of elements that are equal but have different bits.
+        nan: Number of elements that are NaN on one side only; they count as differing and in no field below.
+        max_abs: Largest |a - b|; infinite if one element is infinite and the other is different.
+        max_rel: Largest |a - b| / max(|a|, |b|), which is at most 2; infinite if `max_abs` is.
+        max_ulp: Largest number of steps between the two elements among the numbers of the coarser dtype, with
+            infinity after the largest number. None between numbers of different kinds.
+        first: Index of the first element that exceeds all tolerances, or otherwise of the first that differs.
     """
 
     elements: int = 0
@@ -80,6 +80,9 @@ class Deviation:
 
 
 def _earlier(one: Deviation, other: Deviation) -> Shape | None:
-    """Return the first index of both; one within the tolerances only where none is beyond them."""
+    """Return the first index of both.
+
+    An index within the tolerances is returned only if none is beyond them.
+    """
     ranked = [(not item.beyond, item.first) for item in (one, other) if item.first is not None]
     return min(ranked)[1] if ranked else None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ckpttools.compare.causes.base import Cause
 
 Outcome = Literal["differs", "shape", "kind", "dtype", "bits", "only in A", "only in B", "within", "equal"]
-"""The result for an array, the worst first; the last two count as equal."""
+"""The outcome for an array, worst first. The last two count as equal."""
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
@@ -48,17 +48,17 @@ class ArrayType:
 
 @dataclass(frozen=True, slots=True)
 class ArrayDiff:
-    """One array of A and of B.
+    """An array of A and its counterpart in B.
 
     Attributes:
-        name: of the array.
-        outcome: one of `OUTCOMES`. "kind": a leaf that is not an array, or of another kind; "dtype": another
+        name: Name of the array.
+        outcome: One of `OUTCOMES`. "kind": a leaf that is not an array, or of another kind; "dtype": another
             dtype with the same numbers or with numbers within the tolerances; "bits": the same numbers, with
             another sign of zero or other bits of NaN, and no tolerance; "within": other numbers or bits
             within the tolerances.
-        a, b: the leaf on each side, or None.
-        deviation: the size of the difference; None if they cannot be compared.
-        cause: why they differ, if known.
+        a, b: The leaf on each side, or None.
+        deviation: Size of the difference; None if the leaves cannot be compared.
+        cause: Cause of the difference, if known.
     """
 
     name: str
@@ -82,18 +82,18 @@ def diff(
     jobs: int | None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[ArrayDiff, ...]:
-    """Return every array of both sides, in the order of names.
+    """Compare every array of both sides, in the order of names.
 
     Args:
-        both: the arrays.
-        tolerances: which differences do not count.
-        ignore_dtypes: whether the same numbers in another dtype are equal.
-        memory: bytes that may be resident at most.
-        jobs: workers at a time.
-        observe: called with the bytes of each piece that was read, of both sides.
+        both: The arrays.
+        tolerances: Differences to ignore.
+        ignore_dtypes: Whether the same numbers in another dtype count as equal.
+        memory: Maximum resident bytes.
+        jobs: Number of workers.
+        observe: Called with the bytes of each piece that was read, of both sides.
 
     Raises:
-        CheckpointError: an array cannot be read, or the memory is too small.
+        CheckpointError: An array cannot be read, or the memory is too small.
     """
     of_one_shape = {name: a for name, a, b in both.pairs if a.shape == b.shape}
     result = _deviations(of_one_shape, both.b, tolerances, memory, jobs, observe)
@@ -124,7 +124,7 @@ def _outcome(total: Deviation, same_type: bool, tolerances: Tolerances) -> Outco
 
 
 def of_leaf(each: LeafDifference) -> ArrayDiff:
-    """Return the entry of a leaf that is not an array or of another kind."""
+    """Return the entry of a leaf that is not an array, or of another kind."""
     a, b = (None if kind is None else ArrayType(kind, ()) for kind in (each.a, each.b))
     return ArrayDiff(each.name, "only in B" if a is None else "only in A" if b is None else "kind", a, b)
 
@@ -140,7 +140,7 @@ def _deviations(
     jobs: int | None,
     observe: Callable[[int], None],
 ) -> _Deviations:
-    """Return the deviations of arrays; missing ones are bit-identical."""
+    """Return the deviations of arrays. Arrays without a deviation are bit-identical."""
     by_dtypes: dict[tuple[DType, DType], dict[str, LazyArray]] = {}
     for name, array in a.items():
         by_dtypes.setdefault((array.dtype, b[name].dtype), {})[name] = array
@@ -190,7 +190,7 @@ def _apart(
             blocks = np.ascontiguousarray(mine), np.ascontiguousarray(theirs)
             part = deviation(*blocks, dtypes, tolerances, scratch)
             if part.first is not None:
-                # numpy makes rank 0 rank 1; its only index is empty.
+                # numpy turns rank 0 into rank 1, but the only index of the array is empty.
                 index = part.first[: inner.rank]
                 first = tuple(start + k for start, k in zip(inner.start, index, strict=True))
                 part = replace(part, first=first)

@@ -10,8 +10,8 @@ from ckpttools.core.dtypes import DTYPES, DType
 
 
 def as_doubles(carriers: np.ndarray, dtype: DType) -> np.ndarray:
-    """Return elements as float64, or complex128 where they are complex; integers of 64 bits are rounded."""
-    # Some NaN make numpy complain.
+    """Convert elements to float64, or to complex128 if they are complex. 64-bit integers are rounded."""
+    # Some NaN values cause numpy warnings.
     with np.errstate(invalid="ignore"):
         if dtype.kind == "complex":
             return carriers.view(dtype.numpy).astype(np.complex128)
@@ -21,14 +21,14 @@ def as_doubles(carriers: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def coarser(a: DType, b: DType) -> DType:
-    """Return the floating-point dtype of the two that rounds more; `a` if both round alike."""
+    """Return the floating-point dtype that rounds more; `a` if both round alike."""
     return b if b.epsilon > a.epsilon else a
 
 
 def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> np.ndarray | None:
-    """Return steps of the coarser dtype between the elements; NaN counts as any number.
+    """Return the number of steps of the coarser dtype between the elements. The result for NaN is arbitrary.
 
-    A number out of this dtype's range is farther from all others than any two of them.
+    The distance to a number outside this dtype's range is larger than any distance within the range.
     """
     kinds = {"int" if dtype.is_whole else dtype.kind for dtype in dtypes}
     if kinds == {"float"}:
@@ -50,19 +50,19 @@ def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> 
 
 
 def steps_into(out: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: DType, scratch: Scratch) -> None:
-    """See `steps_between`, several times as fast: in unsigned integers of the elements' width.
+    """Compute `steps_between` several times as fast, in unsigned integers of the elements' width.
 
     Args:
-        out: carriers of the dtype, overwritten.
-        a, b: carriers, 1-d, of a dtype with a sign in front and magnitudes in order behind it; no NaN.
-        dtype: of the elements.
-        scratch: has room for twice the elements of `a`.
+        out: Carriers of the dtype, which are overwritten.
+        a, b: 1-d carriers of a dtype with a sign bit followed by ordered magnitudes, without NaN.
+        dtype: Dtype of the elements.
+        scratch: Memory for twice the elements of `a`.
     """
     signed = np.dtype(f"<i{dtype.itemsize}")
     with scratch.take((2, a.size), signed) as (one, other):
         sign = out.view(signed)
         for carriers, ranks in ((a, one), (b, other)):
-            # A number with a sign counts down from 0, by its magnitude.
+            # Negative numbers get negative ranks, by magnitude.
             np.right_shift(carriers.view(signed), dtype.bits - 1, out=sign)
             np.bitwise_and(sign, np.iinfo(signed).max, out=ranks)
             np.bitwise_xor(ranks, carriers.view(signed), out=ranks)
@@ -72,7 +72,7 @@ def steps_into(out: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: DType, scra
 
 
 def _ranks(carriers: np.ndarray, dtype: DType) -> np.ndarray:
-    """Return the ranks of floating-point numbers in their order, counted from 0, which -0 shares."""
+    """Return the ranks of floating-point numbers; 0 and -0 have rank 0."""
     if dtype.bits == 64:
         signed, lowest = carriers.view(np.int64), np.iinfo(np.int64).min
         return np.asarray(np.where(signed < 0, lowest - signed, signed))
@@ -91,7 +91,7 @@ def _integers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _between(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """|a - b| as unsigned numbers, which have room for it where signed ones overflow."""
+    """Return |a - b| as unsigned integers, since signed integers can overflow."""
     apart: np.ndarray = np.where(a > b, a - b, b - a)
     return apart.view(np.uint64)
 

@@ -1,4 +1,4 @@
-"""Finding out why arrays differ: every cause is tried on a few elements, and those that fit on all."""
+"""Find out why arrays differ: try every cause on a few elements, and those that fit on all elements."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from ckpttools.digest.pairing import Pairing
 from ckpttools.plan.pieces import Item
 from ckpttools.run.scanning import scan
 
-# For arrays whose names differ only in numbers, try all causes on this many; on the others only fitting ones.
+# Number of arrays on which all causes are tried, among arrays whose names differ only in numbers. On the
+# others, only causes that fit a probe are tried.
 _PROBES = 3
-# Number of hypotheses that fit a sample to check in full, one after the other.
+# Number of hypotheses that fit a sample and are checked in full, one after the other.
 _MOST_FITTING = 3
-# A copy of an array has room in this part of the memory: there are two, each made from another one.
+# Each copy may take this part of the memory: there are two copies, each made from another one.
 _COPIES = 8
 
 
@@ -40,16 +41,16 @@ def explain(
     jobs: int | None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[ArrayDiff, ...]:
-    """Return the entries with causes for arrays that agree in all elements with a cause.
+    """Add a cause to each entry whose arrays agree in all elements given that cause.
 
     Args:
-        result: result of `ckpttools.compare.diff.diff`.
-        both: the arrays that it compared, and others that they may have been confused with.
-        detectors: of causes, in any order.
-        memory, jobs, observe: as `diff`.
+        result: Result of `ckpttools.compare.diff.diff`.
+        both: The compared arrays, and others with which they may have been confused.
+        detectors: Detectors of causes, in any order.
+        memory, jobs, observe: See `diff`.
 
     Raises:
-        CheckpointError: an array cannot be read, or the memory is too small.
+        CheckpointError: An array cannot be read, or the memory is too small.
     """
     ranked = sorted(detectors, key=lambda detector: detector.rank)
     fitting = dict(_fitting(result, both, ranked, memory // _COPIES))
@@ -70,7 +71,7 @@ def _fitting(
     ranked: Sequence[Detector],
     room: int,
 ) -> Iterator[tuple[str, list[Hypothesis]]]:
-    """Yield names and the hypotheses that fit a sample of their arrays."""
+    """Yield names, with the hypotheses that fit a sample of their arrays."""
     a, b, candidates = both.a, both.b, Candidates(both.a)
     groups: dict[tuple[str, str], list[Case]] = {}
     for item in result:
@@ -86,18 +87,18 @@ def _fitting(
 
 
 def _is_worth_a_look(each: ArrayDiff) -> bool:
-    """Return whether enough differs for evidence beyond chance."""
+    """Return whether enough elements differ to rule out a coincidence."""
     if each.outcome == "shape":
         return True
     return each.outcome == "differs" and each.deviation is not None and each.deviation.differing >= ENOUGH
 
 
 def _is_constant(array: LazyArray) -> bool:
-    """Return whether a sample holds only one number, so that the order of elements means nothing."""
+    """Return whether a sample has only one value, so that the order of elements shows nothing."""
     sample = np.concatenate([array.read(box).reshape(-1) for box in boxes(array.shape)] or [np.empty(0)])
     if sample.dtype == np.bool_:
         sample = sample.view(np.uint8) != 0
-    # Some NaN make numpy complain.
+    # Some NaN values cause numpy warnings.
     with np.errstate(invalid="ignore"):
         return bool((sample == sample[:1]).all())
 
@@ -105,8 +106,10 @@ def _is_constant(array: LazyArray) -> bool:
 def _of_group(
     cases: list[Case], ranked: Sequence[Detector], room: int
 ) -> Iterator[tuple[str, list[Hypothesis]]]:
-    """Yield arrays whose names differ only in numbers; causes that fit no probe are not tried on the
-    others."""
+    """Yield arrays whose names differ only in numbers.
+
+    Causes that fit no probe are not tried on the others.
+    """
     step = -(-len(cases) // _PROBES)
     known = {item for item in ranked if item.of_single_arrays}
     for case in cases[::step]:
@@ -120,7 +123,7 @@ def _of_group(
 
 
 def _that_fit(case: Case, ranked: Sequence[Detector], room: int) -> dict[Detector, list[Hypothesis]]:
-    """Return the first detector with hypotheses that fit a sample, and the first few of these."""
+    """Return the first detector with hypotheses that fit a sample, and the first few of these hypotheses."""
     # Hypotheses tried on copies are identified by number, so that no copy outlives the search.
     near = replace(case, a=in_memory(case.a, room), b=in_memory(case.b, room))
     for detector in ranked:
@@ -142,7 +145,7 @@ def _fits(hypothesis: Hypothesis) -> bool:
 def _failed(
     hypotheses: Sequence[Hypothesis], memory: int, jobs: int | None, observe: Callable[[int], None]
 ) -> set[int]:
-    """Return the hypotheses, by number, that do not hold for all elements."""
+    """Return the indices of the hypotheses that do not hold for all elements."""
     items: list[Item] = [pair for hypothese in hypotheses for pair in hypothese.pairs]
     numbers = [number for number, item in enumerate(hypotheses) for _ in item.pairs]
 

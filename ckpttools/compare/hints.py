@@ -1,6 +1,6 @@
-"""Hints for when two checkpoints differ in a way that an option ignores.
+"""Hints for two checkpoints that differ only in ways that an option ignores.
 
-Only if they differ in nothing else: real differences are never explained away.
+Hints are given only if there are no other differences: real differences are never explained away.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def after_verify(result: Collection[Difference], both: Pairing[LazyArray], compa
     """Return hints after a bit-exact comparison.
 
     Args:
-        result: all differences.
-        both: the compared arrays.
-        compared: result of `diffing` for them.
+        result: All differences.
+        both: The compared arrays.
+        compared: Result of `diffing` for both checkpoints.
     """
     dtypes = {item.name for item in result if item.reason == "dtype" and _are_floats(item.name, both)}
     rest = [item for item in result if item.name not in dtypes]
@@ -60,7 +60,7 @@ def after_verify(result: Collection[Difference], both: Pairing[LazyArray], compa
 
 
 def _of_parameters(result: Collection[Difference], compared: str) -> tuple[str, ...]:
-    """Return a hint for differing parameters: no option ignores that, but a cause may be known."""
+    """Yield a hint for differing parameters: no option ignores them, but the cause may be known."""
     sides = [{item.name for item in result if item.reason == reason} for reason in ("missing", "extra")]
     stacked = [{_LAYER_NUMBER.sub(r"\1", name) for name in side} for side in sides]
     if stacked[0] & sides[1] or sides[0] & stacked[1]:
@@ -84,8 +84,8 @@ def after_manifest(
     """Return hints after a comparison with digests.
 
     Args:
-        result: all differences.
-        mine, expected: the compared digests, by name.
+        result: All differences.
+        mine, expected: The compared digests, by name.
     """
     if mine and expected and not mine.keys() & expected.keys():
         return (
@@ -102,7 +102,7 @@ def after_manifest(
 def _are_state(
     result: Collection[Difference], mine: Mapping[str, Typed], expected: Mapping[str, Typed]
 ) -> bool:
-    """Return whether parameters were compared and none of these is one."""
+    """Return whether parameters were compared and no difference concerns one."""
     if not result:
         return True
     sides = parameters_among(mine), parameters_among(expected)
@@ -122,9 +122,9 @@ def after_diff(
     """Return hints after `diff`.
 
     Args:
-        result: the differences, with causes.
-        arrays: the compared arrays of either side, by name.
-        a, b: locations of the checkpoints.
+        result: The differences, with causes.
+        arrays: The compared arrays of either side, by name.
+        a, b: Locations of the checkpoints.
     """
     differing = [item for item in result if not item.is_equal]
     if not differing:
@@ -150,14 +150,14 @@ def _verify(source: str, built: str, **options: bool) -> str:
 
 
 def _is_rounded(each: ArrayDiff) -> bool:
-    """Return whether all numbers are the same in the coarser dtype of the two."""
+    """Return whether all numbers are equal in the coarser of the two dtypes."""
     apart = each.deviation
     same = apart is not None and apart.max_ulp == 0 and apart.nan == 0
     return each.outcome == "dtype" or (each.outcome == "differs" and same and _widths(each) != 0)
 
 
 def _widths(each: ArrayDiff) -> int:
-    """1 where A has more bits for an element than B, -1 where fewer."""
+    """Return 1 if A has more bits per element than B, -1 if it has fewer, and 0 otherwise."""
     if each.a is None or each.b is None:
         return 0
     a, b = (DTYPES[spec.dtype].bits for spec in (each.a, each.b))

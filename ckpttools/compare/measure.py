@@ -13,12 +13,12 @@ from ckpttools.compare.distances import as_doubles, steps_between
 from ckpttools.compare.ulp import IN_FLOAT32, deviation_in_float32
 from ckpttools.core.dtypes import DType
 
-# What is compared at once, of each side. Shorter blocks are over so soon that workers wait for the
-# interpreter's lock: bfloat16 at 1.9 GB/s on two cores with 512 KiB, 2.4 with 1 MiB, 2.6 with 2 MiB.
+# Bytes that are compared at once, of each side. With shorter blocks, workers wait for the interpreter lock:
+# bfloat16 ran at 1.9 GB/s on two cores with 512 KiB, 2.4 with 1 MiB, and 2.6 with 2 MiB.
 _BLOCK_BYTES = 1 << 20
-# Elements that become float64 at once, in a dozen arrays at most.
+# Number of elements that are converted to float64 at once, in at most a dozen arrays.
 _PART = 1 << 15
-# What `deviation_in_float32` takes, and which elements of a block differ and where.
+# Memory for `deviation_in_float32`, and for the positions of differing elements in a block.
 SCRATCH_BYTES = 20 << 20
 
 
@@ -32,18 +32,18 @@ def deviation(
     """Measure two blocks of at most about `block_elements`.
 
     Args:
-        a, b: carriers of the dtypes, of one shape and in C order. `first` counts within them.
-        dtypes: of `a` and of `b`.
-        tolerances: deviations that `beyond` ignores.
-        scratch: has `SCRATCH_BYTES`; without it memory is allocated and freed, which takes three times as
-            long.
+        a, b: Carriers of the dtypes, of the same shape and in C order. The index `first` is relative to them.
+        dtypes: Dtypes of `a` and `b`.
+        tolerances: Deviations that do not count in `beyond`.
+        scratch: Memory of `SCRATCH_BYTES`. Without it, memory is allocated and freed, which takes three times
+            as long.
     """
     left, right = a.reshape(-1), b.reshape(-1)
     locations, other_bits = None, 0
     if dtypes[0] == dtypes[1]:
         unequal = _unequal_bits(left, right)
         other_bits = int(np.count_nonzero(unequal))
-        # Picking elements out costs as much as looking at twice as many.
+        # Extracting elements costs as much as comparing twice as many.
         if 2 * other_bits < unequal.size:
             locations = np.flatnonzero(unequal)
             left, right = left[locations], right[locations]
@@ -57,7 +57,7 @@ def deviation(
 
 
 def block_elements(dtypes: tuple[DType, DType]) -> int:
-    """Return elements to pass to `deviation` at once."""
+    """Return the number of elements to pass to `deviation` at once."""
     return _BLOCK_BYTES // max(dtype.itemsize for dtype in dtypes)
 
 
@@ -97,7 +97,7 @@ def _of_part(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], toleranc
         one_nan = nan[0] != nan[1]
         size = np.maximum(np.abs(x), np.abs(y))
         compared = unequal & ~one_nan
-        # Complex numbers may be infinite in the same direction, but not the same.
+        # Infinite complex numbers may have the same direction without being equal.
         gap[compared & np.isnan(gap)] = inf
         near = compared & np.isfinite(gap) & (gap <= tolerances.atol + tolerances.rtol * size)
         if steps is not None and tolerances.ulp:

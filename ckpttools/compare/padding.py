@@ -1,4 +1,4 @@
-"""Ignore padding rows and output heads that equal the embedding if only one side has them."""
+"""Ignore padding rows, and output heads that equal the embedding, if only one side has them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from ckpttools.maxtext.vocabulary import counted_rows, without_vocabulary_paddin
 def settled(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:
     """Leave out arrays and rows that the other side implies: padding rows, buffers, a tied head.
 
-    See `without_padding`, `without_computed_buffers` and `without_equal_head` for arguments and errors.
+    For arguments and errors, see `without_padding`, `without_computed_buffers` and `without_equal_head`.
     """
     built = without_computed_buffers(without_padding(both, way, memory), memory)
     return without_equal_head(built, memory)
 
 
 def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:
-    """Leave out rows of MaxText beyond Hugging Face's vocabulary, if they are zeros.
+    """Leave out MaxText's rows beyond Hugging Face's vocabulary if they are zeros. Reads these rows.
 
-    Other rows become an array of their own on that side, as do arrays that MaxText alone has, and learned
-    something in. Reads them.
+    Other rows become an array of their own on that side, as do learned arrays that only MaxText has.
 
     Args:
-        both: the arrays that are compared.
-        way: as `ckpttools.maxtext.vocabulary.counted_rows` takes it.
-        memory: bytes that may be resident at most.
+        both: The arrays to compare.
+        way: See `ckpttools.maxtext.vocabulary.counted_rows`.
+        memory: Maximum resident bytes.
 
     Raises:
-        CheckpointError: they cannot be read, or the memory is too small.
+        CheckpointError: The rows cannot be read, or the memory is too small.
     """
     extra = {name: item for name, item in both.extra.items() if name in both.b or item.is_whole}
     rows = counted_rows(extra, way, memory)
@@ -52,8 +51,8 @@ def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> P
 def without_equal_head(both: Pairing[LazyArray], memory: int) -> Pairing[LazyArray]:
     """Leave out an output head that only one side stores, if it equals the embedding. Reads both arrays.
 
-    A model without a head uses the embedding instead. A head that differs from the embedding stays a missing
-    array of the other side, with a remark about the deviation.
+    A model without a head uses the embedding instead. A head that differs from the embedding counts as
+    missing on the other side, with a remark about the deviation.
 
     Args:
         both: The arrays to compare.

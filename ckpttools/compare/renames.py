@@ -1,4 +1,4 @@
-"""Arrays of A that B has under another name: found by a few elements of each."""
+"""Find arrays of A that have another name in B, by comparing a few elements of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Candidates:
     """The arrays of A, indexed by content.
 
     Attributes:
-        arrays: by name.
+        arrays: Arrays by name.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -40,7 +40,7 @@ class Candidates:
             yield from ((name, self.arrays[name]) for name in self._marks(array.shape).get(mark, ()))
 
     def _marks(self, shape: Shape) -> dict[bytes, list[str]]:
-        """Fingerprint -> names, of all arrays of this shape."""
+        """Return the names of all arrays of this shape by their sample."""
         if shape not in self._by_shape:
             marks = self._by_shape[shape] = {}
             for name, array in self.arrays.items():
@@ -67,10 +67,10 @@ def sample_key(array: LazyArray) -> bytes | None:
 
 
 def moves(origins: Mapping[str, str]) -> dict[str, Cause]:
-    """Return the cause for each name of B that has another name in A, given all of them.
+    """Return the cause for each name of B that has another name in A.
 
     Args:
-        origins: name in B -> the name under which A has the array.
+        origins: A's name of the array, by name in B.
     """
     built: dict[str, Cause] = {}
     renumbered: dict[str, dict[str, tuple[str, int, int]]] = {}
@@ -109,7 +109,7 @@ def _renamed(name: str, origin: str, mutual: bool) -> Cause:
 
 
 def _different(name: str, other: str) -> tuple[str, str]:
-    """Return the keys in which two names differ, without those that they have in common at both ends."""
+    """Return the keys in which two names differ, without common keys at both ends."""
     joint = "/" if "/" in name + other else "."
     mine, theirs = name.split(joint), other.split(joint)
     while len(mine) > 1 and len(theirs) > 1 and mine[0] == theirs[0]:
@@ -120,18 +120,18 @@ def _different(name: str, other: str) -> tuple[str, str]:
 
 
 def template(name: str) -> str:
-    """Return a name without the numbers of layers and experts: the same for all of them."""
+    """Return a name without layer and expert numbers, which is the same for all layers and experts."""
     return "".join(word for word, _ in _parts(name))
 
 
 def indices(name: str) -> tuple[tuple[str, int], ...]:
-    """Return the numbers of layers, experts and the like in a name, each with the word for what it counts."""
+    """Return the numbers of layers, experts and the like in a name, each with the word that it numbers."""
     parts = _parts(name)
     return tuple((_word(parts, k), number) for k, (_, number) in enumerate(parts) if number is not None)
 
 
 def _parts(name: str) -> list[tuple[str, int | None]]:
-    """Return keys and separators in turn: the number of a key is split from its word.
+    """Return keys and separators in turn. The number of a key is separated from its word.
 
     The 0 in `wi_0` is not an index: it distinguishes arrays, not layers.
     """
@@ -147,7 +147,7 @@ def _parts(name: str) -> list[tuple[str, int | None]]:
 
 
 def _word(parts: list[tuple[str, int | None]], location: int) -> str:
-    """Return what an index counts: the word in its own key, or the key before it."""
+    """Return what an index numbers: the word in its own key, or the key before it."""
     words = [word for word, _ in parts[: location + 1] if word.strip("/.")]
     return words[-1].rstrip("_") if words else "arrays"
 

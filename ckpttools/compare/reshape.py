@@ -1,4 +1,4 @@
-"""The same elements with other axes or another order of axes."""
+"""Reshape and transpose arrays lazily."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import relayout
 from ckpttools.core.region import Shape
 
-# Number of axes for which all orders are tried.
+# Maximum number of axes for which all orders are tried.
 _MOST_AXES = 4
 
 
@@ -27,7 +27,7 @@ def reshape(array: LazyArray, shape: Shape) -> LazyArray | None:
 
 
 def _cuts(shape: Shape) -> list[int]:
-    """Return elements below each boundary between axes, from the last axis on."""
+    """Return the number of elements below each boundary between axes, from the last axis on."""
     return [prod(shape[k:]) for k in range(len(shape) + 1)]
 
 
@@ -42,9 +42,9 @@ def _parts(shape: Shape, cuts: Sequence[int]) -> list[Shape]:
 
 
 def transposes(array: LazyArray, shape: Shape) -> Iterator[tuple[LazyArray, str]]:
-    """Ways to transpose an array that give `shape`, each with words for it.
+    """Yield ways to transpose an array to `shape`, each with a description.
 
-    All orders of axes, then the array as a matrix whose rows are its first axes, turned over.
+    Tries all orders of axes first, then treats the array as a matrix whose rows are its first axes.
     """
     rank = len(array.shape)
     plain = [(n,) for n in array.shape]

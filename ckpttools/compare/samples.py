@@ -17,15 +17,15 @@ from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.mapping.values import Cast
 from ckpttools.stores.memory import Bytes
 
-# Boxes with this many elements, long on the last axis, where neighbors are contiguous in memory.
+# Number of elements in a box, with most on the last axis, whose neighbors are contiguous in memory.
 _BOX, _LAST, _SIDE = 2048, 128, 8
 _BOXES = 4
-# If a sample reads more than this, hypotheses are tried on a copy in memory.
+# If reading a sample costs more than this, hypotheses are tried on a copy in memory.
 _DEAR = 1 << 20
 
 
 def boxes(shape: Shape) -> list[Region]:
-    """Return the regions of a sample: at both ends and at two places between; the same for equal shapes."""
+    """Return the regions of a sample: both ends and two places between. Equal shapes give equal regions."""
     if 0 in shape:
         return []
     sides = _sides(shape)
@@ -45,7 +45,7 @@ def boxes(shape: Shape) -> list[Region]:
 
 
 def _sides(shape: Shape) -> Shape:
-    """Return lengths of a box: as much of the last axis as allowed, of the others as there is room for."""
+    """Return the shape of a box: as much of the last axis as allowed, and of the others as fits."""
     sides = [min(shape[-1], _LAST if len(shape) > 1 else _BOX)] if shape else []
     for length in reversed(shape[:-1]):
         sides.append(max(1, min(length, _BOX // prod(sides), _SIDE)))
@@ -53,11 +53,11 @@ def _sides(shape: Shape) -> Shape:
 
 
 def in_memory(array: LazyArray, room: int) -> LazyArray:
-    """Return an in-memory copy of an array whose samples are expensive to read; other arrays as they are.
+    """Copy an array to memory if its samples are expensive to read; return other arrays unchanged.
 
     Args:
-        array: any array.
-        room: most bytes of a copy.
+        array: Any array.
+        room: Maximum bytes of a copy.
     """
     read = sum(array.read_cost(box).nbytes for box in boxes(array.shape))
     if read < _DEAR or array.nbytes > room:
@@ -66,12 +66,12 @@ def in_memory(array: LazyArray, room: int) -> LazyArray:
 
 
 def sampled(array: LazyArray) -> list[np.ndarray]:
-    """Return the elements of its boxes, as carriers."""
+    """Return the elements of an array's sample, as carriers."""
     return [array.read(box).view(array.dtype.carrier) for box in boxes(array.shape)]
 
 
 def same_in(region: Region, left: LazyArray, right: LazyArray, ulps: int) -> bool:
-    """Return whether two arrays differ by at most `ulps` units in the last place in a small region."""
+    """Return whether two arrays differ by at most `ulps` units in the last place within a small region."""
     values = [item.read(region).view(item.dtype.carrier) for item in (left, right)]
     return close(values[0], values[1], (left.dtype, right.dtype), ulps)
 
@@ -79,9 +79,9 @@ def same_in(region: Region, left: LazyArray, right: LazyArray, ulps: int) -> boo
 def close(
     a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], ulps: int, scratch: Scratch | None = None
 ) -> bool:
-    """Return whether elements, carriers of the dtypes, differ by at most `ulps` units in the last place.
+    """Return whether carriers of the dtypes differ by at most `ulps` units in the last place.
 
-    `scratch`: see `ckpttools.compare.measure.deviation`.
+    For `scratch`, see `ckpttools.compare.measure.deviation`.
     """
     for block in split_evenly(Region.whole(a.shape), block_elements(dtypes)):
         index = block.slices if a.ndim else ()
@@ -93,7 +93,7 @@ def close(
 
 
 def in_one_dtype(a: LazyArray, b: LazyArray) -> tuple[LazyArray, LazyArray]:
-    """Return both in the coarser dtype, if they have different floating-point dtypes."""
+    """Return both arrays in the coarser dtype, if they have different floating-point dtypes."""
     if a.dtype == b.dtype or not (a.dtype.is_float and b.dtype.is_float):
         return a, b
     dtype = coarser(a.dtype, b.dtype)
@@ -101,11 +101,11 @@ def in_one_dtype(a: LazyArray, b: LazyArray) -> tuple[LazyArray, LazyArray]:
 
 
 def as_dtype(array: LazyArray, dtype: DType) -> LazyArray:
-    """Floating-point numbers in another such dtype."""
+    """Cast floating-point numbers to another floating-point dtype."""
     return array if array.dtype == dtype else elementwise(array, Cast(dtype))
 
 
 def sampled_numbers(array: LazyArray) -> np.ndarray:
-    """Return the elements of its boxes as float64, one after the other."""
+    """Return the elements of an array's sample as float64, one after the other."""
     parts = [as_doubles(item.reshape(-1), array.dtype) for item in sampled(array)]
     return np.concatenate(parts) if parts else np.empty(0)

@@ -1,7 +1,7 @@
-"""Deviations of floating-point numbers of up to 32 bits, through float32: several times as fast as float64.
+"""Deviations of floating-point numbers of up to 32 bits, in float32: several times as fast as float64.
 
-float32 rounds. So close decisions are recalculated in float64: the largest deviations, and which elements
-are within the tolerances.
+Because float32 rounds, close decisions are recalculated in float64: the largest deviations, and the elements
+within the tolerances.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ckpttools.compare.distances import as_doubles, coarser, steps_into
 from ckpttools.core.dtypes import DType
 
 IN_FLOAT32 = ("float16", "bfloat16", "float32")
-"""Dtypes that float32 holds, with the layout that `steps_into` wants."""
+"""Dtypes that float32 can represent, with the layout that `steps_into` needs."""
 
-# What float32 calculates here is wrong by less than one in 2**22 ...
+# Relative errors of float32 results here are less than 2**-22 ...
 _HAIR = 2.0**-20
-# ... or, among subnormal numbers, by less than this.
+# ... and absolute errors of subnormal results are less than this.
 _LEAST = 2.0**-140
-# If more elements are this close, use the general method.
+# If more elements than this are close, the general method is used.
 _MOST = 1 << 15
 _FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 
@@ -35,13 +35,13 @@ Dtypes = tuple[DType, DType]
 def deviation_in_float32(
     sides: Sides, dtypes: Dtypes, tolerances: Tolerances, scratch: Scratch
 ) -> Deviation | None:
-    """Return the deviation of elements in a row; None if float32 is not enough.
+    """Return the deviation of consecutive elements; None if float32 is not precise enough.
 
     Args:
-        sides: carriers of both, 1-d, at least one.
-        dtypes: of both, among `IN_FLOAT32`.
-        tolerances: deviations that `beyond` ignores.
-        scratch: has 32 bytes for every element.
+        sides: 1-d carriers of both sides, with at least one element.
+        dtypes: Dtypes of both sides, among `IN_FLOAT32`.
+        tolerances: Deviations that do not count in `beyond`.
+        scratch: Memory of 32 bytes per element.
     """
     size = sides[0].size
     with (
@@ -55,7 +55,7 @@ def deviation_in_float32(
         limit = float(np.absolute(np.subtract(x, y, out=gap), out=gap).max())
         if not isfinite(limit) or not _can_be_rounded(dtypes, x, y):
             return None
-        # Different numbers have a nonzero difference, thanks to subnormal numbers.
+        # Different numbers always have a nonzero difference, thanks to subnormal numbers.
         if not limit:
             return Deviation()
         _steps(steps, sides, dtypes, (x, y), scratch)
@@ -80,7 +80,7 @@ def deviation_in_float32(
 
 
 def _can_be_rounded(dtypes: Dtypes, *sides: np.ndarray) -> bool:
-    """Return whether all numbers have some of the coarser dtype near them."""
+    """Return whether all numbers are within the range of the coarser dtype."""
     room = coarser(*dtypes).beyond_range
     return dtypes[0] == dtypes[1] or all(max(-float(side.min()), float(side.max())) < room for side in sides)
 
@@ -92,7 +92,7 @@ def _steps(
     values: Sides,
     scratch: Scratch,
 ) -> None:
-    """Steps from one number to the next, in the coarser dtype; `values` are the elements in float32."""
+    """Compute the steps between numbers in the coarser dtype; `values` are the elements in float32."""
     dtype = coarser(*dtypes)
     if dtypes[0] == dtypes[1]:
         steps_into(out, carriers[0], carriers[1], dtype, scratch)
@@ -109,10 +109,11 @@ def _steps(
 
 
 def _to_bfloat16(values: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
-    """Finite numbers of float32 rounded to nearest even, as carriers."""
+    """Round finite float32 numbers to nearest even, and write them as carriers."""
     bits = values.view(np.uint32)
     with scratch.take(bits.shape, bits.dtype) as rounded:
-        # The half of the last place that stays, less the smallest step where that place is even.
+        # Rounds to nearest even: adds half of the last kept place, minus the smallest step if that place is
+        # even.
         np.bitwise_and(np.right_shift(bits, 16, out=rounded), 1, out=rounded)
         np.add(np.add(rounded, 0x7FFF, out=rounded), bits, out=rounded)
         np.right_shift(rounded, 16, out=out, casting="unsafe")
@@ -121,12 +122,12 @@ def _to_bfloat16(values: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
 def _largest(
     mask: np.ndarray, gap: np.ndarray, limit: float, relative: np.ndarray, sides: Sides, dtypes: Dtypes
 ) -> tuple[float, float] | None:
-    """Return the largest difference, absolute and relative; None if there are too many candidates.
+    """Return the largest absolute and relative difference; None if there are too many candidates.
 
     Args:
-        mask: overwritten.
-        gap, limit: the differences, and the largest of them.
-        relative: the differences in proportion; NaN, of 0 and 0, is none.
+        mask: Overwritten.
+        gap, limit: The differences, and the largest of them.
+        relative: The relative differences; NaN, from 0 and 0, is ignored.
     """
     ends = (gap, limit), (relative, float(np.fmax.reduce(relative)))
     locations = [np.flatnonzero(np.greater_equal(item, end * (1 - _HAIR), out=mask)) for item, end in ends]
@@ -148,11 +149,11 @@ def _beyond(
     tolerances: Tolerances,
     scratch: Scratch,
 ) -> int | None:
-    """Return how many elements exceed the tolerances; None if float32 leaves too many in doubt.
+    """Return the number of elements that exceed the tolerances; None if float32 leaves too many in doubt.
 
     Args:
-        mask: gets those that are.
-        bound: overwritten.
+        mask: Receives the elements that exceed the tolerances.
+        bound: Overwritten.
     """
     with scratch.take(mask.shape, _BOOL) as sure:
         np.add(np.multiply(size, tolerances.rtol, out=bound), tolerances.atol, out=bound)
@@ -172,6 +173,6 @@ def _beyond(
 
 
 def _exactly(locations: np.ndarray, sides: Sides, dtypes: Dtypes) -> Sides:
-    """|a - b| and max(|a|, |b|) of a few elements, in float64."""
+    """Return |a - b| and max(|a|, |b|) of a few elements, in float64."""
     x, y = (as_doubles(item[locations], dtype) for item, dtype in zip(sides, dtypes, strict=True))
     return np.abs(x - y), np.maximum(np.abs(x), np.abs(y))

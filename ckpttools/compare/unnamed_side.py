@@ -1,4 +1,4 @@
-"""One side of a comparison with other names than the other side: mapped with the rows of a family."""
+"""Map one side of a comparison, whose names differ from those of the other, by the rows of a family."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Arrays = Mapping[str, LazyArray]
 
 @dataclass(frozen=True)
 class UnnamedSide:
-    """A side that has no MaxText names yet.
+    """A side that does not have MaxText names yet.
 
     Attributes:
-        tree: a Hugging Face checkpoint.
-        files: its configuration, if there is one.
-        beside: arrays of a MaxText checkpoint of the model, by name; empty without one.
+        tree: A Hugging Face checkpoint.
+        files: The model's files, with its configuration if there is one.
+        beside: Arrays of a MaxText checkpoint of the model, by name; empty if there is none.
     """
 
     tree: Tree
@@ -58,10 +58,12 @@ class UnnamedSide:
         return len(names & self.beside.keys()) if self.beside else len(names)
 
     def mapped(self, family: Family, model: ModelOptions) -> NamedArrays[LazyArray]:
-        """Under MaxText's names by a family's rows; arrays that no row takes keep their own.
+        """Return the arrays under MaxText's names by a family's rows.
+
+        Arrays without a row keep their own names.
 
         Raises:
-            ConfigError: the configuration contradicts itself.
+            ConfigError: The configuration contradicts itself.
         """
         mapped = self._made(family, model)
         built = {with_slashes(key): array for key, array in mapped.arrays.items()}
@@ -106,7 +108,7 @@ class UnnamedSide:
 
 
 def layers_of(family: Family, spelling: Spelling, arrays: Arrays) -> dict[str, Size]:
-    """Return the number of layers, by the highest number in names."""
+    """Return the number of layers, from the highest number in names."""
     starts = {str(spelling.key(parse_key(group.right)).parts[0]) for group in family.text_layers}
     rests = (name.removeprefix(start) for start in starts for name in arrays if name.startswith(start))
     numbers = [int(rest.partition(".")[0]) for rest in rests if rest.partition(".")[0].isdecimal()]
@@ -118,7 +120,7 @@ def with_slashes(key: str) -> str:
 
 
 def with_joints_of(arrays: Arrays, names: Arrays) -> dict[str, LazyArray]:
-    """Rename `arrays` to those of `names` that differ only in the separator of keys."""
+    """Rename arrays whose names differ from those in `names` only in the separator of keys."""
     known = {name.replace("/", "."): name for name in names}
     built = {name if name in names else known.get(name.replace("/", "."), name): name for name in arrays}
     if len(built) != len(arrays):
@@ -133,12 +135,12 @@ def as_wide_as(
 ) -> Mapping[str, LazyArray]:
     """Return the arrays of a conversion, without rounding those that are stored with 32 bits instead of 16.
 
-    All of them are where the conversion was to cast them, which rounds first.
+    All arrays are unrounded if the conversion would cast them, because casting rounds first.
 
     Args:
-        there: the stored arrays.
-        built: arrays of a conversion that may round, by the same names.
-        exactly: arrays of a conversion without rounding.
+        there: The stored arrays.
+        built: Arrays of a conversion that may round, under the same names.
+        exactly: Returns the arrays of a conversion without rounding.
     """
     short = [name for name, array in built.items() if _has_bits(array, 16)]
     wide = {name for name in short if name in there and _has_bits(there[name], 32)}

@@ -1,4 +1,4 @@
-"""Comparing two checkpoints bit by bit."""
+"""Compare two checkpoints bit by bit."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ckpttools.digest.stacks import WholeArray, alone, assembled, cheapest_reads
 from ckpttools.plan.pieces import Item
 from ckpttools.run.scanning import scan
 
-# Elements compared at once: both sides fit the cache, and the notes about them are small.
+# Number of elements compared at once: both sides fit the cache, and records of differences are small.
 _ELEMENTS = 1 << 18
 
 _Unequal = dict[str, tuple[int, int]]
-"""Arrays that differ in a piece -> how many elements do, and the first one's place in the array's C order."""
+"""Number of differing elements in each array of a piece, and the first one's position in C order."""
 
 
 def compare(
@@ -36,13 +36,13 @@ def compare(
     """Return all arrays of A that are not bit-identical to those of B, in the order of names.
 
     Args:
-        both: the arrays, and those that they should equal.
-        memory: bytes that may be resident at most.
-        jobs: workers at a time.
-        observe: called with the bytes of each piece that was read, of both sides.
+        both: The arrays, and those that they should equal.
+        memory: Maximum resident bytes.
+        jobs: Number of workers.
+        observe: Called with the bytes of each piece that was read, of both sides.
 
     Raises:
-        CheckpointError: an array cannot be read, or the memory is too small.
+        CheckpointError: An array cannot be read, or the memory is too small.
     """
     alike = {name: here for name, here, there in both.pairs if same_kind(here, there)}
     values = _differing(side_by_side(alike, both.b), memory, jobs, observe)
@@ -54,11 +54,11 @@ def compare(
 def side_by_side(
     mine: Mapping[str, LazyArray], expected: Mapping[str, LazyArray]
 ) -> list[tuple[WholeArray, LazyArray]]:
-    """Pair all arrays of `mine` with those of `expected`; as stacks if that is cheaper to read.
+    """Pair all arrays of `mine` with those of `expected`, as stacks if that is cheaper to read.
 
     Args:
-        mine: arrays by name.
-        expected: arrays of these names and shapes, among others; each side has a single dtype.
+        mine: Arrays by name.
+        expected: Arrays that include these names, with the same shapes; each side has a single dtype.
     """
     pairs: list[tuple[WholeArray, LazyArray]] = []
     rest: dict[str, LazyArray] = {}
@@ -129,7 +129,7 @@ def _found(whole: WholeArray, region: Region, here: np.ndarray, there: np.ndarra
 
 
 def _unequal(here: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Return where two C-ordered arrays differ in any bit."""
+    """Return a mask of the elements in which two C-ordered arrays differ in any bit."""
     mine, other = (item.reshape(-1).view(np.uint8).reshape(-1, item.itemsize) for item in (here, there))
     return np.asarray(np.any(mine != other, axis=-1)).reshape(here.shape)
 

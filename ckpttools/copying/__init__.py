@@ -1,1 +1,1 @@
-"""Copying checkpoints byte for byte, from any store to any store."""
+"""Copy checkpoints byte for byte between any two stores."""

@@ -1,4 +1,4 @@
-"""Compare a part with its destination by content: equal sizes and times do not show equal content."""
+"""Compare a part with its destination by content, since equal sizes and times do not show equal content."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class CopyComparison:
     """How a destination differs from a part.
 
     Attributes:
-        difference: a description of the first difference; None if there is none.
-        files_compared, bytes_compared: number and size of the files whose content was compared.
-        files_unchanged: number of files that are unchanged since an earlier copy, like their copies.
-        undecided: names of the files whose content must be compared.
-        proof: evidence to record for each file if there is no difference.
+        difference: A description of the first difference; None if there is none.
+        files_compared, bytes_compared: Number and size of the files whose content was compared.
+        files_unchanged: Number of files that, like their copies, are unchanged since an earlier copy.
+        undecided: Names of the files whose content must be compared.
+        proof: Evidence to record for each file if there is no difference.
     """
 
     difference: str | None
@@ -42,16 +42,16 @@ def compare_status(part: FileGroup, location: Location, *, verify: bool) -> Copy
     """Compare a part with its destination without reading any file.
 
     Args:
-        part: the part to copy.
-        location: its destination.
-        verify: whether the content of all files must be compared.
+        part: The part to copy.
+        location: Its destination.
+        verify: Whether the content of all files must be compared.
 
     Returns:
-        The comparison, whose `undecided` files are left to `compare_content`; None if the destination does
+        The comparison, with an `undecided` list of files for `compare_content`; None if the destination does
         not exist.
 
     Raises:
-        CheckpointError: one of them cannot be read.
+        CheckpointError: The part or the destination cannot be read.
     """
     if not location.is_dir():
         return None
@@ -75,7 +75,7 @@ def compare_status(part: FileGroup, location: Location, *, verify: bool) -> Copy
 def combine_part_evidence(
     part: FileGroup, location: Location, copies: Mapping[str, Status]
 ) -> Mapping[str, str]:
-    """Combine the evidence of each file of a part and its copy; "" if one of them has none."""
+    """Combine the evidence of each file of a part with that of its copy; "" if either has none."""
 
     def combine(name: str) -> str:
         status = copies.get(name)
@@ -90,7 +90,7 @@ def compare_content(part: FileGroup, location: Location, status: CopyComparison)
     """Compare the files that `compare_status` left undecided, and record the evidence if they are equal.
 
     Raises:
-        CheckpointError: a file cannot be read.
+        CheckpointError: A file cannot be read.
     """
     differing = find_differing_file(part, location, status.undecided)
     if differing is not None:
@@ -115,7 +115,7 @@ def _by_size(part: FileGroup, there: Mapping[str, Status]) -> str | None:
 
 
 def _by_link(part: FileGroup, location: Location, there: Mapping[str, Status]) -> str | None:
-    """Describe a file that is the source's own or a link to another place, and so depends on that place."""
+    """Describe a file that depends on another location: the source's own file, or a link."""
     for name, result in part.files.items():
         if name in there and result.identity is not None and there[name].identity == result.identity:
             return f"{name} is a link to {part.source / name}, not a copy"
@@ -134,7 +134,7 @@ def find_differing_file(part: FileGroup, location: Location, names: Sequence[str
         The file's name; None if all copies are equal.
 
     Raises:
-        CheckpointError: a file cannot be read.
+        CheckpointError: A file cannot be read.
     """
 
     def compare(piece: FileRange) -> None:

@@ -1,4 +1,4 @@
-"""Copy one part, or resume an interrupted copy; the part becomes visible when it is complete."""
+"""Copy one part, or resume an interrupted copy. The part becomes visible when it is complete."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ckpttools.stores.registry import parse
 
 
 def room_of(part: FileGroup, location: Location, memory: int, jobs: int) -> CopyRoom:
-    """Return the memory and workers for copying a part; arguments and errors as for `room_for`."""
+    """Return the memory and workers for copying a part; raises the errors of `room_for`."""
     held = sum(part.files[name].size for name in part.last)
     return room_for(list(part.files), 2 * held, part.source.store, location.store, memory, jobs)
 
@@ -39,7 +39,7 @@ def room_of(part: FileGroup, location: Location, memory: int, jobs: int) -> Copy
 def check_part(
     part: FileGroup, location: Location, overwrite: bool, check_replaced: Callable[[], None]
 ) -> None:
-    """Raise the errors that stop `copy_part` before it writes anything; see there for the arguments."""
+    """Raise the errors that stop `copy_part` before it writes anything."""
     _checked(part, location, staging_of(location, overwrite, check_replaced))
 
 
@@ -53,7 +53,7 @@ def _checked(part: FileGroup, location: Location, staging: Staging) -> str:
 
 
 def _check_names(part: FileGroup, location: Location) -> None:
-    """Raise UsageError where a file has a name that nothing can have at the destination."""
+    """Raise UsageError if a file's name is not allowed at the destination."""
     name = next((name for name in part.files if not location.store.takes((location / name).key)), None)
     if name is not None:
         raise UsageError(
@@ -79,22 +79,22 @@ def copy_part(
     """Copy a part.
 
     Args:
-        part: the part.
-        location: final name, which appears when everything is complete.
-        room: memory and workers.
-        overwrite, check_replaced: see `ckpttools.stores.publishing.SupportsPublishing.staging`.
-        verify: whether all that was written is read again.
-        add_commits: whether the commit files are written that are missing.
-        command: command line, for messages about unfinished work; may be "".
-        observe: called with numbers of bytes that are done.
+        part: The part.
+        location: Final location, which is created only when everything is complete.
+        room: Memory and workers.
+        overwrite, check_replaced: See `ckpttools.stores.publishing.SupportsPublishing.staging`.
+        verify: Whether all written data is read again.
+        add_commits: Whether missing commit files are written.
+        command: The command line, for messages about unfinished work; may be "".
+        observe: Called with numbers of bytes as they are copied.
 
     Raises:
-        CheckpointError: of any kind; the destination is then as it was, and `<place>.partial` keeps what was
-            done.
+        CheckpointError: Any failure. The destination is unchanged, and `<destination>.partial` keeps the
+            finished work.
     """
     staging = staging_of(location, overwrite, check_replaced)
     plan = _checked(part, location, staging)
-    _ = part.stamps  # taken before any file is read
+    _ = part.stamps  # Computed before any file is read.
     directory = str(parse(".").absolute()) if command else ""
     purpose = JobInfo(plan, str(part.source.absolute()), command, directory)
     with staging.opened(purpose, part.nbytes) as work:
@@ -112,7 +112,7 @@ def copy_part(
                 check_files(part, _sizes(staged), work.content)
                 stamps = done.stamps if streams is None else _object_stamps(part, work.content, staged)
             _publish(work, part, location)
-        # The store's cached listings are stale; `work` tells the store when it ends.
+        # The store's cached listings are outdated; `work` tells the store when it ends.
         work.finalize()
         if isinstance(work, SupportsPublished):
             done = replace(done, published=work.published)
@@ -131,21 +131,21 @@ def _check_published(
     """Check a published copy, and record the evidence of its files.
 
     Args:
-        part, location: the source and the copy.
-        done: the transferred files.
-        stamps: stamps of the files as written; None if the store has none.
-        was_complete: whether an earlier run published the copy.
-        verify: whether the content of all files must be compared.
+        part, location: The source and the copy.
+        done: The transferred files.
+        stamps: Stamps of the written files; None if the store has none.
+        was_complete: Whether an earlier run published the copy.
+        verify: Whether the content of all files must be compared.
 
     Raises:
-        SourceChangedError: the source was changed after that run.
-        WrittenWrongError: the copy differs from what was written.
+        SourceChangedError: The source changed after the earlier run.
+        WrittenWrongError: The copy differs from what was written.
     """
     copies = files_below(location)
     check_files(part, _sizes(copies), location)
     evidence = combine_part_evidence(part, location, copies)
     if was_complete and (differing := find_differing_file(part, location, list(part.files))) is not None:
-        # The plan did not notice: size, time and samples are unchanged.
+        # The plan did not notice the change: size, time and samples are equal.
         raise SourceChangedError(
             f"{part.source / differing} was changed since an earlier run copied it to {location}",
             hint=f"replace the copy with {option('overwrite', True)}",
@@ -161,7 +161,7 @@ def _check_published(
 
 
 def _object_stamps(part: FileGroup, content: Location, staged: Mapping[str, Status]) -> Mapping[str, str]:
-    """Return the stamps of objects before they are published. Those that come last are not written yet."""
+    """Return the stamps of objects before they are published, except those that are written last."""
     last = set(part.last)
     return {name: get_stamp(content / name, item).text for name, item in staged.items() if name not in last}
 
@@ -171,7 +171,7 @@ def _sizes(files: Mapping[str, Status]) -> Mapping[str, int]:
 
 
 def _publish(work: Work, part: FileGroup, location: Location) -> None:
-    """Publish a copy. An older copy is deleted only after all files were checked."""
+    """Publish a copy. An older copy is deleted only after all files have been checked."""
     if isinstance(work, SupportsCheckedPublish):
         work.publish_checked(lambda: check_files(part, _sizes(files_below(location)), location))
     else:
@@ -182,7 +182,7 @@ def _changed_since_written(part: FileGroup, location: Location, stamps: Mapping[
     """Return the files whose copies may differ from what was written.
 
     Raises:
-        WrittenWrongError: another process changed a copy on a disk while this command ran.
+        WrittenWrongError: Another process changed a copy on a disk while this command ran.
     """
     if location.store.scheme != "file":
         now = {
@@ -198,7 +198,7 @@ def verified(part: FileGroup, location: Location, names: Sequence[str]) -> int:
     """Compare files with their copies, and return the bytes compared.
 
     Raises:
-        WrittenWrongError: a copy differs.
+        WrittenWrongError: A copy differs.
     """
     differing = find_differing_file(part, location, names)
     if differing is not None:
@@ -215,7 +215,7 @@ def _made(
     add_commits: bool,
     observe: Callable[[int], None],
 ) -> Transferred:
-    """Make the content, all but its name."""
+    """Write the content, except for the final name."""
     try:
         done = transfer(part, work, location.store, room, verify=verify, observe=observe)
         pieces, stamps = [*done.pieces], dict(done.stamps)
@@ -238,7 +238,7 @@ def _made(
 def _write_last(
     part: FileGroup, work: Work, name: str, stamps: dict[str, str], observe: Callable[[int], None]
 ) -> tuple[FileRange, str]:
-    """Copy a small file, take its stamp, and return its digest as that of one piece."""
+    """Copy a small file, record its stamp, and return its digest as that of a single piece."""
     with (part.source / name).open(part.files[name]) as source:
         content = source.read(0, source.size)
         (work.content / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""All files of a directory; files that cannot be copied raise an error, and nothing is left out."""
+"""List all files of a directory. Files that cannot be copied raise an error, so nothing is left out."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from ckpttools.stores.publishing import PLAN_MARK
 
 
 def files_below(directory: Location) -> Mapping[str, Status]:
-    """Return the files below a directory, sorted by their "/"-separated names. Links to files are followed.
+    """Return the status of each file below a directory, sorted by "/"-separated name.
+
+    Links to files are followed.
 
     Raises:
-        FormatError: there is something that is neither a file nor a directory, or a link to a directory.
-        StorageError: nothing is here, or the store cannot answer.
+        FormatError: The directory contains something other than files and directories, or a link to a
+            directory.
+        StorageError: The directory does not exist, or the store cannot be read.
     """
     names = sorted(_names(directory))
     result = map_concurrently(directory.store, lambda name: (directory / name).stat(), names)
@@ -33,7 +36,7 @@ def _names(directory: Location) -> Iterator[str]:
             continue
         if not entry.is_file:
             raise _refused(directory / name, _what(entry))
-        # It belongs to the command that wrote this checkpoint, and to no copy of it.
+        # The plan mark belongs to the command that wrote this checkpoint, not to a copy.
         if name != PLAN_MARK:
             yield name
 

@@ -1,4 +1,4 @@
-"""Describe checkpoints for the rule that only one of the same kind may replace another."""
+"""Describe checkpoints, because a checkpoint may be replaced only by one of the same kind."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ckpttools.formats.registry import find_unowned_files, open_detected
 
 
 def kind_of(detected: Detected) -> str:
-    """Describe a directory, in the same words for checkpoints that may replace each other.
+    """Describe a directory in the same words for all checkpoints that may replace each other.
 
     Raises:
-        StorageError: it cannot be accessed.
+        StorageError: The directory cannot be read.
     """
     match detected.orbax:
         case OrbaxItem():
@@ -33,13 +33,13 @@ def kind_of(detected: Detected) -> str:
 
 
 def find_fault(detected: Detected) -> str | None:
-    """Return the file that cannot be read as part of a checkpoint, and the reason.
+    """Find a file that cannot be read as part of a checkpoint, and the reason.
 
     Returns:
         None if the directory is a readable checkpoint, or not a checkpoint at all.
 
     Raises:
-        StorageError: it cannot be accessed.
+        StorageError: The directory cannot be read.
     """
     try:
         open_detected(detected)
@@ -55,7 +55,7 @@ def find_unowned_entries(detected: Detected) -> Iterable[str]:
     """Return the files next to a checkpoint that are not part of it, such as another checkpoint.
 
     Raises:
-        StorageError: it cannot be accessed.
+        StorageError: The directory cannot be read.
     """
     if not isinstance(detected.orbax, OrbaxRun) or detected.orbax.steps:
         return ()

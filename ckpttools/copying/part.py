@@ -19,7 +19,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.outside_links import find_outside_links
 from ckpttools.stores.samples import sample_files
 
-# Files by which readers find a checkpoint and its contents, the most significant last.
+# Files by which readers find a checkpoint and its contents, most significant last.
 _TELLING = (
     "*.safetensors.index.json",
     CONFIG,
@@ -42,11 +42,11 @@ class FileGroup:
     """Files that appear together or not at all.
 
     Attributes:
-        source: the directory, or the file.
-        name: below the destination; "" for the destination itself.
-        step: of a run; None where it is none.
-        commits: names of the files that mark item and step as complete on `gs://`, in this order.
-        left_out: names of files in the directory that do not belong to the group.
+        source: The directory or file.
+        name: Name below the destination; "" for the destination itself.
+        step: Step number; None if the group is not a step.
+        commits: Names of the files that mark item and step as complete on `gs://`, in this order.
+        left_out: Names of files in the directory that do not belong to the group.
     """
 
     source: Location
@@ -57,11 +57,11 @@ class FileGroup:
 
     @cached_property
     def files(self) -> Mapping[str, Status]:
-        """Its files, as they were when they were first looked at; errors as `files_below`."""
+        """The files, with the status they had when first listed; raises the errors of `files_below`."""
         return self.current_files()
 
     def current_files(self) -> Mapping[str, Status]:
-        """List the current files; errors as `files_below`."""
+        """List the current files; raises the errors of `files_below`."""
         result = files_below(self.source)
         return (
             {name: result[name] for name in result if name not in self.left_out} if self.left_out else result
@@ -69,7 +69,7 @@ class FileGroup:
 
     @cached_property
     def outside_links(self) -> Mapping[str, str]:
-        """The files that symbolic links pull in; see `ckpttools.stores.outside_links.find_outside_links`."""
+        """Files included through symbolic links; see `ckpttools.stores.outside_links.find_outside_links`."""
         return find_outside_links(self.source, ((self.source / name).key for name in self.files))
 
     @cached_property
@@ -103,7 +103,7 @@ class FileGroup:
 
     @property
     def _telling(self) -> list[str]:
-        """Names of files that identify a checkpoint, in order: the outermost directory's come last."""
+        """Names of files that identify a checkpoint, in order; those of the outermost directory come last."""
         ranked = [
             (-name.count("/"), rank, name)
             for name in self.files
@@ -114,7 +114,7 @@ class FileGroup:
     def fingerprint(self) -> str:
         """Return a value that is equal for two copies of the same files.
 
-        It combines sizes and versions, and sampled bytes of local files. Errors as of
+        The value combines sizes and versions, and sampled bytes of local files. Raises the errors of
         `ckpttools.stores.samples.compute_sample_digests`.
         """
         files = [[name, result.size, result.version] for name, result in self.files.items()]

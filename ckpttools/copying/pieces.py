@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from ckpttools.core.dataclass import dataclass
 from ckpttools.digest.digest import DEFAULT_ALGORITHM, algorithm_named
 
-# Pieces of large files go to a disk in any order, by several workers.
+# Several workers write the pieces of large files to a disk in any order.
 PIECE_BYTES = 64 << 20
-# A multiple of it is read at a time; xxhash gives up the interpreter's lock meanwhile.
+# Bytes per read are a multiple of this. xxhash releases the interpreter lock while it hashes them.
 BLOCK_BYTES = 1 << 20
 
 _hash = algorithm_named(DEFAULT_ALGORITHM)
@@ -20,10 +20,10 @@ class FileRange:
     """A range of a file, copied by one worker.
 
     Attributes:
-        number: the same in every run of a copy.
-        name: of the file.
-        start, stop: its first byte, and the one after its last.
-        size: of the file.
+        number: Number of the range, which is the same in every run of a copy.
+        name: Name of the file.
+        start, stop: Offsets of the first byte and after the last byte.
+        size: Size of the file.
     """
 
     number: int
@@ -38,11 +38,11 @@ class FileRange:
 
 
 def split_files(sizes: Mapping[str, int], limit: int | None) -> Sequence[FileRange]:
-    """Return the pieces of files, those of large files first.
+    """Return the pieces of all files, starting with those of large files.
 
     Args:
-        sizes: by name.
-        limit: bytes of a piece; None where a file is written from its first byte to its last.
+        sizes: Size of each file by name.
+        limit: Maximum bytes of a piece; None if files must be written from first to last byte.
     """
     ordered = sorted(sizes, key=lambda name: (-sizes[name], name))
     ranges = [(name, start) for name in ordered for start in range(0, max(sizes[name], 1), limit or 1 << 62)]
@@ -53,13 +53,13 @@ def split_files(sizes: Mapping[str, int], limit: int | None) -> Sequence[FileRan
 
 
 class PieceDigester:
-    """The digest of a piece, whose blocks come in order."""
+    """Computes the digest of a piece from its consecutive blocks."""
 
     def __init__(self) -> None:
         self._digests = bytearray()
 
     def add(self, data: memoryview) -> None:
-        """Take the bytes that come next: whole blocks, but for the last."""
+        """Add the next bytes, in full blocks except for the last one."""
         for start in range(0, len(data), BLOCK_BYTES):
             self._digests += _hash(data[start : start + BLOCK_BYTES])
 
@@ -69,12 +69,12 @@ class PieceDigester:
 
 
 def digest_of(piece: FileRange, read_into: Callable[[int, memoryview], None], buffer: memoryview) -> str:
-    """Return the digest of a piece, reading it again.
+    """Read a piece again, and return its digest.
 
     Args:
-        piece: which.
-        read_into: fills memory with the bytes of its file from an offset on.
-        buffer: memory for whole blocks.
+        piece: The piece.
+        read_into: Fills memory with the bytes of the file at an offset.
+        buffer: Memory for full blocks.
     """
     digester = PieceDigester()
     for offset, part in parts_of(piece, buffer):
@@ -84,6 +84,6 @@ def digest_of(piece: FileRange, read_into: Callable[[int, memoryview], None], bu
 
 
 def parts_of(piece: FileRange, buffer: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the offsets of a piece at which its parts begin, and memory for each, one after the other."""
+    """Yield the offset of each part of a piece, and memory for the part; the memory is reused."""
     for offset in range(piece.start, piece.stop, len(buffer)):
         yield offset, buffer[: min(len(buffer), piece.stop - offset)]

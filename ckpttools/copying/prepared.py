@@ -1,4 +1,7 @@
-"""A planned copy and its execution: one part after the other, each visible once it is complete."""
+"""A planned copy and its execution, one part after the other.
+
+Each part becomes visible when it is complete.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,11 @@ class Effort:
     """Limits of a copy.
 
     Attributes:
-        memory: bytes resident at most.
-        jobs: files or parts of files that are copied at the same time; None for as many as suit the stores.
-        workers: that suit the processors.
-        requests: reads under way at once in stores behind a network; None for as many as are found good.
+        memory: Maximum resident bytes.
+        jobs: Number of files or parts of files that are copied concurrently; None for as many as suit the
+            stores.
+        workers: Number of workers that suits the processors.
+        requests: Concurrent reads in network stores; None to choose the number automatically.
     """
 
     memory: int
@@ -42,25 +46,25 @@ class Effort:
     requests: int | None
 
     def jobs_between(self, source: Location, destination: Location) -> int:
-        """Jobs for copying from one place to another."""
+        """Return the number of jobs for copying from one location to another."""
         streams, requests = destination.store.streams, source.store.costs.requests
         return self.jobs or max(self.workers, requests or 0, streams.files if streams else 0)
 
 
 @dataclass(frozen=True, repr=False)
 class PreparedCopy:
-    """A planned copy: its source is known and fits into memory; nothing is written yet.
+    """A planned copy. Its source is known and fits into memory; nothing has been written yet.
 
     Attributes:
-        source: the source as the user passed it.
-        target: where to.
-        selection: the selected content.
-        there: comparison with existing content, by name.
-        effort: limits of the copy.
-        verify: whether all that was written is read again.
-        observe: called with the bytes copied so far and the total; may be None.
-        command: command line, for messages about unfinished work.
-        unchecked: remarks about the source, such as items that were not searched for missing chunks.
+        source: The source as the user passed it.
+        target: The destination.
+        selection: The selected content.
+        there: Comparison with existing content, by name.
+        effort: Limits of the copy.
+        verify: Whether all written data is read again.
+        observe: Called with the bytes copied so far and the total; may be None.
+        command: The command line, for messages about unfinished work.
+        unchecked: Remarks about the source, such as items that were not searched for missing chunks.
     """
 
     source: Location
@@ -101,14 +105,14 @@ class PreparedCopy:
         return self.destination.store.streams is not None
 
     def run(self, observe: Observe | None = None) -> CopyReport:
-        """Copy.
+        """Run the copy.
 
         Args:
-            observe: called with the bytes copied so far and the total, instead of `self.observe`;
-                the first call has 0.
+            observe: Called with the bytes copied so far and the total, instead of `self.observe`; the first
+                call has 0.
 
         Raises:
-            CheckpointError: reading or writing fails. Complete parts remain; the same call resumes.
+            CheckpointError: Reading or writing fails. Complete parts remain, and the same call resumes.
         """
         with use_concurrency(self.effort.requests), count_traffic() as traffic:
             report = self._run(observe or self.observe)
@@ -154,7 +158,7 @@ class PreparedCopy:
         return room_of(part, location, self.effort.memory, self.effort.jobs_between(part.source, location))
 
     def _copy_small(self) -> None:
-        """Copy files next to the steps, each atomically."""
+        """Copy the files next to the steps, each atomically."""
         for name, source in self.selection.small.items():
             with source.open() as file:
                 content, location = file.read(0, file.size), self.destination / name
@@ -227,7 +231,7 @@ class PreparedCopy:
 
 @dataclass
 class _CopyTally:
-    """Sums up what is copied."""
+    """Totals of copied data."""
 
     total: int
     observe: Observe | None

@@ -21,17 +21,17 @@ class CopiedPart:
     """The result for a step, an item, a model, or the files next to a run's steps.
 
     Attributes:
-        name: below the destination; "" where it is the destination.
-        step: number of the step, if it is one.
-        outcome: whether it was copied, is to be copied, or was there already.
-        files, bytes: of it.
-        bytes_resumed: copied by an earlier run.
-        bytes_by_store: copied by the store itself, from one place in it to another.
-        bytes_verified: bytes read again after writing, or compared with existing content.
-        files_compared: number of existing copies whose content was compared.
-        files_unchanged: number of existing copies that were not read: source and copy have the inode, size
-            and times, or the generation or ETag, that they had when they were last copied or compared.
-        commits_added: names of the commit files that were written and that the source lacks.
+        name: Name below the destination; "" for the destination itself.
+        step: Number of the step, if it is one.
+        outcome: Whether the part was copied, is to be copied, or already existed.
+        files, bytes: Number and total size of the files.
+        bytes_resumed: Bytes copied by an earlier run.
+        bytes_by_store: Bytes copied within the store, without passing through this machine.
+        bytes_verified: Bytes read again after writing, or compared with existing content.
+        files_compared: Number of existing copies whose content was compared.
+        files_unchanged: Number of existing copies that were not read, because source and copy have the inode,
+            size and times, or the generation or ETag, from when they were last copied or compared.
+        commits_added: Names of the commit files that were written and that the source lacks.
     """
 
     name: str
@@ -52,17 +52,17 @@ class CopyReport:
     """The result of a copy or a dry run.
 
     Attributes:
-        source: absolute location of the source; for a Hub repository, with its commit.
-        destination: as it was named.
-        parts: in the order in which they become visible.
-        left_out: content of the source that is not copied, with reasons.
-        remarks: remarks for the user.
-        files, bytes: number of files and bytes copied, including those of earlier runs.
-        seconds: wall time.
-        peak_bytes: peak resident memory, or None if the system does not report it.
-        traffic: requests to stores behind a network, and the bytes that came, by address; of the copying, not
-            of looking for what to copy.
-        published: the commit in a Hub repository; None elsewhere, or if nothing was copied.
+        source: Absolute location of the source; for a Hub repository, with its commit.
+        destination: The destination as the user passed it.
+        parts: The parts, in the order in which they become visible.
+        left_out: Content of the source that is not copied, with reasons.
+        remarks: Remarks for the user.
+        files, bytes: Number of files and bytes copied, including those of earlier runs.
+        seconds: Wall time.
+        peak_bytes: Peak resident memory, or None if the system does not report it.
+        traffic: Requests to network stores and bytes received, by address, for the copying only and not for
+            selecting the content.
+        published: The commit in a Hub repository; None elsewhere, or if nothing was copied.
     """
 
     source: str

@@ -7,19 +7,20 @@ from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.base import Store
 
-# Memory of a file besides its name in listings, statuses and pieces; and of a character of the name.
+# Memory of a file in listings, statuses and pieces, without its name; and of a character of the name.
 _BYTES_PER_FILE, _BYTES_PER_CHARACTER = 2048, 6
-# A worker with less waits more for requests; more gains nothing (16 requests of 4 MiB at once).
+# With a smaller buffer, a worker waits more for requests. A larger one gains nothing (16 concurrent requests
+# of 4 MiB).
 _LARGEST_BUFFER, _GOOD_BUFFER = 32 << 20, 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRoom:
-    """Memory and workers for a copy.
+    """The memory and workers of a copy.
 
     Attributes:
-        jobs: workers.
-        buffer_bytes: that each of them has to read into.
+        jobs: Number of workers.
+        buffer_bytes: Size of each worker's read buffer.
     """
 
     jobs: int
@@ -29,17 +30,17 @@ class CopyRoom:
 def room_for(
     names: list[str], held: int, source: Store, destination: Store, memory: int, jobs: int
 ) -> CopyRoom:
-    """Return how many workers fit into the memory.
+    """Return the number of workers that fit into the memory, and their buffers.
 
     Args:
-        names: of the files.
-        held: bytes of files that stay in memory until all others are complete.
-        source, destination: stores.
-        memory: bytes that may be resident.
-        jobs: workers at most.
+        names: Names of the files.
+        held: Bytes of files that stay in memory until all others are complete.
+        source, destination: The stores.
+        memory: Maximum resident bytes.
+        jobs: Maximum number of workers.
 
     Raises:
-        MemoryBudgetError: it does not suffice for one worker.
+        MemoryBudgetError: The memory does not suffice for one worker.
     """
     listed = len(names) * _BYTES_PER_FILE + sum(map(len, names)) * _BYTES_PER_CHARACTER
     base = baseline_bytes() + source.costs.memory + listed + held

@@ -1,4 +1,4 @@
-"""Select the content to copy: finished steps of a run, a step, an item, a model in another format."""
+"""Select the content to copy: finished steps of a run, a step, an item, or a model in another format."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ class CopySelection:
     """The content to copy.
 
     Attributes:
-        parts: in this order.
-        small: single files next to the steps, by their names at the destination.
-        left_out: content that is not copied, with reasons.
-        steps_at: directory below the destination for steps that are added to a run; None otherwise.
-        model: the opened tree of a directory that is copied as a whole; None if it has several, or for Orbax.
+        parts: The parts, in the order of the copy.
+        small: Single files next to the steps, by their names at the destination.
+        left_out: Content that is not copied, with reasons.
+        steps_at: Directory below the destination for steps that are added to a run; None otherwise.
+        model: The opened tree if a directory is copied as a whole; None if the directory has several trees,
+            or for Orbax.
     """
 
     parts: Sequence[FileGroup]
@@ -51,20 +52,20 @@ def selected(source: Location, steps: Sequence[int] = (), latest: int | None = N
     """Select the content to copy.
 
     Args:
-        source: a run, a step, an item or a directory with a checkpoint of another format.
-        steps: of a run, those that are expected; none for all finished ones.
-        latest: of a run, how many of the latest finished ones are expected; None for all.
+        source: A run, step or item, or a checkpoint directory in another format.
+        steps: Steps of a run to copy; empty for all finished steps.
+        latest: Number of latest finished steps of a run to copy; None for all.
 
     Raises:
-        UsageError: a step does not exist, or the source has no steps.
-        FormatError: it is not a checkpoint, or not a finished one.
-        StorageError: the source does not exist, or the store does not respond.
+        UsageError: A step does not exist, or the source has no steps.
+        FormatError: The source is not a checkpoint, or is unfinished.
+        StorageError: The source does not exist, or the store does not respond.
     """
     detected = detect(source)
     if detected.unfinished is not None:
         raise not_opened(detected)
     if not detected.is_directory:
-        open_detected(detected)  # raises where it is nothing that could be copied with its directory
+        open_detected(detected)  # Raises an error unless the file could be copied with its directory.
         raise UsageError(
             "a single file cannot be copied",
             location=source,
@@ -101,7 +102,7 @@ def selected(source: Location, steps: Sequence[int] = (), latest: int | None = N
 def _chosen_states(
     source: Location, states: Mapping[int, Location], steps: Sequence[int], latest: int | None
 ) -> CopySelection:
-    """Return some of the states that Flax wrote into one directory, and the files next to them.
+    """Select some of the states that Flax wrote to one directory, and the files next to them.
 
     Raises:
         UsageError: A step does not exist.
@@ -134,7 +135,7 @@ def _part_of(step: Step, name: str) -> FileGroup:
 
 @dataclass(frozen=True)
 class _RunRoot:
-    """A run: the given directory or its directory `checkpoints`.
+    """A run: the given directory or its subdirectory `checkpoints`.
 
     Attributes:
         source: The given directory.
@@ -153,7 +154,7 @@ class _RunRoot:
         """All steps by number, in order."""
         legacy = {} if self.legacy is None else self.legacy.steps
         if self.legacy is not None and self.orbax_steps:
-            # Other directories next to steps with `_METADATA` may end in a number, too.
+            # Other directories next to steps with `_METADATA` may also end in a number.
             legacy = {number: legacy[number] for number in self.legacy.legacy}
         others = {number: Step(location) for number, location in legacy.items()}
         return dict(sorted({**others, **self.orbax_steps}.items()))
@@ -241,7 +242,7 @@ class _RunRoot:
         return location.relative_to(self.source)
 
     def _beside(self) -> Iterator[tuple[Location, str | None]]:
-        """Yield what is next to the steps, with the reason for leaving it out; None for files of the run."""
+        """Yield the files and directories next to the steps, with the reason for leaving each out."""
         if self.path != self.source:
             inner = self.path.name
             for entry in self.source.entries():

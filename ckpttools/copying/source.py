@@ -17,17 +17,17 @@ _THREADS = 4
 def check_source(part: FileGroup, copied: Iterable[tuple[FileRange, str]], *, verify: bool) -> None:
     """Compare all files of a part with their state before they were read.
 
-    A local file whose stamp changed is read again and compared with the digests of what was copied: another
-    link to it changes its ctime, too, and is not an error.
+    A local file whose stamp has changed is read again and compared with the digests of the copied data. The
+    stamp alone is not an error: another link to the file changes its ctime, too.
 
     Args:
-        part: the part.
-        copied: each piece that was read, and its digest.
-        verify: whether local files are also read again if their file system has no evidence of a change.
+        part: The part.
+        copied: The pieces that were read, with their digests.
+        verify: Whether local files are read again even if their file system has no evidence of a change.
 
     Raises:
-        SourceChangedError: a file was changed or deleted, or a new one exists.
-        CheckpointError: a file cannot be read.
+        SourceChangedError: A file was changed, deleted or added.
+        CheckpointError: A file cannot be read.
     """
     files = [(part.source / name).open(result) for name, result in part.files.items()]
     map_concurrently(part.source.store, lambda file: file.check_unchanged(), files)

@@ -30,9 +30,9 @@ class CopyTarget:
     """The destination of a copy.
 
     Attributes:
-        location: the destination.
-        overwrite: whether existing content that differs may be replaced.
-        optimizer_in: the name of the optimizer whose state a checkpoint has; None for none.
+        location: The destination.
+        overwrite: Whether existing content that differs may be replaced.
+        optimizer_in: Returns the name of a checkpoint's optimizer state, or None.
     """
 
     location: Location
@@ -44,11 +44,12 @@ class CopyTarget:
         return self.location / part.name if part.name else self.location
 
     def check_replaced(self, part: FileGroup) -> None:
-        """Raise an error if replacing the existing content would lose something.
+        """Raise an error if replacing the existing content would lose data.
 
         Raises:
-            DestinationExistsError: it is a checkpoint of another kind, such as a run; or there is a file that
-                no checkpoint has, an item that the source lacks, or the state of an optimizer.
+            DestinationExistsError: The destination is a checkpoint of another kind, such as a run; or it has
+                a file that does not belong to a checkpoint, an item that the source lacks, or optimizer
+                state.
         """
         location = self.of(part)
         if _check_files(part, location):
@@ -67,19 +68,19 @@ class CopyTarget:
         """Compare existing content with the source, by name.
 
         Args:
-            selection: the content to copy.
-            verify: whether all bytes of it are compared.
+            selection: The content to copy.
+            verify: Whether all bytes of existing content are compared.
 
         Raises:
-            DestinationExistsError: something else exists and may not be replaced.
-            UsageError: the destination takes no single files, and there are some.
+            DestinationExistsError: Other content exists and may not be replaced.
+            UsageError: The selection contains single files, which the destination does not support.
         """
         self._check_small(selection.small)
         _check_run(self.location, selection)
 
         def look(part: FileGroup) -> CopyComparison | None:
             location = self.of(part)
-            # An unfinished copy is resumed, or rejected by the reader of its journal.
+            # An unfinished copy is either resumed or rejected when its journal is read.
             return None if find_unfinished(location) else compare_status(part, location, verify=verify)
 
         result: dict[str, CopyComparison] = {}
@@ -92,8 +93,8 @@ class CopyTarget:
                 result[part.name] = comparison
             elif comparison is not None and comparison.difference is not None and not self.overwrite:
                 _refuse_begun(self.of(part))
-                # Content that no option replaces is rejected first, so that one hint does not lead to
-                # another error.
+                # Content that no option allows to replace is rejected first, so that one hint does not lead
+                # to another error.
                 self.check_replaced(part)
                 raise _other_content(self.of(part), comparison.difference)
         return result
@@ -114,7 +115,7 @@ class CopyTarget:
 
 
 def _check_run(destination: Location, selection: CopySelection) -> None:
-    """Refuse to put steps into a directory that is something else."""
+    """Refuse to add steps to a directory with other content."""
     below = selection.steps_at
     if below is None:
         return
@@ -139,7 +140,7 @@ def _check_run(destination: Location, selection: CopySelection) -> None:
 
 
 def _refuse_begun(location: Location) -> None:
-    """Raise DestinationExistsError where another copy to a place was interrupted."""
+    """Raise DestinationExistsError if another copy to this destination was interrupted."""
     left = find_unfinished(location) or begun_in(location)
     if left is not None:
         raise DestinationExistsError(
@@ -160,7 +161,7 @@ def _other_content(location: Location, difference: str) -> DestinationExistsErro
 
 
 def _check_files(part: FileGroup, location: Location) -> bool:
-    """Return whether a part replaces files; refuses to replace those that would be lost."""
+    """Return whether a part replaces existing files. Refuses to replace files that would be lost."""
     there = files_below(location) if location.is_dir() else {}
     known = {*part.files, *part.commits}
     lost = [name for name in there if name not in known and not is_of_repository(location, name)]
@@ -179,7 +180,7 @@ def _check_files(part: FileGroup, location: Location) -> bool:
 
 
 def _check_kinds(source: Location, location: Location, lost: Sequence[str]) -> None:
-    """Refuse to replace a run, or a checkpoint of another kind, or one with others in it."""
+    """Refuse to replace a run, a checkpoint of another kind, or a checkpoint with unrelated files in it."""
     there = detect(location, is_content=True)
     old, new = kind_of(there), kind_of(detect(source, is_content=True))
     others = (

@@ -34,9 +34,9 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import DataFiles, Published, Record, Sink, Work
 from ckpttools.stores.sharing import is_of_repository
 
-# A file of less is written in one go, and need not be reserved room for on a disk.
+# Smaller files are written at once, and no disk space is reserved for them.
 _SMALL = 1 << 20
-# In the place of a digest: the store has copied the file, and nothing of it was read.
+# Used instead of a digest: the store copied the file, and no data was read.
 _UNREAD = ""
 
 _Act: TypeAlias = Callable[[FileRange, np.ndarray], None]
@@ -47,13 +47,13 @@ class Transferred:
     """The result of a transfer.
 
     Attributes:
-        bytes_resumed: bytes copied by an earlier run.
-        bytes_by_store: bytes copied within the store.
-        bytes_verified: bytes read again after writing, and found equal.
-        published: the commit in a Hub repository; None elsewhere.
-        pieces: each piece that was read, and its digest.
-        stamps: the stamps of written files by name, taken when their last byte was written; see
-            `ckpttools.stores.evidence`. Objects have none here.
+        bytes_resumed: Bytes copied by an earlier run.
+        bytes_by_store: Bytes copied within the store.
+        bytes_verified: Bytes that were read again after writing and found equal.
+        published: The commit in a Hub repository; None elsewhere.
+        pieces: The pieces that were read, with their digests.
+        stamps: Stamps of written files by name, recorded when their last byte was written; see
+            `ckpttools.stores.evidence`. Objects have none.
     """
 
     bytes_resumed: int = 0
@@ -73,25 +73,25 @@ def transfer(
     verify: bool,
     observe: Callable[[int], None],
 ) -> Transferred:
-    """Copy all files of a part but those that come last.
+    """Copy all files of a part, except those that must be written last.
 
     Args:
-        part: the part.
-        work: the destination.
-        destination: its store.
-        room: memory and workers.
-        verify: whether to read written data again.
-        observe: called with numbers of bytes that are done, from several threads but one at a time.
+        part: The part.
+        work: The unpublished output.
+        destination: Store of the destination.
+        room: Memory and workers.
+        verify: Whether to read written data again.
+        observe: Called with numbers of bytes as they are copied, from several threads but one at a time.
 
     Raises:
-        SourceChangedError: a file changed since the copy was planned.
-        CheckpointError: reading or writing fails, or the copy differs from the source.
+        SourceChangedError: A file has changed since the copy was planned.
+        CheckpointError: Reading or writing fails, or the copy differs from the source.
     """
     last = set(part.last)
     sizes = {name: result.size for name, result in part.files.items() if name not in last}
     pieces = split_files(sizes, None if destination.streams else PIECE_BYTES)
     large = {name: size for name, size in sizes.items() if size > _SMALL}
-    # Call this before the files are opened, which creates lost ones again.
+    # Call this before the files are opened, because opening recreates lost files.
     records, _ = select_sound_records(work)
     with closing(work.data_files(large, {})) as files:
         run = _TransferState(part, work, files, destination, room, observe, records)
@@ -100,7 +100,7 @@ def transfer(
 
 @dataclass
 class _TransferState:
-    """The moving state of one transfer."""
+    """The mutable state of one transfer."""
 
     part: FileGroup
     work: Work
@@ -117,7 +117,7 @@ class _TransferState:
     run: str = field(default_factory=new_run_id)
 
     def done(self, pieces: Sequence[FileRange], verify: bool) -> Transferred:
-        """Copy what earlier runs did not; read everything back if requested."""
+        """Copy the pieces that earlier runs did not copy, and read everything back if requested."""
         self._keep_recorded(pieces)
         resumed = sum(piece.stop - piece.start for piece in pieces if piece.number in self.digests)
         self.observe(resumed)
@@ -158,7 +158,7 @@ class _TransferState:
             self._work(kept, check)
 
     def _is_kept(self, piece: FileRange, digest: str, evidence: str, buffer: np.ndarray) -> bool:
-        """Return whether the source of a recorded piece is unchanged, and the copy on a disk has its digest.
+        """Return whether the source of a recorded piece is unchanged and the copy has its digest.
 
         A disk can lose data in the middle of a file, such as the blocks of a thin volume.
         """
@@ -171,7 +171,7 @@ class _TransferState:
                 if digest_of(piece, source.read_into, buffer.data) != digest:
                     return False
         if self.destination.streams is not None:
-            return True  # an object has the bytes that were sent
+            return True  # An object always has the bytes that were sent.
         with (self.work.content / piece.name).open() as written:
             return digest_of(piece, written.read_into, buffer.data) == digest
 
@@ -203,7 +203,7 @@ class _TransferState:
     # -- one piece
 
     def _trials(self) -> LinkTrials | None:
-        """Return the test for copies within the store; None if it cannot copy."""
+        """Return the test for copies within the store; None if the store cannot copy."""
         store = self.destination
         return (
             store.link_trials(self.work.content.key)
@@ -226,7 +226,8 @@ class _TransferState:
             digester, bindings = PieceDigester(), tuple[str, ...]()
             with closing(self.files.write_passes(piece.number)) as sinks:
                 for sink in sinks:
-                    digester, bound = PieceDigester(), BindingSink(sink)  # each sink gets all of it
+                    # Each sink receives the complete piece.
+                    digester, bound = PieceDigester(), BindingSink(sink)
                     if not self._write_range(piece, source, bound, buffer, digester):
                         return
                     bindings = bound.bindings
@@ -235,7 +236,7 @@ class _TransferState:
         self._record_digest(piece, digester.text, bindings)
 
     def _take_stamp(self, piece: FileRange) -> None:
-        """Take the stamp of a file when its last piece is written, before another process can change it."""
+        """Record the stamp of a file after its last piece, before another process can change the file."""
         with self.threads.lock:
             self.unwritten[piece.name] -= 1
             is_written = self.unwritten[piece.name] == 0
@@ -254,7 +255,7 @@ class _TransferState:
     def _write_range(
         self, piece: FileRange, source: File, sink: Sink, buffer: np.ndarray, digester: PieceDigester
     ) -> bool:
-        """Return whether all of a piece was written; False where another worker has met an error."""
+        """Write a piece. Returns False if it was not completed, because another worker failed."""
         address, is_small = buffer.ctypes.data, piece.size <= _SMALL
         if is_small:
             part = buffer.data[: piece.size]
@@ -289,7 +290,7 @@ class _TransferState:
     # -- once more
 
     def _verify_all(self, pieces: Sequence[FileRange]) -> int:
-        """Return bytes that were read where they were written, and are the same."""
+        """Read the written data back, check that it is equal, and return the number of bytes."""
         self._work(pieces, self._verify)
         return sum(piece.stop - piece.start for piece in pieces)
 
@@ -309,14 +310,14 @@ class _TransferState:
 
 
 class WrittenWrongError(StorageError):
-    """A file that is read back differs from what was written."""
+    """A file that was read back differs from the data that was written."""
 
 
 def check_files(part: FileGroup, sizes: Mapping[str, int], location: Location) -> None:
-    """Compare the names and sizes of the files at a location with the copied files.
+    """Compare the names and sizes of the files at a location with those of the copied files.
 
     Raises:
-        WrittenWrongError: a file is missing, has another size, or was not written by this command.
+        WrittenWrongError: A file is missing, has another size, or was not written by this command.
     """
     for name, result in part.files.items():
         if sizes.get(name) != result.size:

@@ -1,4 +1,4 @@
-"""Check that a part is complete, because a copy would lack missing files."""
+"""Check that a part is complete, because a copy would also lack missing files."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ def check_whole(part: FileGroup) -> tuple[str, ...]:
     """Check metadata and indexes of items, and look for missing chunks and Git LFS pointers.
 
     Returns:
-        Remarks: items that were not searched for missing chunks, with the reason, because a copy includes
-        arrays of kinds that ckpttools does not read; and pointers in place of other files.
+        Remarks on items that were not searched for missing chunks, with the reason (a copy includes arrays of
+        kinds that ckpttools does not read), and on pointers in place of other files.
 
     Raises:
-        FormatError: metadata is damaged; an index refers to files outside of its item, or to files that are
+        FormatError: Metadata is damaged; an index refers to files outside its item, or to files that are
             missing or too short; chunks are missing; or a tokenizer or configuration file is a Git LFS
             pointer.
-        StorageError: it cannot be read.
+        StorageError: The part cannot be read.
     """
     remarks = [*_check_pointers(part)]
     result = orbax_at(part.source)
     if isinstance(result, OrbaxRun):
-        return (*remarks,)  # files next to steps, or a checkpoint that has been opened already
+        return (*remarks,)  # Files next to steps, or a checkpoint that has already been opened.
     for item in (result,) if isinstance(result, OrbaxItem) else result.items:
         parse_tree(read_json(item.directory / TREE_FILE), str(item.directory / TREE_FILE))
         _check_index(item.directory)
-        # One host's part lacks the chunks of the others.
+        # One host's part does not have the chunks of the others.
         if not is_part_of_a_host(item.directory):
             remarks += _check_chunks(item.directory)
     return tuple(remarks)
 
 
 def _check_pointers(part: FileGroup) -> Iterator[str]:
-    """Refuse Git LFS pointers in place of sidecars; report those in place of files that no check opens.
+    """Reject Git LFS pointers in place of sidecars, and report those in place of files that no check opens.
 
-    Files in subdirectories count only if their names are usual for such files: a checkpoint can have 100,000
-    chunk files, and each read is a request where the store is behind a network.
+    Files in subdirectories count only if they have typical names, because a checkpoint can have 100,000 chunk
+    files, and in a network store each read is a request.
     """
     small = [
         name
@@ -77,13 +77,16 @@ def _check_pointers(part: FileGroup) -> Iterator[str]:
 
 
 def _is_named(path: str, patterns: Iterable[str]) -> bool:
-    """Return whether the last component of a path matches a pattern. Names of chunks are rejected early."""
+    """Return whether the last component of a path matches a pattern.
+
+    The names of chunks are rejected early.
+    """
     name = path.rpartition("/")[2]
     return name[:1].isalpha() and matches_any(name, patterns)
 
 
 def _check_index(item: Location) -> None:
-    # What is read of an index is refused where it names a file above its directory.
+    # An index that names a file above its directory is rejected while it is read.
     fault = next(iter(entries_of(item).faults.values()), None)
     if fault is not None:
         raise FormatError("files that the index names are missing", location=item, got=fault, hint=fault.hint)

@@ -53,7 +53,8 @@ _NUMBER_TYPES: Mapping[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), flo
 # Methods of protocols that are checked; others are inherited from `object`.
 _SPECIAL_MEMBERS = ("__call__", "__index__")
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL)
-# Fields and arguments of undeclared functions; 0 would be mistaken for an unset option.
+# Fields and arguments of functions without declared options. They must be at least 1, since 0 would look like
+# an unset option.
 _COUNTS = ("jobs", "requests")
 _COUNT = Option("count", int, least=1)
 
@@ -74,13 +75,15 @@ def validate_arguments(
 ) -> Callable[P, R]:
     """Return a function that validates its arguments against their annotations.
 
-    It raises UsageError for an invalid value, and TypeError with a similar name for an unknown name.
+    The function raises UsageError for an invalid value and TypeError for an unknown name. The message
+    suggests a similar name.
 
     Args:
-        call: the function.
-        groups: `TypedDict`s of keyword arguments that a function with `**options: Any` passes on.
-        more: returns further names that it passes on to code that validates them; called only for a name that
-            is not in `groups`. A function with `**options: Any` and no groups accepts any name.
+        call: The function to wrap.
+        groups: `TypedDict` classes of the keyword arguments that a function with `**options: Any` passes on.
+        more: Returns further valid names, which `call` passes on to code that validates them. It is called
+            only for names that are not in `groups`. A function with `**options: Any` and no groups accepts
+            any name.
     """
 
     validate = argument_validator(call, *groups, more=more)
@@ -97,9 +100,9 @@ def validate_arguments(
 def argument_validator(
     call: Callable[..., Any], *groups: type, more: Callable[[], Iterable[Named]] = tuple
 ) -> Callable[[Sequence[object], Mapping[str, object]], tuple[list[Any], dict[str, Any]]]:
-    """Return a function that validates and converts positional and named arguments of `call`.
+    """Return a function that validates and converts the arguments of `call`.
 
-    Arguments and errors as in `validate_arguments`.
+    The arguments and errors are those of `validate_arguments`.
     """
 
     def validate(args: Sequence[object], options: Mapping[str, object]) -> tuple[list[Any], dict[str, Any]]:
@@ -156,7 +159,7 @@ def _name_positional(call: Callable[..., Any], args: Sequence[object]) -> Iterat
         parameter for parameter in signature(call).parameters.values() if parameter.kind in _POSITIONAL
     ]
     last = parameters[-1].name if parameters else ""
-    # Further arguments belong to a `*command`, or are too many, which the call itself refuses.
+    # Extra arguments belong to a `*command`; otherwise the call itself rejects them.
     yield from zip_longest((parameter.name for parameter in parameters[: len(args)]), args, fillvalue=last)
 
 
@@ -205,7 +208,7 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def _convert_scalar(value: Any, kinds: Sequence[Any]) -> Any:
-    """Return the value as one of the first of several kinds that it can be one of."""
+    """Convert the value to the first type that accepts it."""
     for kind in kinds:
         try:
             return _convert(value, kind)
@@ -220,7 +223,7 @@ def _is_of_any_length(kind: Any) -> bool:
 
 
 def _convert_items(value: Any, kind: Any) -> Any:
-    # An array without axes has a method for going through it, which raises.
+    # A 0-d array has `__iter__`, but calling it raises an error.
     value = to_python_number(value)
     if isinstance(value, str | PathLike | Mapping) or not isinstance(value, Iterable):
         return (_convert(value, kind),)

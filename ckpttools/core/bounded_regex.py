@@ -1,4 +1,4 @@
-"""Match regular expressions of other people within a time limit."""
+"""Match untrusted regular expressions within a time limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import NoReturn
 
-# A name is matched in microseconds; repeats within repeats may try as many ways as it has subsets of letters.
+# Matching a name takes microseconds, but nested repeats can take exponential time.
 _SECONDS = 2.0
 _REPETITION = frozenset("*+?{")
 
@@ -19,21 +19,22 @@ class PatternError(ValueError):
 
 
 class _TimeoutError(Exception):
-    """The time limit has passed."""
+    """Matching exceeded the time limit."""
 
 
 def is_match(pattern: str, text: str, *, below: bool = False) -> bool:
     """Return whether a regular expression matches a complete text.
 
-    Within a few seconds, where this is the main thread: in others no signal can end it.
+    The limit of a few seconds applies only in the main thread, because signals cannot interrupt other
+    threads.
 
     Args:
-        pattern: the expression.
-        text: a name.
-        below: whether it may be of the last keys alone, behind any others and a dot.
+        pattern: The regular expression.
+        text: The name to match.
+        below: Whether any keys and a dot may precede the part that the expression matches.
 
     Raises:
-        PatternError: it is none, or takes longer.
+        PatternError: The expression is invalid, or matching takes too long.
     """
     whole = rf"(.*\.)?({pattern})" if below else pattern
     return _limited_match(re.fullmatch, whole, pattern, text) is not None
@@ -43,14 +44,14 @@ def match_start(pattern: str, text: str) -> re.Match[str] | None:
     """Match a regular expression at the start of a text, with the time limit of `is_match`.
 
     Args:
-        pattern: the expression.
-        text: a name.
+        pattern: The regular expression.
+        text: The text to match.
 
     Returns:
         The match, or None.
 
     Raises:
-        PatternError: the expression is invalid, or matching takes too long.
+        PatternError: The expression is invalid, or matching takes too long.
     """
     return _limited_match(re.match, pattern, pattern, text)
 
@@ -58,7 +59,10 @@ def match_start(pattern: str, text: str) -> re.Match[str] | None:
 def _limited_match(
     method: Callable[[str, str], re.Match[str] | None], expression: str, pattern: str, text: str
 ) -> re.Match[str] | None:
-    """Call a function of `re`; raises as `is_match`. The user's `pattern` decides whether to limit time."""
+    """Call a function of `re`, with the errors of `is_match`.
+
+    The user's `pattern` decides whether time is limited.
+    """
     try:
         with nullcontext() if _REPETITION.isdisjoint(pattern) else _time_limit(_SECONDS):
             return method(expression, text)

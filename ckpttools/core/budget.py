@@ -34,7 +34,7 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 @dataclass
 class _MemoryLimit:
-    """Memory limit of a command, memory that its open checkpoints need, and most arrays opened at once."""
+    """A command's memory limit, the memory its open checkpoints need, and the most arrays open at once."""
 
     memory: int
     needed: int = 0
@@ -80,12 +80,12 @@ def check_memory(arrays: int, nbytes: int, location: object) -> None:
     """Check that a checkpoint's metadata fits, before it is read.
 
     Args:
-        arrays: approximate number of arrays.
-        nbytes: memory for reading their metadata, in addition to the base cost of each array.
-        location: location of the checkpoint.
+        arrays: Approximate number of arrays.
+        nbytes: Memory for reading their metadata, in addition to the base cost of each array.
+        location: Location of the checkpoint.
 
     Raises:
-        MemoryBudgetError: the limit cannot be enough for any command.
+        MemoryBudgetError: The limit cannot be enough for any command.
     """
     allowed = _BUDGET.get()
     if allowed is None:
@@ -106,7 +106,7 @@ def check_resident(location: object) -> None:
     """Check resident memory while reading metadata that can decode to far more than its file size.
 
     Raises:
-        MemoryBudgetError: more is resident than the command may take.
+        MemoryBudgetError: Resident memory exceeds the command's limit.
     """
     allowed = _BUDGET.get()
     resident = None if allowed is None else current_bytes()
@@ -117,7 +117,7 @@ def check_resident(location: object) -> None:
 
 
 def memory_error(message: str, memory: int, needed: int, location: object = None) -> MemoryBudgetError:
-    """Return the error of a limit that is too small; the command succeeds with `needed` bytes."""
+    """Return the error for a memory limit that is too small; `needed` bytes would be enough."""
     least = f"{-(-needed >> 20)}MiB"
     # A number without a unit; 1000000 is 1MB.
     is_bare = memory << 20 >= needed and memory < 1 << 16
@@ -135,7 +135,7 @@ def parse_size(size: int | str) -> int:
     """Parse a number of bytes: an integer or text such as 512MiB, 2GB, 1.5GiB, 1073741824.
 
     Raises:
-        UsageError: it is not a size, or less than one byte.
+        UsageError: The text is not a size, or the size is less than one byte.
     """
     nbytes = _parse_text(size) if isinstance(size, str) else size
     if not isinstance(nbytes, int) or isinstance(nbytes, bool):
@@ -159,7 +159,7 @@ def _invalid_size(declared: object) -> UsageError:
 
 
 def format_size(nbytes: int) -> str:
-    """Format 1 << 30 as "1024MiB", which `parse_size` accepts; smaller sizes in KiB or bytes."""
+    """Format a size for `parse_size`: "1024MiB" for 1 << 30, and KiB or bytes for smaller sizes."""
     if nbytes >> 10:
         return f"{nbytes >> 20}MiB" if nbytes >> 20 else f"{nbytes >> 10}KiB"
     return f"{nbytes} byte{'s' * (nbytes != 1)}"

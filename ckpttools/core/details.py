@@ -15,8 +15,8 @@ def log_detail(text: str, *values: object) -> None:
     """Log a detail.
 
     Args:
-        text: with a `%s` for each value.
-        values: formatted only if a program listens.
+        text: With a `%s` for each value.
+        values: Formatted only if a program listens.
     """
     logging = sys.modules.get("logging")
     if logging is not None:

@@ -1,7 +1,7 @@
 """Element types: their spelling in each format, and the values they represent.
 
-numpy and ml_dtypes are imported only when an array is really made, so that looking at a checkpoint's
-structure needs neither.
+numpy and ml_dtypes are imported only when an array is created, so inspecting the structure of a checkpoint
+needs neither.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
 
 class Float(NamedTuple):
-    """The layout of a floating-point type.
+    """Layout of a floating-point type.
 
     Attributes:
-        mantissa: bits behind the exponent.
-        infinity, nan, zero, sign: whether it has them.
-        in_order: whether magnitudes are in the order of their bit patterns, with those that are not finite
-            last.
+        mantissa: Number of mantissa bits.
+        infinity, nan, zero, sign: Whether the type has them.
+        in_order: Whether magnitudes are ordered like their bit patterns, with infinity and NaN last.
     """
 
     mantissa: int
@@ -37,16 +36,16 @@ class Float(NamedTuple):
 
 @dataclass(frozen=True)
 class DType:
-    """One element type.
+    """An element type.
 
     Attributes:
-        name: our name, which is numpy's or ml_dtypes' where they have the type.
-        bits: bits of one element as safetensors packs it (4 and 6 are not whole bytes).
+        name: Name in numpy or ml_dtypes, or a name of ours if both lack the type.
+        bits: Bits of one element as packed by safetensors; 4 and 6 do not fill a byte.
         kind: "float", "int", "uint", "bool" or "complex".
-        safetensors: code in a safetensors header, or None where the format lacks the type.
-        zarr3: `data_type` in zarr.json as tensorstore writes it, or None where it lacks the type.
-        layout: layout of a floating-point type, or of a complex type's parts; None for others.
-        value_bits: bits that encode the value; None for `bits`.
+        safetensors: Code in a safetensors header; None if the format lacks the type.
+        zarr3: `data_type` in zarr.json as written by tensorstore; None if tensorstore lacks the type.
+        layout: Layout of a floating-point type, or of the parts of a complex type; None for other types.
+        value_bits: Number of bits that encode the value; None if all bits do.
     """
 
     name: str
@@ -59,7 +58,7 @@ class DType:
 
     @cached_property
     def numpy(self) -> np.dtype[np.generic]:
-        """The in-memory dtype, little-endian; sub-byte types take one byte an element."""
+        """The in-memory dtype, little-endian; sub-byte types take one byte per element."""
         import numpy as np
 
         if not hasattr(np, self.name):
@@ -69,7 +68,7 @@ class DType:
 
     @cached_property
     def carrier(self) -> np.dtype[np.generic]:
-        """The numpy dtype in which elements are moved without being interpreted: unsigned, same size."""
+        """The unsigned numpy dtype of the same size, used to move elements without interpreting them."""
         import numpy as np
 
         return np.dtype({1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "<c16"}[self.itemsize])
@@ -80,20 +79,20 @@ class DType:
 
     @cached_property
     def itemsize(self) -> int:
-        """Bytes of one element in memory and in zarr; sub-byte types take a whole byte."""
+        """Bytes of one element in memory and in zarr; sub-byte types take a full byte."""
         return max(1, self.bits // 8)
 
     @property
     def number_bytes(self) -> int:
-        """Return the bytes of an element, or of each part of a complex one."""
+        """Return the bytes of an element, or of each part of a complex element."""
         return self.itemsize // 2 if self.kind == "complex" else self.itemsize
 
     @property
     def zarr2(self) -> str | None:
-        """`dtype` in a `.zarray`: `<f4`, `|b1`, `bfloat16`; None where zarr v2 and tensorstore lack the type.
+        """`dtype` in a `.zarray`: `<f4`, `|b1`, `bfloat16`; None if zarr v2 and tensorstore lack the type.
 
-        numpy's own types are written as in numpy's array interface. The others, which zarr v2 does
-        not know, have plain names in tensorstore (0.1.86) and so in every checkpoint that Orbax has written.
+        NumPy's own types are spelled as in NumPy's array interface. The others are not part of zarr v2;
+        tensorstore (0.1.86), and therefore Orbax, writes their plain names.
         """
         if self.name.startswith("float6_"):
             return None
@@ -112,7 +111,7 @@ class DType:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether its values are integers or booleans."""
+        """Return whether all values are integers or booleans."""
         return self.kind in ("int", "uint", "bool")
 
     @property
@@ -133,7 +132,7 @@ class DType:
 
     @property
     def is_of_weights(self) -> bool:
-        """Return whether it has zero and both signs, as weights need."""
+        """Return whether the type can represent weights, which need zero and both signs."""
         return self.is_float and self.layout is not None and self.layout.zero and self.layout.sign
 
     @property
@@ -238,12 +237,12 @@ _SHORT = {
 
 
 def parse_dtype(text: str | DType) -> DType:
-    """Parse a dtype name: ours, with a `torch.` prefix, or short such as `bf16` and `fp32`.
+    """Parse a dtype name: numpy's, with a `torch.` prefix, or short such as `bf16` and `fp32`.
 
-    One that is a dtype already is itself.
+    A `DType` is returned unchanged.
 
     Raises:
-        UnknownNameError: the dtype does not exist; suggests a similar one, or lists all.
+        UnknownNameError: The dtype does not exist. The message suggests a similar name or lists all names.
     """
     if isinstance(text, DType):
         return text
@@ -254,7 +253,7 @@ def parse_dtype(text: str | DType) -> DType:
     written = f"float{name[2:]}" if name.startswith("fp") else name
     near = near_names(written, DTYPES, 1)
     if near and not near[0].startswith(written):
-        # "float8" is the beginning of seven names, and not float64 misspelled.
+        # "float8" is the start of seven names, not a misspelling of float64.
         near = [dtype for dtype in DTYPES if dtype.startswith(written)] or near
     raise UnknownNameError(
         f"unknown dtype {text!r}",
@@ -269,7 +268,7 @@ def dtype_like(value: object) -> DType | None:
         return DTYPES.get(str(value).removeprefix("torch."))
     import numpy as np
 
-    # `float` would be float64, which is rarely intended; numpy treats its own float64 as equal.
+    # Python's `float` would be float64, which is rarely intended; numpy treats its own float64 as equal.
     is_of_python = isinstance(value, type) and value in (bool, int, float, complex)
     if is_of_python or not isinstance(value, type | np.dtype):
         return None

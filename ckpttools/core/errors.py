@@ -1,6 +1,7 @@
-"""Exceptions of the package, whose messages state the location, the expectation, the finding and a hint.
+"""Exceptions of the package. Their messages state the location, what was found, what was expected and a hint.
 
-There is one base class. Each leaf names a cause and has its process exit code, one of `EXIT_CODES`.
+All exceptions have one base class. Each leaf class names a cause and has a process exit code, one of
+`EXIT_CODES`.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ EXIT_CODES: Mapping[int, str] = {
 
 
 class ErrorText(NamedTuple):
-    """The texts of an error, with terms that each audience writes in its own way.
+    """The texts of an error, whose terms are rendered differently for each audience.
 
     Attributes:
-        message, location, got, expected, hint: as the arguments of `CheckpointError`.
+        message, location, got, expected, hint: See `CheckpointError`.
     """
 
     message: str
@@ -61,7 +62,7 @@ class ErrorText(NamedTuple):
         return [(label, text) for label, text in pairs if text is not None]
 
     def map(self, change: Callable[[str], str]) -> ErrorText:
-        """Return the texts after a change of each."""
+        """Return a copy with `change` applied to each text."""
         return ErrorText(change(self.message), *(text and change(text) for text in self[1:]))
 
     def __str__(self) -> str:
@@ -70,17 +71,17 @@ class ErrorText(NamedTuple):
 
 
 class CheckpointError(Exception):
-    """Base of every error this package raises on purpose.
+    """Base class of all errors that this package raises deliberately.
 
     Args:
-        message: one sentence, the finished text.
-        location: file, array or row where it happened.
-        got: what was found.
-        expected: what was expected.
-        hint: the next step for the user.
+        message: One sentence that states the failure.
+        location: File, array or row where the failure happened.
+        got: What was found.
+        expected: What was expected.
+        hint: The next step for the user.
 
     Attributes:
-        raw: these texts with their terms. The attributes of the same names have the terms of Python.
+        raw: The same texts, with unrendered terms. The other attributes have the terms of Python.
     """
 
     exit_code: ClassVar[int] = 3
@@ -99,8 +100,8 @@ class CheckpointError(Exception):
         self.raw = ErrorText(message, where, found, due, hint)
 
     def at(self, location: object = None, *, got: str | None = None, hint: str | None = None) -> Self:
-        """Return the same error, with another location, finding or hint where these are given."""
-        # Not copied: that calls the constructor, and those of some take more than the message.
+        """Return a copy of the error with another location, finding or hint, if given."""
+        # Copying would call the constructor, and some constructors take more than the message.
         built = type(self).__new__(type(self), *self.args)
         built.__dict__.update(self.__dict__)
         changes = {"location": None if location is None else str(location), "got": got, "hint": hint}
@@ -109,22 +110,22 @@ class CheckpointError(Exception):
 
     @property
     def message(self) -> str:
-        """One sentence about the failure."""
+        """The sentence that states the failure."""
         return render(self.raw.message)
 
     @property
     def location(self) -> str | None:
-        """File, array or row where it happened."""
+        """File, array or row where the failure happened."""
         return self.raw.location and render(self.raw.location)
 
     @property
     def got(self) -> str | None:
-        """The finding there."""
+        """The observed value or state."""
         return self.raw.got and render(self.raw.got)
 
     @property
     def expected(self) -> str | None:
-        """The expectation there."""
+        """The expected value or state."""
         return self.raw.expected and render(self.raw.expected)
 
     @property
@@ -161,15 +162,15 @@ class DestinationExistsError(UsageError):
 
 
 class FormatError(CheckpointError):
-    """A file does not have the content that its name or its neighbors declare."""
+    """The content of a file does not match its name or the files next to it."""
 
 
 class SeveralCheckpointsError(FormatError):
     """A directory of several checkpoints or runs was given where one is expected.
 
     Attributes:
-        suggested: path of the one that a hint may name.
-        detected: what `ckpttools.formats.detect` found.
+        suggested: Path of the checkpoint that a hint may suggest.
+        detected: Result of `ckpttools.formats.detect`.
     """
 
     suggested: str = ""
@@ -181,10 +182,11 @@ class SourceChangedError(FormatError):
 
 
 class DamagedScalesError(FormatError):
-    """Scales of quantized weights that give no finite values.
+    """Scales of quantized weights produce non-finite values.
 
     Attributes:
-        list_all: extends the error to all damaged scales of the arrays of a run; None for a complete error.
+        list_all: Extends the error to all damaged scales of a run's arrays; None if the error already lists
+            all.
     """
 
     list_all: Callable[[DamagedScalesError, Iterable[Any]], BaseException] | None = None
@@ -252,12 +254,12 @@ class MissingPathError(StorageError):
 
 
 def system_error(doing: str, path: object, error: OSError, hint: str | None = None) -> StorageError:
-    """Convert an error of the system, keeping its message.
+    """Convert an OSError, keeping its message.
 
     Args:
         doing: What failed, such as "cannot read".
         path: Path of the file.
-        error: The system's error; a path that does not exist becomes a MissingPathError.
+        error: The original error; if the path does not exist, the result is a MissingPathError.
         hint: What to do.
     """
     is_missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
@@ -267,26 +269,26 @@ def system_error(doing: str, path: object, error: OSError, hint: str | None = No
 
 
 class CheckpointWarning(Warning):
-    """Base of the package's warnings, which show terms as Python writes them."""
+    """Base class of the package's warnings, which render terms for Python."""
 
     def __str__(self) -> str:
         return render(super().__str__())
 
 
 class LostValuesWarning(CheckpointWarning):
-    """Values that changed because the dtype cannot represent them."""
+    """Values changed because the dtype cannot represent them."""
 
 
 class UncutArraysWarning(CheckpointWarning):
-    """Arrays that match no sharding rule and are replicated."""
+    """Arrays match no sharding rule and are replicated."""
 
 
 class PaddedVocabularyWarning(CheckpointWarning):
-    """A vocabulary that is padded with zeros to the requested size."""
+    """A vocabulary is padded with zeros to the requested size."""
 
 
 class StepWarning(CheckpointWarning):
-    """Another step was opened than expected."""
+    """A different step was opened than expected."""
 
 
 class LaterStepWarning(StepWarning):
@@ -298,7 +300,7 @@ class ChosenItemWarning(StepWarning):
 
 
 class UnlistedStepWarning(StepWarning):
-    """A step that Orbax does not list here under this name, or restores differently from its neighbors."""
+    """A step that Orbax does not list under this name, or restores differently from its neighbors."""
 
 
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
@@ -307,7 +309,7 @@ def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """Return a question that suggests the most similar known name; None without one."""
+    """Return a question that suggests the most similar known name; None if no name is similar."""
     near = near_names(name, known, 1)
     return f"did you mean {near[0]}?" if near else None
 
@@ -344,8 +346,8 @@ _SUPPRESSED: ContextVar[tuple[type[StepWarning], ...]] = ContextVar("unwanted", 
 def suppress_step_warnings(kind: type[StepWarning] = StepWarning) -> Iterator[None]:
     """Suppress warnings of a kind inside the `with`, in this thread only.
 
-    `warnings.catch_warnings` affects all threads: if two leave it in another order than they entered it, what
-    they ignored is ignored from then on.
+    `warnings.catch_warnings` affects all threads. If two threads leave it in a different order than they
+    entered it, the warnings they ignored stay ignored.
     """
     token = _SUPPRESSED.set((*_SUPPRESSED.get(), kind))
     try:

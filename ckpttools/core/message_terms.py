@@ -1,4 +1,4 @@
-"""Terms in messages: options, arguments and calls, which Python and the command line write differently.
+"""Terms in messages: options, arguments and calls, which Python and the command line spell differently.
 
     f"allow its replacement with {option('overwrite', True)}"
         allow its replacement with overwrite=True
@@ -7,8 +7,9 @@
         `ckpttools.plan_status("train.plan")` lists the parts
         `ckpt run train.plan --status` lists the parts
 
-A term is data inside the text, in private-use characters that start with a mark of this process, so names of
-files and arrays cannot contain one. `render` writes terms as Python does. The command line has its own table.
+A term is data inside the text: private-use characters that start with a mark of this process, so that names
+of files and arrays cannot contain a term. `render` spells terms as in Python. The command line has its own
+table.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from typing import Any, Protocol
 from ckpttools.core.text import TERM, TERM_END, TERM_FIRST, TERM_START, printable
 
 PLAN = "PLAN"
-"""Stands for the path of a plan in a term until `error_in_plan` inserts it."""
+"""Placeholder for the path of a plan in a term; `error_in_plan` replaces it with the path."""
 # Placeholders for numbers.
 _NUMBER_PLACEHOLDERS = ("N", "X", "ALPHA")
 _NAME = re.compile(r"\{([a-z][a-z_]*)\}")
-# Rooms whose dataclasses hold data of checkpoints, many thousands of objects.
+# Rooms whose dataclasses hold the data of checkpoints: many thousands of objects.
 _ROOMS_WITHOUT_REPORTS = frozenset(
     ("array", "codecs", "formats", "mapping", "model_families", "plan", "quantized", "roles", "stores")
 )
-# Functions without arguments, whose commands have some.
+# Functions without arguments whose commands have arguments.
 _WITHOUT_ARGUMENTS = ("ckpttools.families",)
-# Options that only the call that makes a plan accepts.
+# Options that are accepted only by the call that makes a plan.
 _PLAN_ONLY_OPTIONS = ("overwrite",)
 
 
 class Terms(Protocol):
-    """How an audience writes terms."""
+    """Spelling of terms for one audience."""
 
     def option(self, name: str, value: Any) -> str:
-        """Format an option: `scan_axis`, or scan_axis=0 with a value."""
+        """Format an option: `scan_axis`, or `scan_axis=0` with a value."""
 
     def quoted_option(self, name: str, value: str) -> str:
         """Format an option whose value a shell may expand."""
@@ -49,24 +50,24 @@ class Terms(Protocol):
         """Format the name of an argument that is a location."""
 
     def variable(self, name: str) -> str:
-        """Format how to set an environment variable to 1."""
+        """Format an instruction to set an environment variable to 1."""
 
     def call(self, function: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
-        """Format a call of a public function; without arguments, its name."""
+        """Format a call of a public function, or only its name if there are no arguments."""
 
     def retry(self) -> str:
-        """Format the advice to do the same again."""
+        """Format the advice to retry."""
 
     def traceback(self) -> str:
-        """Format where the traceback of an error is."""
+        """Format an instruction to show the traceback."""
 
 
 def option(name: str, value: object = None) -> str:
     """Return the term of an option.
 
     Args:
-        name: of the argument, such as "scan_axis".
-        value: a boolean, number, string or dictionary; None for the option itself.
+        name: Name of the argument, such as "scan_axis".
+        value: A boolean, number, string or dictionary; None for the option itself.
     """
     return _term("option", name, value)
 
@@ -95,10 +96,10 @@ def call(function: str, *args: object, **options: object) -> str:
     """Return the term of a call, for use in backticks.
 
     Args:
-        function: name of a public function, such as "plan_status". A suffix after a dot adds flags of
-            the command line: "inspect.names" lists all names.
-        args, options: its arguments, in the order and by the names of the function; None is left out. Words
-            in capitals such as "DST" stand for values that the user knows.
+        function: Name of a public function, such as "plan_status". A suffix after a dot adds flags of the
+            command line: "inspect.names" lists all names.
+        args, options: Arguments in the order and under the names of the function; None is omitted. Words in
+            capitals such as "DST" stand for values that the user knows.
     """
     given = {name: value for name, value in options.items() if value is not None}
     return _term("call", function, [*args], given)
@@ -120,7 +121,7 @@ def traceback_term() -> str:
 
 
 def with_options(text: str) -> str:
-    """Replace each `{name}` in a text of a table by the option `name`."""
+    """Replace each `{name}` in a text of a table with the option `name`."""
     return _NAME.sub(lambda result: option(result[1]), text)
 
 
@@ -171,18 +172,18 @@ _MAX_DEPTH = 32
 
 
 def render(text: str, terms: Terms = PYTHON) -> str:
-    """Return a text with its terms written for an audience; Python by default."""
+    """Render the terms in a text for an audience; Python by default."""
     return TERM.sub(lambda result: printable(_format(result[0], terms)), text) if TERM_START in text else text
 
 
 def render_all(value: Any, terms: Terms = PYTHON, depth: int = 0) -> Any:
-    """Return JSON-like data or a result of dataclasses with rendered texts; itself if nothing changes.
+    """Render the terms in JSON-like data or a dataclass; return the same object if nothing changes.
 
     Args:
         value: The data.
-        terms: How terms are written.
-        depth: Number of containers around the value. Texts in more than `_MAX_DEPTH` containers are data of
-            the user, such as settings, and have no terms.
+        terms: The spelling of terms.
+        depth: Number of containers around the value. Texts inside more than `_MAX_DEPTH` containers are user
+            data, such as settings, and have no terms.
     """
     if depth > _MAX_DEPTH:
         return value
@@ -213,7 +214,7 @@ def render_all(value: Any, terms: Terms = PYTHON, depth: int = 0) -> Any:
 
 @cache
 def _message_fields(kind: Any) -> tuple[str, ...]:
-    """Return the fields of a dataclass that may have messages: all, or those that `message_fields` lists."""
+    """Return the fields of a dataclass that may contain messages: all, or those in `message_fields`."""
     fields = getattr(kind, "__dataclass_fields__", {})
     _, _, room = kind.__module__.partition("ckpttools.")
     declared: tuple[str, ...] | None = getattr(kind, "message_fields", None)
@@ -222,7 +223,7 @@ def _message_fields(kind: Any) -> tuple[str, ...]:
 
 
 def for_python(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a public function, so that its result has the terms of Python. So has that of its `plan`."""
+    """Wrap a public function so that its result, and that of its `plan`, has the terms of Python."""
 
     @wraps(function)
     def rendered(*args: Any, **options: Any) -> Any:
@@ -245,7 +246,7 @@ def is_call(text: str) -> bool:
 
 
 def has_call(text: str, function: str) -> bool:
-    """Return whether a text has a call of a function."""
+    """Return whether a text contains a call of a function."""
     contents = map(_content, TERM.findall(text)) if TERM_START in text else ()
     return any(content[:2] == ["call", function] for content in contents)
 
@@ -257,7 +258,7 @@ def option_names(text: str) -> list[str]:
 
 
 def rename_option(text: str, old: str, new: str) -> str:
-    """Return a text in which the option `old` has another name."""
+    """Rename the option `old` in a text."""
     return TERM.sub(lambda result: _renamed(result[0], old, new), text)
 
 
@@ -268,7 +269,7 @@ def _renamed(term: str, old: str, new: str) -> str:
 
 @contextmanager
 def error_in_plan(plan: object) -> Iterator[None]:
-    """Adapt errors raised inside the `with` to a plan that is being run: see `in_plan`."""
+    """Adapt errors raised inside the `with` to the plan that is being run; see `in_plan`."""
     from ckpttools.core.errors import CheckpointError
 
     try:
@@ -279,7 +280,7 @@ def error_in_plan(plan: object) -> Iterator[None]:
 
 
 def in_plan(text: str, plan: object) -> str:
-    """Insert the path of a plan, and suggest a new plan for options that a plan has fixed."""
+    """Insert the path of a plan, and suggest a new plan for options that the plan fixes."""
     return TERM.sub(lambda result: _in_plan(result[0], str(plan)), text) if TERM_START in text else text
 
 

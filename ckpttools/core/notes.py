@@ -1,4 +1,4 @@
-"""Notes about a conversion for the user, in its plan and its receipt."""
+"""Notes for the user about a conversion, shown in its plan and receipt."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Note:
     """A fact that the user should know before the conversion.
 
     Attributes:
-        subject: the subject, such as a row.
-        text: what happens to it.
-        arrays: how many the subject counts; None where it names something.
+        subject: The affected object, such as a row.
+        text: What happens to the subject.
+        arrays: Number of arrays, if the subject is a count; None if it is a name.
     """
 
     subject: str
@@ -28,13 +28,13 @@ class Note:
 
 @dataclass(frozen=True)
 class Notes:
-    """The effects of a conversion besides moving bytes; can be added.
+    """The effects of a conversion besides moving bytes. Notes can be added with `+`.
 
     Attributes:
-        inexact: values that will not come back bit by bit, with the reason.
-        values: values that are changed and come back exactly.
-        dropped: source arrays left out on purpose.
-        remarks: further remarks for the user, one sentence each.
+        inexact: Values that the reverse conversion does not restore bit for bit, with the reason.
+        values: Values that are changed and that the reverse conversion restores exactly.
+        dropped: Source arrays that are omitted on purpose.
+        remarks: Further remarks for the user, one sentence each.
     """
 
     inexact: tuple[Note, ...] = ()

@@ -1,4 +1,4 @@
-"""Declared options, of which Python, the command line and both references are made."""
+"""Option declarations, from which Python arguments, flags and both references are generated."""
 
 from __future__ import annotations
 
@@ -35,27 +35,29 @@ PANELS: tuple[Panel, ...] = get_args(Panel)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: an argument `max_shard_size`, a flag `--max-shard-size`.
+    """An option: the argument `max_shard_size` and the flag `--max-shard-size`.
 
     Attributes:
-        name: name of the argument.
-        type: bool for a switch, int or float for a number, str for text, a tuple for a choice of texts;
+        name: Name of the argument.
+        type: Bool for a switch, int or float for a number, str for text, a tuple for a choice of texts;
             otherwise a function that converts the given value, text on the command line, or raises
             UsageError, like `ckpttools.core.budget.parse_size`.
-        default: default value, as the user would write it; None for none.
-        help: a sentence or two; `{name}` is another option, `{source}` and `{destination}` the locations.
-        metavar: placeholder for the value in the help of the command; None for the name of the type.
-        least, most: smallest and largest valid number; None for no limit.
-        below: numbers are smaller than this.
-        is_required: whether the command needs the option.
-        many: for an option that may be repeated, what makes one value of all: `tuple` or `dict`.
-        flag: spelling of the flag; "" for that of the name, None for an argument of Python alone.
-        negative: flag of a switch for False; "" if it has none, None for --no-NAME.
-        short: one-letter flag.
-        complete: returns values that the shell may complete.
-        panel: heading of the option in the help of a command.
-        is_shared: whether many commands have the option, so that one page describes it for all of them.
-        env: whether the environment variable CKPT_NAME gives the command a value.
+        default: Default value, as the user would write it; None for none.
+        help: One or two sentences; `{name}` stands for another option, `{source}` and `{destination}` for the
+            locations.
+        metavar: Placeholder for the value in the help of the command; None for the name of the type.
+        least, most: Smallest and largest valid number; None for no limit.
+        below: Exclusive upper limit; None for no limit.
+        is_required: Whether the command needs the option.
+        many: For a repeatable option, the type that collects the values: `tuple` or `dict`.
+        flag: Spelling of the flag; "" if it follows from the name, None for an option that exists only in
+            Python.
+        negative: Flag that sets a switch to False; "" if there is none, None for --no-NAME.
+        short: One-letter flag.
+        complete: Returns values for shell completion.
+        panel: Heading of the option in the help of a command.
+        is_shared: Whether many commands have the option, so that one page describes it for all of them.
+        env: Whether the environment variable CKPT_NAME gives the command a value.
     """
 
     name: str
@@ -85,7 +87,7 @@ class Option:
         """Parse and validate a value.
 
         Raises:
-            UsageError: the value is invalid.
+            UsageError: The value is invalid.
         """
         if value is None:
             return None
@@ -140,14 +142,15 @@ def variant(option: Option, **changes: Any) -> Option:
 
 
 def any_text(value: str) -> str:
-    """Return the value: the type of options whose text may be empty."""
+    """Return the value unchanged: the type of options whose text may be empty."""
     return value
 
 
 def declare(*options: Option) -> Callable[[Call], Call]:
-    """Return a decorator that gives a function's docstring the entries of its declared options.
+    """Return a decorator that adds the entries of declared options to a function's docstring.
 
-    Entries in the docstring itself come first. The declarations are the attribute `options` of the function.
+    Entries that the docstring already has come first. The decorator stores the declarations in the function's
+    attribute `options`.
     """
 
     def add(call: Call) -> Call:
@@ -170,7 +173,7 @@ def parse_size_option(name: str, size: int | str) -> int:
     """Parse the bytes of an option, like `ckpttools.core.budget.parse_size`.
 
     Raises:
-        UsageError: the value is not a size; the message names the option.
+        UsageError: The value is not a size; the message names the option.
     """
     try:
         return parse_size(size)
@@ -190,14 +193,14 @@ def parse_options(
     """Return the values of all options by name, with defaults for missing ones.
 
     Args:
-        options: the available options.
-        declared: name -> value.
-        others: returns options of other formats, called only for unknown names; these are accepted with their
-            default values.
-        what: beginning of the error message, such as "zarr3 is not stored".
+        options: The available options.
+        declared: Given values by name.
+        others: Returns options of other formats, and is called only for unknown names. Options of other
+            formats are accepted with their default values.
+        what: Beginning of the error message, such as "zarr3 is not stored".
 
     Raises:
-        UsageError: an option is unknown, or a value is invalid.
+        UsageError: An option is unknown, or a value is invalid.
     """
     known = {option.name: option for option in options}
     if unknown := declared.keys() - known.keys():

@@ -1,4 +1,4 @@
-"""Exit of a process without freeing its memory."""
+"""End a process without freeing its memory."""
 
 from __future__ import annotations
 

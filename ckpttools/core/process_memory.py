@@ -9,22 +9,22 @@ _SYSTEM = Path("/proc/meminfo")
 
 
 def current_bytes() -> int | None:
-    """Return the resident size (`VmRSS`), or None without /proc, as all functions here do."""
+    """Return the resident size (`VmRSS`). Like all functions here, returns None without /proc."""
     return _read_bytes(_STATUS, "VmRSS:")
 
 
 def private_bytes() -> int | None:
-    """Return the bytes that this process does not share with others, such as its parent."""
+    """Return the bytes that this process does not share with other processes, such as its parent."""
     return _read_bytes(_SHARES, "Private_Dirty:")
 
 
 def peak_bytes(forked: int = 0) -> int | None:
     """Return the highest resident size since the process started (`VmHWM`).
 
-    Not `ru_maxrss`: that is inherited from the process that started this one.
+    `ru_maxrss` is not used because a process inherits it from its parent.
 
     Args:
-        forked: bytes that processes had for themselves which this one has forked, to be added.
+        forked: Private bytes of forked processes, which are added.
     """
     own = _read_bytes(_STATUS, "VmHWM:")
     return None if own is None else own + forked
@@ -42,13 +42,13 @@ def thread_count() -> int | None:
 
 
 def _read_bytes(file: Path, name: str) -> int | None:
-    """Read a kB line of a file in /proc as bytes."""
+    """Return a field of a /proc file that is in kB, in bytes."""
     result = _read_field(file, name)
     return None if result is None else int(result[0]) * 1024
 
 
 def _read_field(file: Path, name: str) -> list[str] | None:
-    """Read the words after a name in a file of /proc."""
+    """Return the words of a field of a /proc file."""
     try:
         lines = file.read_text().splitlines()
     except OSError:

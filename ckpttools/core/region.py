@@ -42,48 +42,48 @@ class Region:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """The index that cuts this region out of an array."""
+        """Index that selects this region of an array."""
         return tuple(map(slice, self.start, self.stop))
 
     def intersect(self, other: Region) -> Region | None:
-        """Return the common box, or None where the two do not meet."""
+        """Return the intersection, or None if the regions do not overlap."""
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
         return Region(start, stop) if all(map(lt, start, stop)) else None
 
     def shifted(self, offset: Sequence[int]) -> Region:
-        """This box moved by `offset`."""
+        """Return this region moved by `offset`."""
         return Region(tuple(map(add, self.start, offset)), tuple(map(add, self.stop, offset)))
 
     def relative_to(self, origin: Region) -> Region:
-        """This box in coordinates that count from the start of `origin`."""
+        """Return this region in coordinates relative to the start of `origin`."""
         return Region(tuple(map(sub, self.start, origin.start)), tuple(map(sub, self.stop, origin.start)))
 
     def replaced(self, axis: int, start: int, stop: int) -> Region:
-        """This box with another extent along one axis."""
+        """Return this region with another extent along one axis."""
         starts, stops = list(self.start), list(self.stop)
         starts[axis], stops[axis] = start, stop
         return Region(tuple(starts), tuple(stops))
 
     def without(self, axis: int) -> Region:
-        """This box with one axis dropped."""
+        """Return this region without one axis."""
         return Region(self.start[:axis] + self.start[axis + 1 :], self.stop[:axis] + self.stop[axis + 1 :])
 
     def swapped(self) -> Region:
-        """This box with its last two axes exchanged."""
+        """Return this region with its last two axes swapped."""
         return Region(
             (*self.start[:-2], *reversed(self.start[-2:])), (*self.stop[:-2], *reversed(self.stop[-2:]))
         )
 
     def inserted(self, axis: int, start: int, stop: int) -> Region:
-        """This box with a new axis before position `axis`."""
+        """Return this region with a new axis before position `axis`."""
         return Region(
             (*self.start[:axis], start, *self.start[axis:]),
             (*self.stop[:axis], stop, *self.stop[axis:]),
         )
 
     def each(self, axes: int) -> Iterator[Region]:
-        """This box at each coordinate of its first axes, in order; no axis goes."""
+        """Yield this region at each coordinate of its first axes, in order. All axes are kept."""
         if not axes:
             yield self
             return
@@ -91,7 +91,7 @@ class Region:
             yield from one.pieces(axes - 1, 1)
 
     def pieces(self, axis: int, step: int) -> Iterator[Region]:
-        """This box cut along one axis into boxes of at most `step`, in order."""
+        """Yield pieces of at most `step` along one axis, in order."""
         for start in range(self.start[axis], self.stop[axis], step):
             yield self.replaced(axis, start, min(start + step, self.stop[axis]))
 
@@ -104,13 +104,13 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def grid_shape(shape: Sequence[int], chunk: Sequence[int]) -> Shape:
-    """Number of cells of size `chunk` along each axis; the last cell of an axis may be cut short."""
+    """Return the number of cells of size `chunk` along each axis; the last cell of an axis may be smaller."""
     # A list takes half the time of a generator here, and plans of 100,000 arrays call this several times.
     return tuple([-(-n // c) for n, c in zip(shape, chunk, strict=True)])
 
 
 def grid_cell(shape: Sequence[int], chunk: Sequence[int], index: Sequence[int]) -> Region:
-    """Return the part of the array in one cell of the grid."""
+    """Return the region of one cell of the grid."""
     start = tuple(map(mul, index, chunk))
     return Region(start, tuple(map(min, map(add, start, chunk), shape)))
 
@@ -118,7 +118,7 @@ def grid_cell(shape: Sequence[int], chunk: Sequence[int], index: Sequence[int]) 
 def grid_indices(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Shape]:
     """Yield every cell index of the grid, in C order."""
     grid = grid_shape(shape, chunk)
-    # `product` has all coordinates in memory; a damaged shape may have more than there is.
+    # `product` keeps all coordinates in memory, and a damaged shape can have too many.
     if max(grid, default=0) > _MAX_IN_MEMORY:
         return (grid_index(grid, position) for position in range(math.prod(grid)))
     return itertools.product(*map(range, grid))
@@ -140,7 +140,7 @@ def intersecting_cells(chunk: Sequence[int], region: Region) -> Iterator[Shape]:
 
 
 def grid_index(grid: Sequence[int], position: int) -> Shape:
-    """Return the cell index at a position in C order, for a grid with these numbers of cells."""
+    """Return the index of the cell at a position in C order, for a grid of the given shape."""
     index: Shape = ()
     for length in reversed(grid):
         position, location = divmod(position, length)
@@ -151,7 +151,7 @@ def grid_index(grid: Sequence[int], position: int) -> Shape:
 def contiguous_runs(shape: Sequence[int], region: Region) -> Iterator[tuple[int, int]]:
     """Yield the region as (offset, length) runs of elements of a C-ordered array of `shape`, in order.
 
-    Runs are as long as they can be: trailing axes that the region spans whole are merged.
+    Runs are as long as possible: trailing axes that the region spans completely are merged.
     """
     if region.size == 0:
         return
@@ -171,7 +171,7 @@ def contiguous_runs(shape: Sequence[int], region: Region) -> Iterator[tuple[int,
 
 
 def count_runs(shape: Sequence[int], region: Region) -> int:
-    """Return how many runs `contiguous_runs` yields, without creating them."""
+    """Return the number of runs that `contiguous_runs` yields, without creating them."""
     lengths = region.shape
     if 0 in lengths:
         return 0
@@ -189,7 +189,7 @@ def _count_cut_axes(shape: Sequence[int], region: Region) -> int:
 def split_evenly(region: Region, limit: int) -> Iterator[Region]:
     """Cut the region along its leading axes into boxes of 1 to `limit` elements, in C order.
 
-    Each box is a read block: single coordinates, then a stretch of one axis, then whole axes.
+    Each box consists of single coordinates, then a range of one axis, then complete axes.
     """
     if region.size <= limit or region.size == 1:
         if region.size:

@@ -1,4 +1,4 @@
-"""Counters merged from parts of work in any order: sums and maxima."""
+"""Counters that can be merged in any order: sums and maxima."""
 
 from __future__ import annotations
 

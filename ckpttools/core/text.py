@@ -20,7 +20,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
 def fold_lines(lines: Iterable[str]) -> list[str]:
     """Join lines that differ only in their first number, then in their second, and so on.
 
-    Order is that of each group's first line. Numbers are runs of digits without a leading zero.
+    Groups are in the order of their first lines. Numbers are runs of digits without a leading zero.
     """
     split = [_split_numbers(line) for line in lines]
     deepest = max((len(pieces) // 2 for pieces in split), default=0)
@@ -38,7 +38,7 @@ _AGE_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
 def format_age(seconds: float) -> str:
-    """Format seconds in the largest unit with at least two: 7300 s -> "2 hours"."""
+    """Format seconds in the largest unit of which there are at least two: 7300 s -> "2 hours"."""
     whole = max(0, int(seconds))
     count, unit = next(((whole // n, unit) for n, unit in _AGE_UNITS if whole >= 2 * n), (whole, "seconds"))
     return "1 second" if count == 1 else f"{count} {unit}"
@@ -79,7 +79,7 @@ def format_type(dtype: object, shape: Iterable[object]) -> str:
 
 
 def matches_any(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether the complete name matches one of some globs, case-sensitively."""
+    """Return whether the complete name matches any of the globs, case-sensitively."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -91,8 +91,8 @@ def sort_naturally(names: Iterable[str]) -> list[str]:
 def printable(text: str) -> str:
     """Escape characters of a name that would control the terminal.
 
-    Bytes that are not UTF-8, which Python has as halves of surrogate pairs, are written `\\xff`, so different
-    names stay different. Terms of messages (`ckpttools.core.message_terms`) are kept.
+    Bytes that are not UTF-8, which Python represents as lone surrogates, become `\\xff`, so different names
+    stay different. Terms of messages (`ckpttools.core.message_terms`) are kept.
     """
     if text.isprintable():
         return text
@@ -109,10 +109,10 @@ def _escape_all(text: str) -> str:
 
 
 def printable_text(text: str) -> str:
-    """Escape a text of several lines, but keep styles from `mark_style` and breaks before indented lines.
+    """Escape text of several lines, keeping styles from `mark_style` and line breaks before indented lines.
 
-    A line break in a name would start a line that looks like the program's own. In the program's own texts,
-    a break comes before a space, before another break, or at the end.
+    A line break in a name would start a line that looks like program output. In the program's own texts, a
+    line break is followed by a space, another line break or the end.
     """
     if text.isprintable() or _MARKED.sub("", text).isprintable():
         return text
@@ -122,13 +122,13 @@ def printable_text(text: str) -> str:
 def mark_style(codes: str) -> str:
     """Return the escape sequence of a style with a mark that `printable_text` recognizes.
 
-    Each process has another mark, so data cannot contain it and a color in a name is escaped.
+    The mark is different in each process, so data cannot contain it, and a color in a name is escaped.
     """
     return f"\x1b[{_MARK};{codes}m"
 
 
 def unmark_styles(text: str) -> str:
-    """Turn the marked styles of `printable_text` into the escape sequences of terminals."""
+    """Convert the marked styles of `printable_text` to terminal escape sequences."""
     return _MARKED.sub("\x1b[\\1m", text) if _MARK in text else text
 
 
@@ -136,8 +136,8 @@ def unmark_styles(text: str) -> str:
 _MARK = str(time.time_ns())
 _MARKED = re.compile(rf"\x1b\[{_MARK};([0-9;]*)m")
 
-# A term in a message: a start with the same mark, a payload, an end. All are private-use characters, so
-# functions that split, fold, strip or wrap text leave a term complete.
+# A term in a message has a start with the same mark, a payload and an end. All are private-use characters, so
+# functions that split, fold, strip or wrap text do not break a term.
 TERM_FIRST = 0xE100
 TERM_START = "\ue000" + "".join(chr(TERM_FIRST + ord(digit)) for digit in _MARK)
 TERM_END = "\ue001"
@@ -158,16 +158,16 @@ def _escape(character: str) -> str:
 def natural_key(name: str) -> bytes:
     """Return a sort key that orders runs of text and digits, text before numbers.
 
-    One object for each name: a checkpoint may have a hundred thousand.
+    The key is one object because a checkpoint may have 100,000 names.
     """
     runs = [_sort_bytes("".join(run), is_number) for is_number, run in groupby(name, key=str.isdecimal)]
     return (b"\xff" if name[:1].isdecimal() else b"") + b"".join(runs)
 
 
 def _sort_bytes(run: str, is_number: bool) -> bytes:
-    """Encode a run so that bytes sort as the runs do; a number ends the text before it.
+    """Encode a run of text or digits so that bytes sort naturally; a number ends the preceding text.
 
-    Of equal numbers the one goes first whose text does: "01" before "1", and "0" before "00".
+    Equal numbers are sorted by their text: "01" before "1", and "0" before "00".
     """
     if not is_number:
         return run.encode("utf-8", "surrogatepass")

@@ -17,11 +17,11 @@ _permitted: ContextVar[Collection[str] | None] = ContextVar("code that may run",
 
 
 class CodeNotAllowedError(UsageError):
-    """An error for a file that names code to run which the user has not named.
+    """A file names code to run that the user did not name.
 
     Attributes:
-        name: the argument that names the code.
-        code: file or module, as the argument names it.
+        name: The argument that names the code.
+        code: File or module, as in the argument.
     """
 
     name: str = ""
@@ -33,7 +33,7 @@ def allow_only(named: Collection[str]) -> Iterator[None]:
     """Permit only `named` code to run, while arguments come from a file.
 
     Args:
-        named: the code that the user named, as passed to `check_code`.
+        named: The code that the user named, as passed to `check_code`.
     """
     token = _permitted.set(named)
     try:
@@ -46,11 +46,11 @@ def check_code(name: str, code: str) -> None:
     """Check that code may run. Everything that runs user code calls this first.
 
     Args:
-        name: the argument that names the code.
-        code: file or module, as the argument names it.
+        name: The argument that names the code.
+        code: File or module, as in the argument.
 
     Raises:
-        CodeNotAllowedError: only a file names the code.
+        CodeNotAllowedError: Only a file, and not the user, names the code.
     """
     permitted = _permitted.get()
     if permitted is None or code in permitted:

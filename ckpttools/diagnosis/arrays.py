@@ -1,4 +1,4 @@
-"""Faults of the arrays of an item: for the check of chunks and the merging of indexes."""
+"""Find faults in the arrays of an item, for the check of chunks and for merging indexes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PULL = "run `git lfs pull` in that repository, or download the files with `hf d
 
 
 def array_findings(item: ListedItem) -> Iterator[Finding]:
-    """Chunks that are missing, unexpected or of another length; metadata that is missing or damaged."""
+    """Report chunks that are missing, unexpected or of the wrong length, and missing or damaged metadata."""
     if isinstance(item.database, CheckpointError) or item.tables is None:
         return
     for error in item.tables.faults.values():
@@ -81,7 +81,7 @@ def _chunks(item: ListedItem, database: Entries, table: ChunkTable) -> Iterator[
 
 
 def _missing(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding]:
-    """One finding for all arrays: chunks are usually missing from many."""
+    """Report the missing chunks of all arrays in one finding, because usually many arrays lack chunks."""
     if not tables:
         return
     lost, all_of_them = sum(t.missing for t in tables), sum(prod(t.array.grid) for t in tables)
@@ -104,13 +104,13 @@ def _missing(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding
 
 
 def _names(item: ListedItem) -> Iterator[Finding]:
-    """Report missing arrays of the tree, and another version of zarr than declared."""
+    """Report missing arrays of the tree, and a zarr version that differs from the declared one."""
     if isinstance(item.metadata, CheckpointError) or item.tables is None:
         return
     try:
         leaves = parse_tree(item.metadata, str(item.path))
     except CheckpointError:
-        return  # reported by the check of metadata
+        return  # The check of metadata reports this.
     expected = [dotted(leaf.path) for leaf in leaves if _is_array(leaf)]
     lost = [name for name in expected if name not in item.tables.documents]
     if lost:

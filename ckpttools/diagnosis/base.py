@@ -20,18 +20,18 @@ ERROR, WARNING, INFO = LEVELS = ("error", "warning", "info")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong or worth knowing.
+    """A fault, or a fact worth knowing.
 
     Attributes:
         level: "error": something cannot be read, or would be read wrongly; "warning": some tool will not find
             or accept it, or space is wasted; "info": worth knowing.
-        location: file or directory.
-        what: the finding.
-        why: why that matters.
-        do: next step, with the exact command if there is one.
-        command: that command, as it stands in `do`, or None.
-        fix: name of the fix that would do it, or None.
-        check: name of the check; filled in by the caller of the check.
+        location: File or directory.
+        what: Description of the finding.
+        why: Consequence of the finding.
+        do: Next step, with the exact command if there is one.
+        command: The command in `do`, or None.
+        fix: Name of the fix that performs the step, or None.
+        check: Name of the check; filled in by the caller of the check.
     """
 
     level: str
@@ -46,15 +46,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """A change that loses nothing: it creates files, or renames a directory.
+    """A change that loses no data: it creates files, or renames a directory.
 
     Attributes:
-        name: name for users.
-        summary: summary in one line.
-        apply: applies the fix to one location within these limits and returns what was done; a
-            CheckpointError
-            explains why it was not.
-        needs_health: whether it is refused if there is an error at or below the place.
+        name: Name that users see.
+        summary: One-line summary.
+        apply: Applies the fix to one location within the given limits and returns what was done; raises
+            CheckpointError with the reason if the fix is not safe or not possible.
+        needs_health: Whether the fix is refused if there is an error at or below the location.
     """
 
     name: str
@@ -65,13 +64,13 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing to look for.
+    """A check for one kind of fault.
 
     Attributes:
-        name: name for users.
-        summary: what it looks for, in one line.
-        look: yields the findings.
-        fix: repairs the findings; None if there is no safe fix.
+        name: Name that users see.
+        summary: One-line description of the faults.
+        look: Yields the findings.
+        fix: Repairs the findings; None if there is no safe fix.
     """
 
     name: str
@@ -81,7 +80,7 @@ class Check:
 
 
 def mending(inventory: Inventory, fix: str) -> str:
-    """Return the command that repairs the findings."""
+    """Return the command that applies a fix to the inventory's path."""
     return call("doctor", inventory.path, fix=fix)
 
 
@@ -96,14 +95,14 @@ def on_disk(path: Location) -> str:
 
 
 def set_aside(path: Location) -> str:
-    """Return the command that renames a file without replacing another."""
+    """Return the command that renames a file without replacing another one."""
     names = (path.with_name(f"{path.name}.aside{number or ''}") for number in count())
     free = next(name for name in names if not name.lexists())
     return f"mv -n {on_disk(path)} {on_disk(free)}"
 
 
 def as_finding(result: ModelFinding) -> Finding:
-    """Return the finding of a model check as one of doctor."""
+    """Convert the finding of a model check to one of doctor."""
     finding = Finding(
         result.level, result.location, result.what, result.why, result.hint, command=result.command
     )
@@ -111,10 +110,10 @@ def as_finding(result: ModelFinding) -> Finding:
 
 
 def finding_of(error: CheckpointError, location: Location, level: str = ERROR, why: str = "") -> Finding:
-    """Return an error of the package as a finding."""
+    """Convert an error of the package to a finding."""
     details = [f"{label} {text}" for label, text in error.raw.details() if label in ("got", "expected")]
     what = "; ".join([error.raw.line, *details])
-    # A hint to run ckpt doctor is not useful here.
+    # A hint to run ckpt doctor is not useful in its own output.
     hint = error.raw.hint if error.raw.hint and not has_call(error.raw.hint, "doctor") else None
     do = hint or "fetch it again, or restore it from another copy"
     return Finding(level, error.location or str(location), what, why or "it cannot be read", do)

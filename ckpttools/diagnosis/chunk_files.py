@@ -1,8 +1,8 @@
-"""Faults of single chunks, by their lengths and, if each is a file, by their headers.
+"""Find faults of single chunks by their lengths and, if each chunk is a file, by their headers.
 
-In an OCDBT database the index has the length of a chunk, and files are only ever truncated at their end, so
-lengths suffice. Chunks in files of their own may be truncated one by one. With files cached, looking at an
-item took 0.06 s for 16 chunks of zstd, 1.07 GB of bfloat16 weights, and 1.2 s for 20,000 chunks of 128 bytes.
+In an OCDBT database, the index has the length of each chunk, and files are only ever truncated at the end, so
+lengths suffice. Chunks with their own files may be truncated individually. With cached files, checking an
+item took 0.06 s for 16 chunks of zstd (1.07 GB of bfloat16 weights) and 1.2 s for 20,000 chunks of 128 bytes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class BadChunk:
     """A chunk that cannot be read.
 
     Attributes:
-        index: in the grid.
-        fault: the fault, as the end of a sentence about several chunks.
+        index: Index in the grid.
+        fault: The fault, as the end of a sentence about several chunks.
     """
 
     index: Shape
@@ -40,7 +40,7 @@ class BadChunk:
 
 
 def bad_chunks(table: ChunkTable, database: Entries) -> Iterator[BadChunk]:
-    """Yield the chunks of an array with faults that show without decoding."""
+    """Yield the chunks of an array whose faults are visible without decoding."""
     for index, entry in table.chunks.items():
         fault = None if _fits(table, entry) else _WRONG_LENGTH
         if not database.manifests and isinstance(entry, Extent):
@@ -50,7 +50,7 @@ def bad_chunks(table: ChunkTable, database: Entries) -> Iterator[BadChunk]:
 
 
 def _fits(table: ChunkTable, entry: Entry) -> bool:
-    """Return whether the length of a chunk can be right."""
+    """Return whether the length of a chunk is possible."""
     length = length_of(entry)
     if table.array.chunk_bytes is not None:
         return length == table.array.chunk_bytes
@@ -59,7 +59,7 @@ def _fits(table: ChunkTable, entry: Entry) -> bool:
 
 
 def _in_file(table: ChunkTable, database: Entries, entry: Extent, fault: str | None) -> str | None:
-    """Return the fault of a chunk that is a file; if it is plain, nothing beyond `fault` is checked."""
+    """Return the fault of a chunk that is a file. For a chunk without encoding, only `fault` is checked."""
     path = database.directory / entry.file
     if not path.may_read():
         return _DENIED

@@ -1,4 +1,4 @@
-"""Run checks on a path, and apply the fix that a user requested."""
+"""Run checks on a path, and apply fixes that a user requested."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from ckpttools.stores.fetching import Observe
 from ckpttools.stores.location import is_store_failure
 from ckpttools.stores.registry import LocationLike, parse
 
-# The check that opens everything: its findings are reported only if no other check says more.
+# This check opens everything. Its findings are reported only if no other check explains them.
 LAST_RESORT = "opens"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A place where a requested fix was not applied.
+    """A location at which a requested fix was not applied.
 
     Attributes:
-        location: the file or directory.
-        what: why the fix was not safe or not possible.
-        do: the next step.
-        exit_code: the exit code of the error.
+        location: The file or directory.
+        what: Why the fix was not safe or not possible.
+        do: The next step.
+        exit_code: The exit code of the error.
     """
 
     location: str
@@ -56,13 +56,13 @@ class Diagnosis:
     """The findings at a path.
 
     Attributes:
-        path: the examined path.
-        healthy: whether there are no errors.
-        looked_at: the examined objects, such as "2 steps" or "1 item".
-        findings: errors first.
-        fixed: the changes of a requested fix.
-        refused: places where a requested fix was not applied.
-        compared: whether data was compared with the checksums in its files; None if there are no checksums.
+        path: The examined path.
+        healthy: Whether there are no errors.
+        looked_at: Examined objects, such as "2 steps" or "1 item".
+        findings: The findings, errors first.
+        fixed: Changes made by the requested fixes.
+        refused: Locations at which a requested fix was not applied.
+        compared: Whether data was compared with the checksums in its files; None if there are no checksums.
     """
 
     path: str
@@ -74,7 +74,7 @@ class Diagnosis:
     compared: bool | None = None
 
     def __repr__(self) -> str:
-        """Format the verdict, the findings and the fixes."""
+        """Return the verdict, the findings and the fixes as text."""
         lines = [f"fixed: {item}" for item in self.fixed]
         lines += [f"refused: {item.location}: {item.what}" for item in self.refused]
         lines += [
@@ -85,13 +85,13 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code: that of the first refusal; else 1 for errors, and 0 otherwise."""
+        """Exit code: that of the first refusal; otherwise 1 for errors, and 0 if there are none."""
         return self.refused[0].exit_code if self.refused else int(not self.healthy)
 
 
 @cache
 def checks() -> tuple[Check, ...]:
-    """Return all checks, by name."""
+    """Return all checks in the order of their names."""
     modules = (
         import_module(f"{checks_room.__name__}.{item.name}")
         for item in pkgutil.iter_modules(checks_room.__path__)
@@ -101,7 +101,7 @@ def checks() -> tuple[Check, ...]:
 
 
 def _model_checks() -> Iterator[Check]:
-    """Return the checks of `ckpttools.checks`, which run on every model at a path."""
+    """Yield the checks of `ckpttools.checks`, which run on every model at a path."""
     return (Check(check.name, check.summary, partial(_check_models, check)) for check in library_checks())
 
 
@@ -121,13 +121,13 @@ def examine(
     """Examine everything at or below a path without changing it.
 
     Args:
-        where: the path.
-        read: limits for opening.
-        reading: see `Inventory`; None reads no arrays.
+        where: The path.
+        read: Limits for opening.
+        reading: See `Inventory`; None to read no arrays.
 
     Raises:
-        StorageError: there is nothing, or it cannot be listed.
-        FormatError: nothing there is a checkpoint, or the beginning of one.
+        StorageError: The path does not exist or cannot be listed.
+        FormatError: The path does not contain a checkpoint, not even an incomplete one.
     """
     path = parse(where)
     inventory = replace(inventory_of(path, read), reading=reading)
@@ -160,10 +160,12 @@ def _rank(finding: Finding) -> tuple[int, bytes, str]:
 
 
 def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
-    """Yield the findings of a check. A failing check is a finding, too, so that others are still reported.
+    """Yield the findings of a check.
+
+    If the check fails, yield that as a finding, so that others are still reported.
 
     Raises:
-        StorageError: a network store did not respond, which says nothing about the files.
+        StorageError: A network store did not respond, which is not a fault of the files.
     """
     try:
         for finding in check.look(inventory):
@@ -197,7 +199,7 @@ def _counted(inventory: Inventory) -> Iterator[str]:
 
 
 def _told_once(result: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield the findings, without errors of opening that another finding explains."""
+    """Yield the findings, except errors of opening that another finding explains."""
     locations = [item.location for item in result if item.level == ERROR and item.check != LAST_RESORT]
     for item in result:
         if item.check != LAST_RESORT or not any(_is_told(item, location) for location in locations):
@@ -205,31 +207,33 @@ def _told_once(result: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _is_told(last: Finding, location: str) -> bool:
-    """Return whether the last finding explains an error at a location; its message may name the directory."""
+    """Return whether the last finding explains an error at a location or in its directory."""
     if _is_at(location, last.location) or _is_at(last.location, location):
         return True
     return location in last.what or f"{parse(location).parent}: " in last.what
 
 
 def _is_at(location: str, top: str) -> bool:
-    """Return whether a place is `top` or below it."""
+    """Return whether a location is `top` or below it."""
     return location == top or location.startswith((f"{top}/", f"{top}:"))
 
 
 def mend(
     where: LocationLike, *names: str, read: ReadOptions | None = None, reading: Observe | None = None
 ) -> Diagnosis:
-    """Apply fixes in turn wherever a finding suggests them, then examines again; a refusal stops nothing.
+    """Apply fixes wherever a finding suggests them, then examine the path again.
+
+    If a fix is refused at one location, the others are still applied.
 
     Args:
-        where: the path.
-        names: of the fixes.
-        read: limits for opening.
-        reading: see `examine`, for the second examination.
+        where: The path.
+        names: Names of the fixes.
+        read: Limits for opening.
+        reading: See `examine`, for the second examination.
 
     Raises:
-        UsageError: no fix has this name.
-        CheckpointError: no fix was safe or possible anywhere; nothing was changed.
+        UsageError: No fix has this name.
+        CheckpointError: No fix was safe or possible anywhere. Nothing was changed.
     """
     path = parse(where)
     known, read = fixes(), read or ReadOptions()
@@ -256,7 +260,7 @@ def _mend_all(
     done: list[str],
     refused: dict[str, CheckpointError],
 ) -> None:
-    """Apply a fix in all places, and adds the results to `done` and, by place, to `refused`."""
+    """Apply a fix at all locations. Adds the results to `done`, and errors to `refused` by location."""
     for location in dict.fromkeys(item.location for item in result if item.fix == fix.name):
         try:
             done.append(_applied(fix, location, result, read))
@@ -271,7 +275,7 @@ def _applied(fix: Fix, location: str, result: Iterable[Finding], read: ReadOptio
 
 
 def _together(names: Iterable[str], refused: Mapping[str, CheckpointError]) -> CheckpointError:
-    """One error for all."""
+    """Return a single error for all refusals."""
     first = next(iter(refused.values()))
     if len(refused) == 1:
         return first

@@ -1,4 +1,4 @@
-"""A check for each format that looks for faults in its own files: see `formats.base.SupportsFaults`."""
+"""Run a check for each format that can find faults in its own files; see `formats.base.SupportsFaults`."""
 
 from __future__ import annotations
 

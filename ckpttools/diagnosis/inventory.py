@@ -1,6 +1,6 @@
-"""Inventory of a path: steps, items, weights and leftovers, recognized by content and not by name.
+"""Inventory of a path: steps, items, weights and leftovers, recognized by content instead of name.
 
-Everything below the path is listed once; arrays' own directories are left to the checks that count chunks.
+Everything below the path is listed once, except directories of arrays, which the checks of chunks list.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.location import Location, require_file_error, suppress_file_errors
 
-# Formats whose files are told apart here; others are asked themselves.
+# Formats whose files this module classifies. Other formats do so themselves.
 _OWN = ("orbax", "safetensors", "zarr3")
 SAFETENSORS, INDEX = ".safetensors", ".safetensors.index.json"
-# Deeper directories are not checkpoints; links may form cycles.
+# Deeper directories are not checkpoints, and links may form cycles.
 _DEEPEST = 12
 
 
 @dataclass(frozen=True)
 class Directory:
-    """One directory that was listed.
+    """A listed directory.
 
     Attributes:
-        path: of it.
-        files, directories: names in it, sorted.
+        path: Path of the directory.
+        files, directories: Sorted names of its entries.
     """
 
     path: Location
@@ -68,10 +68,10 @@ class ListedItem:
     """A directory with the arrays of one pytree.
 
     Attributes:
-        directory: the listed directory.
-        step: the directory above that is its step, or its own.
-        may_leave_out: whether chunks of only the fill value may be missing, whatever the metadata says.
-        read: how large its index may be.
+        directory: The listed directory.
+        step: Directory of the step, which is the item's own directory or the one above.
+        may_leave_out: Whether chunks with only the fill value may be missing, regardless of the metadata.
+        read: Limits for opening the index.
     """
 
     directory: Directory
@@ -85,7 +85,7 @@ class ListedItem:
 
     @property
     def processes(self) -> list[str]:
-        """Directories written by single processes of a save."""
+        """Directories that single processes of a save wrote."""
         return [location.name for location in processes_of(self.path)]
 
     @property
@@ -94,17 +94,17 @@ class ListedItem:
 
     @property
     def is_part_of_a_host(self) -> bool:
-        """Whether it is the part of one host, so that some chunks are elsewhere."""
+        """Whether the item is one host's part of a checkpoint, so that some chunks are elsewhere."""
         return is_part_of_a_host(self.path)
 
     @cached_property
     def is_unfinished(self) -> bool:
-        """Whether its step says that it was never committed."""
+        """Whether the metadata of the step shows that it was never committed."""
         return StepMetadata.at(self.step).is_uncommitted
 
     @cached_property
     def metadata(self) -> Mapping[str, Any] | CheckpointError:
-        """`_METADATA`, or what is wrong with it."""
+        """Content of `_METADATA`, or the error of reading it."""
         return json_or_error(self.path / TREE_FILE)
 
     def says(self, field: str) -> object:
@@ -113,17 +113,17 @@ class ListedItem:
 
     @property
     def needs_index(self) -> bool:
-        """Whether `_METADATA` lists arrays that are in OCDBT."""
+        """Whether `_METADATA` lists arrays that are stored in OCDBT."""
         return not isinstance(self.metadata, CheckpointError) and needs_index(self.metadata)
 
     @property
     def leaves_out(self) -> bool:
-        """Whether missing chunks hold only the fill value."""
+        """Whether missing chunks contain only the fill value."""
         return self.may_leave_out or self.says("store_array_data_equal_to_fill_value") is False
 
     @cached_property
     def database(self) -> Entries | CheckpointError:
-        """All keys, or what is wrong with the index."""
+        """All keys, or the error of reading the index."""
         try:
             return entries_of(self.path, max_index_bytes=self.read.max_index_bytes)
         except CheckpointError as error:
@@ -140,10 +140,10 @@ class SafetensorsFiles:
     """Safetensors in one directory.
 
     Attributes:
-        folder: where they are.
-        files: names of the files to look at.
-        indexes: names of the indexes to look at.
-        is_whole: whether these are all files of the directory, rather than a single one that was named.
+        folder: The directory.
+        files: Names of the files to examine.
+        indexes: Names of the indexes to examine.
+        is_whole: Whether these are all files of the directory, and not a single file that the user named.
     """
 
     folder: Location
@@ -154,20 +154,20 @@ class SafetensorsFiles:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What there is to look at.
+    """The checkpoint files at and below a path.
 
     Attributes:
-        path: what was asked about.
-        directories: all that were listed, the path's own first.
-        denied: places that could not be listed, with the reason.
-        items: of Orbax; directories with a `_METADATA` or another file that only items have.
-        steps: directories that hold items, or a `_CHECKPOINT_METADATA`.
-        weights: directories with safetensors.
-        hierarchies: plain zarr v3 roots.
-        leftovers: directories of unfinished or replaced work.
-        read: how to open what is there.
-        others: name of another format -> places of that format.
-        reading: what is told the bytes of data that are read, and that will be in all; None where none is.
+        path: The examined path.
+        directories: All listed directories, starting with the path itself.
+        denied: Locations that could not be listed, with the reason.
+        items: Items of Orbax: directories with `_METADATA` or another file that only items have.
+        steps: Directories with items, or with `_CHECKPOINT_METADATA`.
+        weights: Directories with safetensors.
+        hierarchies: Plain zarr v3 roots.
+        leftovers: Directories of unfinished or replaced work.
+        read: How to open the checkpoints.
+        others: Locations of other formats, by format name.
+        reading: Called with the bytes of data read so far and the total; None to read no data.
     """
 
     path: Location
@@ -184,7 +184,7 @@ class Inventory:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing here is a checkpoint, or the beginning of one."""
+        """Whether there is neither a checkpoint nor an unfinished one."""
         result = (self.items, self.steps, self.weights, self.hierarchies, self.leftovers, self.denied)
         return not any((*result, *self.others.values()))
 
@@ -200,10 +200,10 @@ class Inventory:
         return (*(_model(item, self.read) for item in result), *self._carried())
 
     def _carried(self) -> Iterator[ModelDirectory]:
-        """Yield the configuration and tokenizer that MaxText checkpoints and zarr hierarchies carry along."""
+        """Yield models whose configuration and tokenizer a MaxText checkpoint or a zarr hierarchy carries."""
         listed = {item.path for item in self.directories}
         holders = [item for item in self.directories if SIDECARS in item.directories]
-        # Over a network each file is a request, and all steps of a run carry the same files.
+        # Over a network, each file takes a request, and all steps of a run have the same files.
         is_local = self.path.store.scheme == "file"
         for directory in holders if is_local else holders[-1:]:
             path = directory.path / SIDECARS
@@ -214,7 +214,7 @@ class Inventory:
 
     @cached_property
     def legacy_runs(self) -> tuple[LegacyRun, ...]:
-        """The runs with steps of Orbax before `_METADATA`, also the run above a step or an item."""
+        """The runs with legacy steps (without `_METADATA`), including the run of a step or an item."""
         known = {step.path for step in self.steps} | {item.step for item in self.items}
         below = [entry for entry in self.directories if not {*DOCUMENTS, STATE}.intersection(entry.files)]
         candidates = [entry.path / name for entry in below for name in entry.directories]
@@ -227,7 +227,7 @@ class Inventory:
         return tuple(run for run in result if run is not None)
 
     def locations(self, format: str) -> Sequence[Location]:
-        """Return the files or directories that are of a format."""
+        """Return the files or directories in a format."""
         own = {
             "orbax": [item.path for item in self.items],
             "safetensors": [weights.folder / name for weights in self.weights for name in weights.files],
@@ -237,7 +237,7 @@ class Inventory:
 
 
 def _model(directory: Directory, read: ReadOptions) -> ModelDirectory:
-    """Return the model directory for the checks, without arrays if it cannot be opened."""
+    """Return the model directory for the checks, without arrays if they cannot be opened."""
     tree = None
     with suppress(CheckpointError):
         tree = open_tree(directory.path, read)
@@ -246,7 +246,7 @@ def _model(directory: Directory, read: ReadOptions) -> ModelDirectory:
 
 
 def json_or_error(path: Location) -> Mapping[str, Any] | CheckpointError:
-    """Return the JSON object in a file, or what is wrong with it."""
+    """Return the JSON object in a file, or the error of reading it."""
     hint = "fetch the file again, or restore it from another copy"
     try:
         return json_object(path.read_bytes(), str(path), FormatError, hint, make=None)
@@ -258,13 +258,13 @@ def inventory_of(path: Location, read: ReadOptions | None = None) -> Inventory:
     """Return the inventory of a path, which may be a file, or a directory at any level.
 
     Args:
-        path: where.
-        read: how to open what is there.
+        path: The path to examine.
+        read: How to open the checkpoints.
 
     Raises:
-        StorageError: there is nothing at all.
+        StorageError: The path does not exist.
     """
-    # Parents matter, and "." has none.
+    # Parent directories matter, and "." has none.
     path = path.resolve() if path.name in ("", "..") else path
     if not path.lexists():
         raise absent(path)
@@ -288,7 +288,7 @@ def _one_file(path: Location) -> Iterator[SafetensorsFiles]:
 
 
 class _Walk:
-    """A walk down that classifies directories."""
+    """A walk down the directories that classifies them."""
 
     def __init__(self, read: ReadOptions) -> None:
         self._read = read
@@ -304,11 +304,11 @@ class _Walk:
         if directory is None:
             return
         self._directories[path] = directory
-        # The groups of a zarr hierarchy may have any name, also those of Orbax's files.
+        # The groups of a zarr hierarchy may have any name, even those of Orbax's files.
         is_hierarchy = ZARR3 in directory.files and TREE_FILE not in directory.files
         if not is_hierarchy and is_left_of_item((*directory.files, *directory.directories)):
             self._items.append(path)
-            # Another save may have begun beside the arrays.
+            # Another save may have been started next to the arrays.
             unfinished = [name for name in directory.directories if IN_PROGRESS in name]
             self._leftovers += [path / name for name in unfinished]
         elif is_hierarchy:
@@ -320,12 +320,12 @@ class _Walk:
     def _step_into(self, path: Location, depth: int) -> None:
         if find_leftover(path) is not None:
             self._leftovers.append(path)
-        # The directory of the prune, which is a leftover, names it.
+        # The finding about the prune's directory, which is a leftover, already names this one.
         elif depth < _DEEPEST and not Step(path).is_being_deleted:
             self.visit(path, depth + 1)
 
     def _listed(self, path: Location) -> Directory | None:
-        """Return a directory's content; None if it was seen before or may not be listed."""
+        """Return a directory's content; None if it was already visited or cannot be listed."""
         try:
             identity = path.stat().identity or path
             if identity in self._seen:
@@ -349,7 +349,7 @@ class _Walk:
             if step not in self._directories and has_metadata(step):
                 listed = self._listed(step)
                 steps |= {step: listed} if listed else {}
-        # An item's own copy of the metadata does not make it a step.
+        # An item's own copy of the metadata does not make the item a step.
         inner = {item.path for item in items if item.step != item.path}
         return Inventory(
             path,
@@ -368,7 +368,7 @@ class _Walk:
 
 
 def _others(locations: Iterable[Location]) -> dict[str, list[Location]]:
-    """Return locations that formats recognize and the inventory does not contain, each once."""
+    """Return the locations, without duplicates, that formats recognize and the inventory does not contain."""
     result: dict[str, dict[Location, None]] = defaultdict(dict)
     others = [(name, format) for name, format in formats().items() if name not in _OWN]
     for location in locations:
@@ -382,7 +382,7 @@ def _others(locations: Iterable[Location]) -> dict[str, list[Location]]:
                 elif isinstance(format, SupportsLocation):
                     located = [format.lies_at(location)]
                 if isinstance(format, SupportsLocation):
-                    # Below a checkpoint that was found, directories are its own.
+                    # Directories below a recognized checkpoint belong to it.
                     located = [at for at in located if result[name].keys().isdisjoint(at.parents)]
                 result[name] |= dict.fromkeys(located)
     return {name: [*item] for name, item in result.items()}

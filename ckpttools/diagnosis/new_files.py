@@ -11,8 +11,8 @@ def write_new(path: Location, content: bytes) -> None:
     """Write a file that appears only once it is complete.
 
     Raises:
-        FormatError: it exists already.
-        StorageError: it cannot be written.
+        FormatError: The file already exists.
+        StorageError: The file cannot be written.
     """
     refuse_existing(path)
     path.put(content)

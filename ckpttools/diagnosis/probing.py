@@ -1,4 +1,4 @@
-"""Probe paths without raising: inaccessible paths count as absent."""
+"""Probe paths without raising errors. Inaccessible paths count as absent."""
 
 from __future__ import annotations
 

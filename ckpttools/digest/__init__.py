@@ -1,1 +1,1 @@
-"""Proving that checkpoints hold the same: digests, manifests of them, and comparing bit by bit."""
+"""Prove that checkpoints are equal: digests, manifests, and bit-exact comparison."""

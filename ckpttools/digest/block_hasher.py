@@ -1,4 +1,4 @@
-"""Hashing an array whose parts come in any order, from several threads, in little memory."""
+"""Hash an array whose parts arrive in any order, from several threads, using little memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Room:
     """Memory that several hashers share for data that cannot be hashed yet.
 
     Attributes:
-        nbytes: how much of it there is.
+        nbytes: Size of the memory in bytes.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -27,7 +27,7 @@ class Room:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> bool:
-        """Reserves bytes; whether there were enough."""
+        """Reserve bytes. Returns False if not enough are free."""
         with self._lock:
             if self._used + nbytes > self.nbytes:
                 return False
@@ -42,21 +42,21 @@ class Room:
 
 @dataclass
 class _Fragment:
-    """A part of a block: its bytes, and how many of them are missing."""
+    """A partly received block: its bytes, and the number of missing bytes."""
 
     data: bytearray
     missing: int
 
 
 class BlockHasher:
-    """The digest of one array while its parts arrive; they must be disjoint.
+    """Hashes one array while its parts arrive. The parts must be disjoint.
 
-    A part that is contiguous in C order is hashed at once, except for blocks that it only partly covers:
-    those wait for the rest. If other parts arrive, such as columns, the array is kept until it is whole. If
-    the memory does not suffice for pending parts, the array is dropped and must be passed again.
+    A part that is contiguous in C order is hashed at once, except for blocks that it covers only partly,
+    which wait for the rest. If other parts arrive, such as columns, the array is kept until it is complete.
+    If the memory does not suffice for pending parts, the array is dropped and must be passed again.
 
     Attributes:
-        nbytes: of the array.
+        nbytes: Size of the array in bytes.
     """
 
     # A checkpoint may have a hundred thousand arrays.
@@ -104,11 +104,11 @@ class BlockHasher:
 
     @property
     def digests_bytes(self) -> int:
-        """Bytes of the digests of its blocks."""
+        """Return the size of the block digests in bytes."""
         return len(self._digests)
 
     def digest(self) -> Digest:
-        """Return the digest, once the array is complete."""
+        """Return the digest of the complete array."""
         return Digest.of(self._algorithm, self._dtype.name, self._shape, bytes(self._digests))
 
     def restart(self) -> None:
@@ -117,11 +117,12 @@ class BlockHasher:
         self._begin()
 
     def add(self, region: Region, values: np.ndarray) -> None:
-        """Take a part.
+        """Add a part.
 
         Args:
-            region: its place in the array; not passed before, unless the array is complete.
-            values: of the region's shape, as carriers of the dtype, any strides; copied if kept.
+            region: Region of the part. It must not have been passed before, unless the array is complete.
+            values: Elements of the region, as carriers of the dtype with any strides; copied if they are
+                kept.
         """
         if self._given_up or self.is_complete or region.size == 0:
             return
@@ -138,11 +139,12 @@ class BlockHasher:
                 self._give_up()
 
     def _add_run(self, region: Region, values: np.ndarray) -> bool:
-        """Add a part that is contiguous in C order; return whether there was memory for pending parts."""
+        """Add a part that is contiguous in C order. Returns whether there was memory for pending data."""
         data = values.reshape(-1).view(np.uint8).data
         start = next(contiguous_runs(self._shape, region))[0] * self._dtype.itemsize
         stop = start + len(data)
-        # Blocks from `first` up to `last` are complete in this stretch; the array's last block is shorter.
+        # This part covers the blocks from `first` up to `last` completely; the last block of the array is
+        # shorter.
         first = ceil_div(start, BLOCK_BYTES)
         last = stop // BLOCK_BYTES if stop < self.nbytes else block_count(stop)
         if last < first:
@@ -155,11 +157,11 @@ class BlockHasher:
         )
 
     def _span(self, number: int) -> tuple[int, int]:
-        """Return the bytes of a block."""
+        """Return the start and end of a block in bytes."""
         return number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, self.nbytes)
 
     def _enter(self, number: int, digests: Sequence[bytes]) -> None:
-        """Notes the digests of blocks from a number on."""
+        """Record the digests of consecutive blocks, starting with block `number`."""
         stop = number + len(digests)
         self._digests[number * self._digest_bytes : stop * self._digest_bytes] = b"".join(digests)
         self._entered[number:stop] = b"\1" * len(digests)
@@ -194,7 +196,7 @@ class BlockHasher:
         self._room.give(nbytes)
 
     def _add_box(self, region: Region, values: np.ndarray) -> bool:
-        """Take any other part; whether there is room for the whole array."""
+        """Add a part that is not contiguous. Returns whether there was memory for the complete array."""
         with self._lock:
             whole = self._whole if self._whole is not None or self._given_up else self._make_whole()
         if whole is None:
@@ -208,14 +210,14 @@ class BlockHasher:
         self._whole = np.empty(self._shape, self._dtype.carrier)
         data = _bytes(self._whole)
         for number, fragment in self._fragments.items():
-            # The bytes that a fragment lacks come to their places in the whole.
+            # Missing bytes of the fragment will be written to the complete array when they arrive.
             first, last = self._span(number)
             data[first:last] = fragment.data
         self._fragments.clear()
         return self._whole
 
     def _hash_whole(self, whole: np.ndarray) -> None:
-        """Hashes the blocks that were not hashed when they came."""
+        """Hash the blocks that were not hashed on arrival."""
         data = _bytes(whole)
         for number in range(len(self._entered)):
             if not self._entered[number]:
@@ -239,7 +241,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _contiguous(region: Region, values: np.ndarray) -> Iterator[tuple[Region, np.ndarray]]:
-    """Yield the part in contiguous pieces; other data is copied, one block at a time."""
+    """Yield the part in contiguous pieces. Other data is copied, one block at a time."""
     if values.flags.c_contiguous:
         yield region, values
         return

@@ -1,6 +1,6 @@
-"""One set of names for equal checkpoints: without a flavour's wrapping, layers one by one.
+"""Common names for equal checkpoints: without the wrapping of a flavor, and with separate layers.
 
-Scanned and unscanned MaxText checkpoints, Linen's and NNX's, get the same names for the same arrays.
+Equal arrays get equal names in scanned and unscanned MaxText checkpoints, of Linen and of NNX.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ckpttools.maxtext.stacked_layers import unstack_layers
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Typed, roles_of
 
-# The counter that a conversion to MaxText writes.
+# Name of the step counter that a conversion to MaxText adds.
 STEP = "step"
 
 Naming = Callable[[Tree], Mapping[str, LazyArray]]
-"""Names the arrays of a tree. Arrays that trees have in common get the same names, shapes and dtypes."""
+"""Names the arrays of a tree. Arrays that two trees have in common get the same names, shapes and dtypes."""
 
 
 def parameters_among(arrays: Mapping[str, Typed]) -> frozenset[str]:
@@ -40,15 +40,15 @@ def parameters_among(arrays: Mapping[str, Typed]) -> frozenset[str]:
 
 
 def per_layer(tree: Tree) -> dict[str, LazyArray]:
-    """Return all arrays, with a decoder's layers one by one.
+    """Return all arrays, with the layers of a decoder separated.
 
-    Optimizer state that mirrors the parameters is split, too; other state is unchanged.
+    Optimizer state that mirrors the parameters is separated, too; other state is unchanged.
 
     Returns:
-        Arrays by keys joined with "/"; parameters without the flavor's wrapping.
+        Arrays by keys joined with "/", with parameters outside the flavor's wrapping.
 
     Raises:
-        ShapeError, FormatError: the layers do not belong together, or two arrays would get one name.
+        ShapeError, FormatError: The layers do not belong together, or two arrays would get the same name.
     """
     try:
         return as_stored(_unstacked(tree))
@@ -59,18 +59,21 @@ def per_layer(tree: Tree) -> dict[str, LazyArray]:
 
 
 def without_step(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-    """Return arrays in MaxText's names without the step that a conversion writes; a training's step stays."""
+    """Return arrays under MaxText's names without the step that a conversion adds.
+
+    The step of a training state is kept.
+    """
     known = roles_of({(name,): array for name, array in arrays.items()})
     is_training = any(known.of((name,)) == "optimizer" for name in arrays)
     return {name: array for name, array in arrays.items() if is_training or name != STEP}
 
 
 def with_carried(tree: Tree, layers: bool) -> dict[str, LazyArray]:
-    """Return all arrays by stored name, with those that MaxText carries only for the reverse conversion.
+    """Return all arrays by stored name, including those that MaxText carries only for the reverse conversion.
 
     Args:
         tree: Any checkpoint.
-        layers: whether to split stacked layers, as `per_layer` does.
+        layers: Whether to split stacked layers, as in `per_layer`.
     """
     from ckpttools.maxtext.model_files import carried_as_stored
 
@@ -78,7 +81,7 @@ def with_carried(tree: Tree, layers: bool) -> dict[str, LazyArray]:
 
 
 def as_stored(tree: Tree) -> dict[str, LazyArray]:
-    """Return all arrays unchanged; otherwise like `per_layer`."""
+    """Return all arrays under their stored names; otherwise like `per_layer`."""
     known = {home: inner for inner, home in view_of(tree).homes.items()}
     built: dict[str, LazyArray] = {}
     for path, array in tree.arrays.items():
@@ -93,7 +96,7 @@ def _unstacked(tree: Tree) -> Tree:
     view = view_of(tree)
     if not view.is_stacked:
         return tree
-    # Of fewer layers than a cycle has none is on any axis.
+    # If there are fewer layers than a cycle has, no layers are stacked and there is no scan axis.
     axis = view.scan_axis or 0
     try:
         return unstack_layers(tree, view.stacks, axis)
@@ -109,13 +112,13 @@ def _unstacked_but_the_optimizer(tree: Tree, stacks: tuple[LayerStack, ...], axi
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The arrays of a tree to use, and their names.
+    """The selected arrays of a tree, and their names.
 
     Attributes:
-        pattern: shell pattern of names.
-        layers: whether to split stacked layers.
-        parameters: these alone, without optimizer state, step and random states.
-        naming: names the arrays; None for `per_layer` or `as_stored`, depending on `layers`.
+        pattern: Shell pattern of names.
+        layers: Whether to split stacked layers.
+        parameters: Whether to select only parameters, without optimizer state, step and random states.
+        naming: Names the arrays; None for `per_layer` or `as_stored`, depending on `layers`.
     """
 
     pattern: str = "*"
@@ -124,22 +127,22 @@ class Selection:
     naming: Naming | None = None
 
     def arrays(self, tree: Tree) -> dict[str, LazyArray]:
-        """Return the arrays by name, in the order of names.
+        """Return the selected arrays, in the order of their names.
 
         Raises:
-            UsageError: no array is selected.
-            FormatError: the tree has no arrays.
-            CheckpointError: as `naming`.
+            UsageError: No array is selected.
+            FormatError: The tree has no arrays.
+            CheckpointError: The error of `naming`.
         """
         naming = self.naming or (per_layer if self.layers else as_stored)
         return self.chosen(naming(tree), tree.metadata.location)
 
     def chosen(self, named: Mapping[str, LazyArray], location: str) -> dict[str, LazyArray]:
-        """Return the selected ones of named arrays, in the order of names.
+        """Select arrays from already named ones, in the order of their names.
 
         Raises:
-            UsageError: no array is selected.
-            FormatError: the tree has no arrays.
+            UsageError: No array is selected.
+            FormatError: The tree has no arrays.
         """
         meant = self.names(named)
         chosen = {name: named[name] for name in sort_naturally(named) if name in meant}
@@ -154,7 +157,7 @@ class Selection:
         return chosen
 
     def texts(self, tree: Tree) -> dict[str, str]:
-        """Return the selected leaves that are strings, by name; none if only parameters are selected."""
+        """Return the selected string leaves by name; none if only parameters are selected."""
         texts = {keystr(path): leaf.value for path, leaf in tree.items() if isinstance(leaf, Text)}
         return {
             name: text
@@ -163,7 +166,7 @@ class Selection:
         }
 
     def nodes(self, tree: Tree) -> LeafKinds | None:
-        """Return empty nodes and kinds of arrays, if all of a tree is selected under its own names."""
+        """Return empty nodes and kinds of arrays if all of a tree is selected under its own names."""
         return None if self.parameters or self.pattern != "*" else nodes_of(tree)
 
     def names(self, named: Mapping[str, Typed]) -> Collection[str]:
@@ -172,5 +175,5 @@ class Selection:
         return among if self.pattern == "*" else {name for name in among if matches(name, self.pattern)}
 
     def nbytes(self, tree: Tree) -> int:
-        """Return bytes of these arrays; errors as `arrays`."""
+        """Return the total size of the selected arrays in bytes; raises the errors of `arrays`."""
         return sum(array.nbytes for array in self.arrays(tree).values())

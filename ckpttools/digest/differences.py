@@ -1,4 +1,4 @@
-"""Differences between two checkpoints that should be the same."""
+"""Differences between two checkpoints that should be equal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpttools.digest.pairing import K, LeafDifference, Pairing
 from ckpttools.roles.of_tree import Typed
 
 Reason = Literal["missing", "extra", "dtype", "shape", "kind", "values"]
-"""Only the reference has the array, only the checkpoint has it, or this differs.
+"""The way in which an array differs: it is missing, extra, or differs in this property.
 
 "kind" is for leaves that are not arrays, or arrays of another kind, such as Python numbers.
 """
@@ -20,16 +20,16 @@ Reason = Literal["missing", "extra", "dtype", "shape", "kind", "values"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One array that is not the same on both sides.
+    """An array that differs between the sides.
 
     Attributes:
-        name: of the array.
-        reason: why it differs.
-        got, expected: dtype, shape or digest here and in the reference, where these differ.
-        first: coordinates of the first element that differs, or of the block that has it.
-        last: coordinates of the last element of that block; None where `first` is the element itself.
-        elements: how many differ; None if only digests were compared.
-        file: where the first of them is stored, if that is known.
+        name: Name of the array.
+        reason: How the array differs.
+        got, expected: Dtype, shape or digest in the checkpoint and in the reference, if they differ.
+        first: Coordinates of the first differing element, or of the start of the block that contains it.
+        last: Coordinates of the last element of that block; None if `first` is the element itself.
+        elements: Number of differing elements; None if only digests were compared.
+        file: File that contains the first differing element, if known.
     """
 
     name: str
@@ -49,7 +49,7 @@ def sorted_by_name(result: Iterable[Difference]) -> tuple[Difference, ...]:
 
 
 def of_kinds(both: Pairing[K]) -> list[Difference]:
-    """Return arrays that one side lacks, and those whose dtypes or shapes differ."""
+    """Return the arrays that only one side has, and those whose dtypes or shapes differ."""
     extra = [Difference(name, "extra") for name in both.only_a]
     missing = [Difference(name, "missing") for name in both.only_b]
     other = [
@@ -66,7 +66,7 @@ def _of_leaf(each: LeafDifference) -> Difference:
 
 
 def same_kind(a: Typed, b: Typed) -> bool:
-    """Return whether two arrays have one dtype and shape."""
+    """Return whether two arrays have the same dtype and shape."""
     return (a.dtype, a.shape) == (b.dtype, b.shape)
 
 

@@ -1,8 +1,8 @@
-"""The digest of an array, the same in every format, layout and chunking (docs/hash-and-verify.md).
+"""The digest of an array, which is the same in every format, layout and chunking (docs/hash-and-verify.md).
 
-The elements in C order, little-endian, are one stream of bytes. It is cut into blocks of `BLOCK_BYTES`, each
-block is hashed, and the digest is the hash of the array's type and of the blocks' digests, one after the
-other. So blocks can be hashed in any order, by several threads, while data is written.
+The elements in C order, little-endian, form one stream of bytes. The stream is divided into blocks of
+`BLOCK_BYTES`, and each block is hashed. The digest is the hash of the array's type followed by the block
+digests in order. So several threads can hash blocks in any order while data is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 # xxhash releases the interpreter lock for blocks of more than 100 kB. Smaller blocks buffer less data at the
-# ends of parts, and locate damage more precisely. Each takes 16 bytes in the manifest.
+# ends of parts, and locate damage more precisely. Each block takes 16 bytes in the manifest.
 BLOCK_BYTES = 256 << 10
 DEFAULT_ALGORITHM = "xxh3-128"
 
@@ -41,10 +41,10 @@ ALGORITHMS: Mapping[str, Hash] = {DEFAULT_ALGORITHM: _xxh3_128, "sha256": _sha25
 
 
 def algorithm_named(name: str) -> Hash:
-    """Return the function that makes a digest of bytes.
+    """Return a hash function by name.
 
     Raises:
-        UnknownNameError: the algorithm does not exist.
+        UnknownNameError: The algorithm does not exist.
     """
     if name not in ALGORITHMS:
         raise UnknownNameError(f"unknown hash algorithm {name!r}", expected=" or ".join(ALGORITHMS))
@@ -56,10 +56,10 @@ class Digest:
     """The digest of an array.
 
     Attributes:
-        dtype: name of the element type.
-        shape: of the array.
-        digest: of the array, as hexadecimal digits.
-        blocks: digests of its blocks, one after the other, as hexadecimal digits.
+        dtype: Name of the element type.
+        shape: Shape of the array.
+        digest: Digest of the array, in hexadecimal.
+        blocks: Concatenated digests of the array's blocks, in hexadecimal.
     """
 
     dtype: str
@@ -69,17 +69,17 @@ class Digest:
 
     @classmethod
     def of(cls, algorithm: str, dtype: str, shape: Shape, blocks: bytes) -> Digest:
-        """Return an array's digest: the hash of `float32[2,3]`, a newline and the digests of its blocks."""
+        """Compute an array's digest: the hash of `float32[2,3]`, a newline and the block digests."""
         head = f"{format_type(dtype, shape)}\n".encode()
         return cls(dtype, shape, algorithm_named(algorithm)(head + blocks).hex(), blocks.hex())
 
 
 def tree_digest(algorithm: str, digests: Iterable[tuple[str, str]]) -> str:
-    """One digest of many arrays: the hash of the lines `<digest> <name>`, in the order of the names' bytes.
+    """Hash the lines `<digest> <name>` of many arrays, sorted by the bytes of the names.
 
     Args:
-        algorithm: name of it.
-        digests: pairs of name and digest as hexadecimal digits.
+        algorithm: Name of the hash algorithm.
+        digests: Pairs of name and hexadecimal digest.
     """
     pairs = sorted(digests, key=lambda pair: pair[0].encode())
     lines = "".join(f"{digest} {name}\n" for name, digest in pairs)
@@ -87,12 +87,12 @@ def tree_digest(algorithm: str, digests: Iterable[tuple[str, str]]) -> str:
 
 
 def block_count(nbytes: int) -> int:
-    """Blocks of an array of `nbytes`."""
+    """Return the number of blocks of an array of `nbytes`."""
     return ceil_div(nbytes, BLOCK_BYTES)
 
 
 def block_ends(shape: Shape, itemsize: int, block: int) -> tuple[Shape, Shape]:
-    """Return coordinates of the first and the last element of a block."""
+    """Return the coordinates of the first and last element of a block."""
     each = BLOCK_BYTES // itemsize
     last = Region.whole(shape).size - 1
     return coordinates(shape, block * each), coordinates(shape, min(last, (block + 1) * each - 1))

@@ -21,19 +21,19 @@ from ckpttools.run.scanning import scan
 if TYPE_CHECKING:
     import numpy as np
 
-# Least memory for parts that wait for other parts of an array.
+# Minimum memory for parts that wait for other parts of an array.
 ROOM_BYTES = 16 << 20
-# Memory for the state of an array's digest, and for the digest.
+# Memory of an array's digest and of the state of computing it.
 _BYTES_PER_NAME = 512
 
 
 class Digester:
-    """Gathers the digests of named arrays.
+    """Computes the digests of named arrays.
 
     Args:
-        arrays: by name.
-        algorithm: one of `ckpttools.digest.digest.ALGORITHMS`.
-        room: bytes for parts that wait for others of their array.
+        arrays: Arrays by name.
+        algorithm: One of `ckpttools.digest.digest.ALGORITHMS`.
+        room: Bytes for parts that wait for other parts of their array.
     """
 
     def __init__(self, arrays: Mapping[str, LazyArray], algorithm: str, room: int = ROOM_BYTES) -> None:
@@ -46,26 +46,26 @@ class Digester:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it uses itself, besides the arrays and the room."""
+        """Memory that the digester itself uses, in addition to the arrays and the room, in bytes."""
         digests = sum(hasher.digests_bytes for hasher in self._hashers.values())
         return estimate_names_bytes(self._arrays) + len(self._arrays) * _BYTES_PER_NAME + 4 * digests
 
     def add(self, whole: WholeArray, region: Region, values: np.ndarray) -> None:
-        """Take a region that was not taken before; from any thread.
+        """Add a region that has not been added before. May be called from any thread.
 
         Args:
-            whole: an array that arrays of the digester are parts of.
-            region: of it.
-            values: its elements, as carriers of the dtype; may be overwritten afterwards.
+            whole: An array that contains arrays of the digester.
+            region: Region of the array.
+            values: Elements of the region, as carriers of the dtype; they may be overwritten afterwards.
         """
         for name, inner, view in whole.split(region, values):
             self._hashers[name].add(inner, view)
 
     def watching(self, tree: Tree) -> Watch:
-        """Return the callback for a run of a plan for `tree`, to be called with everything it computes.
+        """Return the callback for running a plan for `tree`, which must be called with all computed data.
 
         Args:
-            tree: the plan's tree. The digester's arrays are arrays of the tree, or parts of them.
+            tree: Tree of the plan. The digester's arrays are arrays of the tree, or parts of them.
         """
         by_array = {id(whole.array): whole for whole in wholes(self._arrays)}
         result = {path: by_array[id(array)] for path, array in tree.arrays.items() if id(array) in by_array}
@@ -79,16 +79,16 @@ class Digester:
     def digests(
         self, *, memory: int, jobs: int | None, observe: Callable[[int], None] = lambda nbytes: None
     ) -> dict[str, Digest]:
-        """Return the digests of all arrays, in order; incomplete ones are read.
+        """Return the digests of all arrays, in order. Incomplete arrays are read.
 
         Args:
-            memory: bytes that may be resident at most.
-            jobs: workers at a time.
-            observe: called with the bytes of each piece that was read.
+            memory: Maximum resident bytes.
+            jobs: Number of workers.
+            observe: Called with the bytes of each piece that was read.
 
         Raises:
-            MemoryBudgetError: the memory is too small.
-            CheckpointError: an array cannot be read.
+            MemoryBudgetError: The memory is too small.
+            CheckpointError: An array cannot be read.
         """
         missing = self._missing()
         while missing:
@@ -111,7 +111,7 @@ class Digester:
     def _read(
         self, reads: list[WholeArray], memory: int, jobs: int | None, observe: Callable[[int], None]
     ) -> None:
-        """Read arrays once; some may find no room and stay incomplete."""
+        """Read arrays once. Some may stay incomplete for lack of memory."""
         items: list[Item] = [(whole.array,) for whole in reads]
         reserved = ROOM_BYTES + self.nbytes
         fit = fit_pieces(items, memory=memory, jobs=jobs, scratch=0, reserved=reserved)
@@ -120,7 +120,7 @@ class Digester:
         tiles = Tiles()
 
         def cut(item: Item, limit: int) -> Iterator[Region]:
-            # Pieces that are cheap to read may be columns: pieces of an array are kept until it is complete.
+            # Pieces that are cheap to read may be columns, which must be kept until the array is complete.
             fits = largest[id(item[0])] <= self._room.nbytes
             return (tiles if fits else consecutive)(item, limit)
 

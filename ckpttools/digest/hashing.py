@@ -1,4 +1,4 @@
-"""Hashing a checkpoint, and checking it against a manifest."""
+"""Hash a checkpoint, and check it against a manifest."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def hash_tree(
     jobs: int | None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> Manifest:
-    """Return the digests of a tree's arrays, which are all read once.
+    """Return the digests of a tree's arrays. Reads every array once.
 
     Args:
-        tree: any checkpoint.
-        selection: of its arrays; None for all.
-        algorithm: one of `ckpttools.digest.digest.ALGORITHMS`.
-        memory: bytes that may be resident at most. An array stored in encoded columns is read again if not
-            all of it fits.
-        jobs: workers at a time.
-        observe: called with the bytes of each piece that was read.
+        tree: Any checkpoint.
+        selection: Selected arrays; None for all.
+        algorithm: One of `ckpttools.digest.digest.ALGORITHMS`.
+        memory: Maximum resident bytes. An array that is stored in encoded columns is read again if it does
+            not fit.
+        jobs: Number of workers.
+        observe: Called with the bytes of each piece that was read.
 
     Raises:
-        CheckpointError: an array cannot be read, or the memory is too small.
+        CheckpointError: An array cannot be read, or the memory is too small.
     """
     selection = selection or Selection()
     digester = Digester(selection.arrays(tree), algorithm)
@@ -46,8 +46,8 @@ def hash_tree(
 def differences(got: Manifest, expected: Manifest) -> tuple[Difference, ...]:
     """Return the differences between a manifest and a checkpoint hashed in the same way, sorted by name.
 
-    If the manifest does not record texts, each text of the checkpoint is one. Empty nodes and kinds of arrays
-    count if both record them for one layout.
+    If the manifest does not record texts, each text of the checkpoint counts as a difference. Empty nodes and
+    kinds of arrays count if both record them for the same layout.
     """
     both = Pairing(got.arrays, expected.arrays)
     values = [

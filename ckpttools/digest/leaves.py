@@ -12,7 +12,7 @@ from ckpttools.digest.pairing import LeafDifference
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import roles
 
-# Formats whose files contain only named arrays, unless a description that we write has the rest.
+# Formats whose files contain only named arrays, unless our own description of the tree has the rest.
 _FLAT_FORMATS = frozenset(("safetensors",))
 
 
@@ -32,7 +32,7 @@ class LeafKinds:
         layout: Name of the MaxText flavor; None for others.
         is_stacked: Whether layers are stacked.
         has_state: Whether there is optimizer state.
-        is_read: Whether the tree was read from files; only these tell Python numbers from arrays.
+        is_read: Whether the tree was read from files. Only such trees distinguish Python numbers from arrays.
         kinds: Descriptions of empty nodes, Python numbers and typed random keys, by name. Other leaves are
             arrays or texts.
     """
@@ -49,7 +49,7 @@ class LeafKinds:
         return mine == (other.layout, other.is_stacked, other.has_state)
 
     def differing(self, other: LeafKinds) -> Iterator[LeafDifference]:
-        """Yield the leaves whose kinds differ, given that the two are comparable; None for any other leaf."""
+        """Yield the leaves whose kinds differ between comparable layouts; None stands for any other leaf."""
         has_numbers = self.is_read and other.is_read
         for name in sort_naturally({**self.kinds, **other.kinds}):
             kinds = self.kinds.get(name), other.kinds.get(name)
@@ -59,7 +59,7 @@ class LeafKinds:
 
 
 def nodes_of(tree: Tree) -> LeafKinds | None:
-    """Return what a manifest records of a tree's leaves; None if its format has only arrays."""
+    """Return the kinds of leaves that a manifest records; None if the tree's format has only arrays."""
     if not _has_empties(tree):
         return None
     homes = {home: inner for inner, home in view_of(tree).homes.items()}
@@ -82,18 +82,18 @@ def differing_leaves(
 ) -> tuple[LeafDifference, ...]:
     """Return the leaves whose kinds or texts differ. Reads nothing.
 
-    Texts count everywhere. Empty nodes count between two checkpoints of one layout whose formats have a
-    place for them; Python numbers and typed random keys count if both were read from files as well.
+    Texts always count. Empty nodes count between two checkpoints of the same layout whose formats can store
+    them. Python numbers and typed random keys count if, in addition, both checkpoints were read from files.
 
     Args:
         a, b: The checkpoints.
-        parameters: Compare parameters alone, which are arrays: nothing differs here.
+        parameters: Compare only parameters, which are all arrays, so that no leaf differs.
         is_conversion: Whether one side is a Hugging Face checkpoint and the other is MaxText's.
     """
     if parameters:
         return ()
     has_empties = not is_conversion and _layout(a) == _layout(b) and _has_empties(a) and _has_empties(b)
-    # Steps of models are Python numbers, and arrays in training states.
+    # Steps of models are Python numbers, and steps in training states are arrays.
     is_read = None not in (a.metadata.format, b.metadata.format)
     has_numbers = has_empties and is_read and _has_state(a) == _has_state(b)
     counts = {"text": True, "empty": has_empties, "number": has_numbers, "array": has_numbers}
@@ -104,7 +104,7 @@ def differing_leaves(
         kinds = mine.get(name), theirs.get(name)
         there = [kind for kind in kinds if kind is not None]
         is_array = [item.what in ("array", "number") for item in there]
-        # The comparison of arrays lists an array that only one side has.
+        # The comparison of arrays reports arrays that only one side has.
         if kinds[0] == kinds[1] or (any(is_array) and not (len(there) == 2 and all(is_array))):
             continue
         if name not in one_sided and any(counts[item.what] for item in there):
@@ -122,7 +122,7 @@ def _has_empties(tree: Tree) -> bool:
 
 
 def _nodes_of_state(tree: Tree, other: Tree) -> Iterator[str]:
-    """Find empty nodes of a tree for which the other has arrays, or has no training state."""
+    """Find empty nodes for which the other tree has arrays, or no training state."""
     above = {path[:length] for path in other for length in range(len(path))}
     is_lost = view_of(tree).is_training and not _has_state(other)
     known = roles(tree)

@@ -1,4 +1,4 @@
-"""A manifest: the digests of a checkpoint's arrays as a JSON file. docs/hash-and-verify.md describes it."""
+"""A manifest: the digests of a checkpoint's arrays as a JSON file. See docs/hash-and-verify.md."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ VERSION = 1
 
 
 NAMES = ("stored", "maxtext")
-"""The names in a manifest: the stored ones, or those that a conversion to MaxText gives."""
+"""The kinds of names in a manifest: stored names, or those that a conversion to MaxText gives."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The digests of a checkpoint's arrays. Equal arrays in other layouts make an equal manifest.
+    """The digests of a checkpoint's arrays. Equal arrays have equal manifests in any layout.
 
     Attributes:
-        algorithm: algorithm of the digests.
-        selection: the selected arrays.
-        arrays: by name, in order.
-        names: one of `NAMES`.
+        algorithm: Algorithm of the digests.
+        selection: Selected arrays.
+        arrays: Digests by array name, in order.
+        names: One of `NAMES`.
         texts: Texts by name; None in manifests of earlier releases, which do not record them.
-        nodes: Empty nodes and kinds of arrays; None if they are not recorded, as in manifests of earlier
-            releases, of some arrays alone, or in MaxText's names.
+        nodes: Empty nodes and kinds of arrays; None if they are not recorded: in manifests of earlier
+            releases, of selected arrays, or with MaxText's names.
     """
 
     algorithm: str
@@ -54,16 +54,16 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """One digest of all arrays."""
+        """Digest of all arrays."""
         return self._digest(self.arrays)
 
     @cached_property
     def parameters(self) -> str:
-        """One digest of the parameters alone: without optimizer state, step and random states."""
+        """Digest of the parameters only, without optimizer state, step and random states."""
         return self._digest(filter(parameters_among(self.arrays).__contains__, self.arrays))
 
     def of_parameters(self) -> Manifest:
-        """Return the manifest of the parameters alone."""
+        """Return the manifest of the parameters only."""
         names = parameters_among(self.arrays)
         arrays = {name: item for name, item in self.arrays.items() if name in names}
         selection = replace(self.selection, parameters=True)
@@ -73,25 +73,25 @@ class Manifest:
         return tree_digest(self.algorithm, ((name, self.arrays[name].digest) for name in names))
 
     def write(self, where: LocationLike, *, overwrite: bool = False) -> None:
-        """Write the file atomically; leave an existing file with the same content alone.
+        """Write the file atomically. An existing file with the same content is left unchanged.
 
         Args:
-            where: of the file.
-            overwrite: whether another manifest of this name may be replaced.
+            where: Location of the file.
+            overwrite: Whether an existing manifest may be replaced.
 
         Raises:
-            DestinationExistsError: the file exists and may not be replaced.
-            StorageError, NoSpaceError: it cannot be written.
+            DestinationExistsError: The file exists and may not be replaced.
+            StorageError, NoSpaceError: The file cannot be written.
         """
         path, content = parse(where), self._text().encode()
         if path.is_file() and path.read_bytes() == content:
             return
-        # Once more: hours may have passed since the first check.
+        # Check again, because hours may have passed since the first check.
         check_manifest_name(path, overwrite=overwrite)
         path.put(content)
 
     def _text(self) -> str:
-        """JSON with one line for each array."""
+        """Return JSON with one line per array."""
         head = {
             "format": FORMAT,
             "version": VERSION,
@@ -113,15 +113,15 @@ class Manifest:
 
 
 def check_manifest_name(path: Location, *, overwrite: bool = False) -> None:
-    """Refuse a name that a manifest cannot have, before the work is done.
+    """Reject an invalid location for a manifest before the work is done.
 
     Args:
-        path: where it is to be written.
-        overwrite: whether another manifest may be replaced.
+        path: Location of the manifest.
+        overwrite: Whether an existing manifest may be replaced.
 
     Raises:
-        DestinationExistsError: something has the name that may not be replaced.
-        StorageError: its directory does not exist.
+        DestinationExistsError: The file exists and may not be replaced.
+        StorageError: The parent directory does not exist.
     """
     # A broken link counts as existing.
     if path.lexists() and overwrite and not _is_manifest(path):
@@ -150,11 +150,11 @@ def _is_manifest(path: Location) -> bool:
 
 
 def read_manifest(where: LocationLike) -> Manifest:
-    """Return a manifest from its file.
+    """Read a manifest from its file.
 
     Raises:
-        StorageError: the file cannot be read.
-        FormatError: it is not a manifest, is of another version, or was changed afterwards.
+        StorageError: The file cannot be read.
+        FormatError: The file is not a manifest, has another version, or was changed afterwards.
     """
     path = parse(where)
     try:
@@ -188,7 +188,7 @@ def _require(document: Mapping[str, Any], key: str, expected: int, path: Locatio
 
 
 def _require_algorithm(document: Mapping[str, Any], path: Location) -> None:
-    """Refuse an unknown algorithm."""
+    """Reject an unknown algorithm."""
     try:
         algorithm_named(str(document.get("algorithm")))
     except UnknownNameError as error:
@@ -198,7 +198,7 @@ def _require_algorithm(document: Mapping[str, Any], path: Location) -> None:
 
 
 def _checked(document: Mapping[str, Any], path: Location) -> Manifest:
-    """Return the manifest in a document, if its digests agree with each other."""
+    """Return the manifest in a document after checking that its digests agree."""
     try:
         entries = {
             name: _digest(name, item, document["algorithm"]) for name, item in document["arrays"].items()
@@ -208,7 +208,7 @@ def _checked(document: Mapping[str, Any], path: Location) -> Manifest:
             _typed(document["per_layer"], bool),
             _typed(document["only_parameters"], bool),
         )
-        # Older manifests do not record it.
+        # Older manifests do not record the kind of names.
         names = _typed(document.get("names", NAMES[0]), str)
         if names not in NAMES:
             raise ValueError(f"names are {names!r}, not {' or '.join(NAMES)}")
@@ -263,7 +263,7 @@ def _typed(value: Any, expected: type) -> Any:
 
 
 def first_bad_block(got: Digest, expected: Digest, algorithm: str) -> int:
-    """Return the first block in which two arrays of one type differ."""
+    """Return the index of the first block in which two arrays of the same type differ."""
     size = 2 * len(algorithm_named(algorithm)(b""))
     pairs = zip(_cut(got.blocks, size), _cut(expected.blocks, size), strict=True)
     return next(number for number, (mine, theirs) in enumerate(pairs) if mine != theirs)

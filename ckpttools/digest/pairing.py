@@ -33,16 +33,16 @@ class Remark:
 
 @dataclass(frozen=True)
 class NamedArrays(Generic[K]):
-    """The arrays of one checkpoint under names shared with others.
+    """The arrays of one checkpoint, under names that it shares with another.
 
     Attributes:
-        arrays: by name, keys joined by "/" in MaxText's names.
-        remarks: left-out arrays and other notes for the user.
+        arrays: Arrays by name, with the keys of MaxText's names joined by "/".
+        remarks: Arrays that were left out, and other notes for the user.
         naming: How the arrays got their names.
-        sizes: lengths of axes such as `head_dim`, as far as a configuration defines them.
-        extra: name -> rows beyond the vocabulary that were cut off the array.
+        sizes: Lengths of axes such as `head_dim`, if the configuration defines them.
+        extra: For each truncated array, the rows beyond the vocabulary.
         head: Names of the output head and the embedding, if the arrays have the names of a model.
-        unused: Patterns of arrays that no model of the family uses in computation.
+        unused: Patterns of arrays that models of the family do not use in computation.
     """
 
     arrays: Mapping[str, K]
@@ -56,11 +56,12 @@ class NamedArrays(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class LeafDifference:
-    """A leaf that is not the same kind of leaf on both sides, or not the same text.
+    """A leaf whose kind or text differs between the sides.
 
     Attributes:
-        name: Its name.
-        a, b: What each side has there, such as "text 'a'" or "Dict"; None where it has no leaf.
+        name: Name of the leaf.
+        a, b: Description of the leaf on each side, such as "text 'a'" or "Dict"; None if a side has no such
+            leaf.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Uncompared:
     """A group of arrays that only one side has, reported together.
 
     Attributes:
-        remark: A description, and why they were not compared.
+        remark: A description, and the reason why they were not compared.
         names: Names of the arrays.
     """
 
@@ -82,7 +83,7 @@ class Uncompared:
 
 
 class Pair(NamedTuple, Generic[K]):
-    """One array as both sides have it; shapes and dtypes may differ."""
+    """An array that both sides have; shapes and dtypes may differ."""
 
     name: str
     a: K
@@ -94,16 +95,16 @@ class Pairing(Generic[K]):
     """Two checkpoints whose corresponding arrays have the same names.
 
     Attributes:
-        a, b: arrays by name.
-        remarks: left-out arrays and other notes for the user.
+        a, b: Arrays by name.
+        remarks: Arrays that were left out, and other notes for the user.
         naming: How names were matched.
-        sizes: as `Named.sizes`.
-        maxtext: the MaxText side, if the other was a Hugging Face checkpoint and was given MaxText's names.
-        extra: as `Named.extra`, of B.
+        sizes: See `NamedArrays.sizes`.
+        maxtext: The MaxText side, if the other side is a Hugging Face checkpoint under MaxText's names.
+        extra: See `NamedArrays.extra`; rows of B.
         head: Names of the output head and of the embedding, if one side was converted to the other's names.
         uncompared: Groups of arrays that only one side has. If there are any, the sides differ.
         leaves: Leaves other than arrays, and kinds of arrays, that differ.
-        configs: The model's `config.json` as each side has it, or None.
+        configs: The `config.json` of each side, or None.
     """
 
     a: Mapping[str, K]
@@ -134,10 +135,10 @@ class Pairing(Generic[K]):
         return {name: array for name, array in self.b.items() if name not in self.a}
 
     def without_unused(self, patterns: Sequence[str]) -> Pairing[K]:
-        """Leave out arrays that only one side has and that no model uses in computation.
+        """Leave out arrays that only one side has and that models do not use in computation.
 
         Args:
-            patterns: See `NamedArrays.unused`. Buffers stay, as their values can be checked.
+            patterns: See `NamedArrays.unused`. Buffers are kept, because their values can be checked.
         """
         result: list[tuple[Side, list[str]]] = [
             (side, [name for name, item in names.items() if _is_unused(name, item, patterns)])

@@ -1,6 +1,8 @@
-"""Arrays that are parts of one stored array, such as layers of a stack: read together, split afterwards.
+"""Arrays that are parts of one stored array, such as layers of a stack.
 
-A chunk that holds all layers would be decoded again for each of them if they were read one by one.
+They are read together and then split.
+
+If layers were read one by one, a chunk that contains all layers would be decoded once per layer.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from ckpttools.core.region import Region
 if TYPE_CHECKING:
     import numpy as np
 
-# The cost of starting a read, in bytes of a long one.
+# Cost of starting a read, in bytes of a long read.
 _READ = 4 << 10
 # Parts are scattered in the stacked array, so they must be copied before use.
 _WORTH_SPLITTING = 1.25
@@ -26,11 +28,11 @@ _WORTH_SPLITTING = 1.25
 
 @dataclass(frozen=True, slots=True)
 class StackedPart:
-    """An array within another.
+    """An array inside another array.
 
     Attributes:
-        name: its own name.
-        fixed: axis of the other -> the coordinate at which it is this one.
+        name: Name of the array.
+        fixed: Coordinate of this array on each fixed axis of the other array.
     """
 
     name: str
@@ -39,11 +41,11 @@ class StackedPart:
 
 @dataclass(frozen=True, slots=True)
 class WholeArray:
-    """An array and parts of it.
+    """An array and its parts.
 
     Attributes:
-        array: the stored array.
-        parts: a single one without `fixed` axes if the array is not divided.
+        array: The stored array.
+        parts: The parts; a single one without `fixed` axes if the array is not divided.
     """
 
     array: LazyArray
@@ -56,15 +58,15 @@ class WholeArray:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the parts cover the whole array."""
+        """Whether the parts cover the complete array."""
         return len(self.parts) == prod(self.array.shape[axis] for axis in self.parts[0].fixed)
 
     def split(self, region: Region, values: np.ndarray) -> Iterator[tuple[str, Region, np.ndarray]]:
-        """Yield the parts of a region: name, region within the part, and elements as a view.
+        """Yield the parts of a region: name, region within the part, and a view of the elements.
 
         Args:
-            region: of `array`.
-            values: its elements.
+            region: Region of `array`.
+            values: Elements of the region.
         """
         for part in self.parts:
             if all(region.start[axis] <= i < region.stop[axis] for axis, i in part.fixed.items()):
@@ -77,7 +79,7 @@ class WholeArray:
 
 
 def wholes(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
-    """`arrays` as parts of the arrays they were taken from, in the order of first parts."""
+    """Return the arrays that contain `arrays` as parts, in the order of their first parts."""
     result: dict[tuple[int, frozenset[int]], tuple[LazyArray, list[StackedPart]]] = {}
     for name, array in arrays.items():
         root, fixed = _rooted(array)
@@ -90,7 +92,7 @@ def wholes(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
 
 
 def cheapest_reads(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
-    """Return the cheapest reads that cover `arrays`: stacked arrays, or their parts one by one."""
+    """Return the cheapest reads that cover `arrays`: stacked arrays, or single parts."""
     built: list[WholeArray] = []
     for whole in wholes(arrays):
         apart = sum(_cost(arrays[part.name]) for part in whole.parts)
@@ -102,12 +104,12 @@ def cheapest_reads(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
 
 
 def alone(name: str, arrays: Mapping[str, LazyArray]) -> WholeArray:
-    """Return an array that is read separately."""
+    """Return an array that is read on its own."""
     return WholeArray(arrays[name], (StackedPart(name, {}),))
 
 
 def _cost(array: LazyArray) -> int:
-    """Return the cost of reading all of it, in bytes."""
+    """Return the cost of reading the complete array, in bytes."""
     cost = array.read_cost(Region.whole(array.shape))
     return cost.nbytes + cost.reads * _READ
 
@@ -117,7 +119,7 @@ def _location(fixed: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
 
 
 def _rooted(array: LazyArray) -> tuple[LazyArray, dict[int, int]]:
-    """Return the array that another was taken from, and the coordinates of the slice."""
+    """Return the array that contains this one, and the coordinates of the slice."""
     fixed: dict[int, int] = {}
     while isinstance(array, Take):
         fixed = {axis + (axis >= array.axis): index for axis, index in fixed.items()}
@@ -127,10 +129,10 @@ def _rooted(array: LazyArray) -> tuple[LazyArray, dict[int, int]]:
 
 
 def assembled(whole: WholeArray, arrays: Mapping[str, LazyArray]) -> LazyArray:
-    """Assemble other arrays, named like the parts of a complete stack, in the same way.
+    """Assemble other arrays, with the names of the parts of a complete stack, into the same stack.
 
     Raises:
-        ShapeError: they differ in shape or dtype.
+        ShapeError: The arrays differ in shape or dtype.
     """
     by_location = {_location(part.fixed): arrays[part.name] for part in whole.parts}
     axes = sorted(whole.parts[0].fixed)
@@ -140,7 +142,7 @@ def assembled(whole: WholeArray, arrays: Mapping[str, LazyArray]) -> LazyArray:
             return by_location[_location(chosen)]
         *outer, last = axes
         length = whole.array.shape[last]
-        # The last axis is inserted last, so that the others are already where they are in the result.
+        # The last axis is inserted last, when all other axes are in their final positions.
         return stack([along(outer, {**chosen, last: i}) for i in range(length)], last)
 
     return along(axes, {})

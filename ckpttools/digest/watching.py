@@ -23,25 +23,25 @@ class CarriesOut(Protocol):
 
 
 def hashing_bytes(tree: Tree) -> int:
-    """Return bytes that `run_hashing` needs in addition to the plan of a tree."""
+    """Return the bytes that `run_hashing` needs in addition to the plan of a tree."""
     return Digester(Selection().arrays(tree), DEFAULT_ALGORITHM).nbytes
 
 
 def run_hashing(plan: Plan, run: CarriesOut, path: Location, *, overwrite: bool) -> Receipt:
-    """Executes a plan and writes the manifest of its arrays.
+    """Execute a plan and write the manifest of its arrays.
 
-    Output is hashed while it is written, in the memory that the plan leaves; the rest (written by an earlier
-    run, only referenced, or without room) is read once more from the sources.
+    Output is hashed while it is written, in the memory that the plan leaves. All other data (written by an
+    earlier run, only referenced, or without room) is read once more from the sources.
 
     Args:
-        plan: the plan.
-        run: executes it.
-        path: of the manifest, checked.
-        overwrite: whether an existing file may be replaced.
+        plan: The plan.
+        run: Executes the plan.
+        path: Location of the manifest, already checked.
+        overwrite: Whether an existing file may be replaced.
 
     Raises:
-        MemoryBudgetError: the plan leaves no room for the digests.
-        CheckpointError: as `run`; or the manifest cannot be written, or arrays have no names in it.
+        MemoryBudgetError: The plan leaves no memory for the digests.
+        CheckpointError: The error of `run`, or the manifest cannot be written, or arrays have no names in it.
     """
     everything = Selection()
     room = plan.memory - plan.projected_peak

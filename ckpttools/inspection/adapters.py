@@ -1,4 +1,4 @@
-"""An adapter compared with the model that it should be of."""
+"""Compare an adapter with its base model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ckpttools.inspection.comparison import ArraySpec, Comparison, Different
 
 
 def against_base(adapter: Adapter, base: Base) -> Comparison:
-    """Return whether a model has all weights that an adapter changes, with shapes that fit its factors."""
-    # Of another number of experts all are missing.
+    """Compare the weights that an adapter changes, and their shapes, with the arrays of a model."""
+    # If the number of experts differs, all experts are reported as missing.
     with suppress(FormatError):
         adapter = split_as_base(base, adapter)
     shapes = {factor.name: factor.shape for factor in adapter.factors}

@@ -1,7 +1,7 @@
 """Advice on how a checkpoint is stored. Each rule looks at a report independently.
 
-The figures are those of Orbax restoring one 512 MiB array [2048, 16, 8192] of bfloat16 onto 8 devices, and of
-reading chunks of each coding through tensorstore; two cores, files in the page cache.
+The figures are from Orbax restoring a 512 MiB array [2048, 16, 8192] of bfloat16 onto 8 devices, and from
+reading chunks of each encoding through tensorstore, on two cores with files in the page cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ckpttools.sharding.mesh import MeshShape
 
 _MIB = 1 << 20
 _LARGE = 16 * _MIB
-# Smaller chunks are not cut by our own grid either: their over-read costs little.
+# Our own chunk grid does not divide smaller chunks either, because their over-read costs little.
 _RECUT = 4 * _MIB
 _OVER_READ = 1.5
 _MANY_FILES = 2000
@@ -29,7 +29,7 @@ Rule = Callable[[ChunksReport], Iterator[Advice]]
 
 
 def advice(report: ChunksReport) -> tuple[Advice, ...]:
-    """Return all advice on a report, the costliest first."""
+    """Return all advice on a report, costliest problem first."""
     return tuple(item for rule in RULES for item in rule(report))
 
 
@@ -39,7 +39,7 @@ def _about(subject: str, result: Sequence[ArrayChunks], text: str, command: str 
 
 
 def _cut_so(report: ChunksReport, rule: Callable[[int, int], bool]) -> list[ArrayChunks]:
-    """Return arrays fetched in parts whose number and size match a rule."""
+    """Return the arrays for which a rule applies to the number and size of separately fetched parts."""
     return [
         array
         for array in report.arrays
@@ -50,7 +50,7 @@ def _cut_so(report: ChunksReport, rule: Callable[[int, int], bool]) -> list[Arra
 
 
 def _for_mesh(loading: LoadCost | None) -> str:
-    """Return the advice for chunks that suit the mesh; without a mesh, chunks of a good size."""
+    """Return the command for chunks that suit the mesh or, without a mesh, for chunks of a good size."""
     if loading is None:
         return _REWRITE
     mesh = str(MeshShape(loading.mesh))
@@ -171,7 +171,7 @@ def _many_files(report: ChunksReport) -> Iterator[Advice]:
 
 
 def _dead(report: ChunksReport) -> Iterator[Advice]:
-    # What a shared file has for its other names takes no room of this checkpoint's own.
+    # Data of a shared file that only its other names use takes no space of this checkpoint.
     own = [file for file in report.files if file.kind != "other" and file.links == 1]
     dead, total = sum(file.dead for file in own), sum(file.nbytes for file in own)
     if dead >= _LARGE and dead >= _DEAD_SHARE * total:

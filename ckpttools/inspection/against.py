@@ -28,15 +28,15 @@ from ckpttools.model_families.family import Family
 
 
 def against_tree(tree: Tree, other: Tree, pattern: str = "*") -> Comparison:
-    """Return whether two trees have arrays of the same names, shapes and dtypes.
+    """Compare the names, shapes and dtypes of the arrays in two trees.
 
     Args:
-        tree: any checkpoint.
-        other: the reference.
-        pattern: shell pattern of the paths to compare.
+        tree: Any checkpoint.
+        other: The reference.
+        pattern: Shell pattern of the paths to compare.
 
     Raises:
-        UsageError: there are arrays, and none matches.
+        UsageError: No array matches the pattern.
     """
     both = Pairing(_by_name(tree), _by_name(other))
     chosen = frozenset(filtered({**both.a, **both.b}, str, pattern))
@@ -65,22 +65,22 @@ def against_family(
     location: str = "",
     pattern: str = "*",
 ) -> Comparison:
-    """Return whether a tree has the parameters of a model of a family.
+    """Compare a tree with the parameters of a model of a family.
 
-    MaxText names are expected of a MaxText tree, otherwise Hugging Face names. Optimizer state and
-    anything else that is not a parameter is ignored.
+    A MaxText tree is expected to have MaxText names, and other trees Hugging Face names. Optimizer state and
+    other arrays that are not parameters are ignored.
 
     Args:
-        tree: any checkpoint.
-        family: family whose rows describe the expected arrays.
-        config: the model's configuration; without one sizes and flags follow from the tree's own shapes and
-            names, as far as possible.
-        location: location of the configuration.
-        pattern: shell pattern of the paths to compare, as they are or should be in the tree.
+        tree: Any checkpoint.
+        family: Family whose rows describe the expected arrays.
+        config: Configuration of the model. Without one, sizes and flags are inferred from the tree's own
+            shapes and names, as far as possible.
+        location: Location of the configuration.
+        pattern: Shell pattern of the paths to compare, as they are or should be in the tree.
 
     Raises:
-        ConfigError: the configuration is not one.
-        UsageError: no path matches, or only names can be compared and some stand for several arrays.
+        ConfigError: The configuration is invalid.
+        UsageError: No path matches, or only names can be compared and some of them stand for several arrays.
     """
     check = _FamilyComparison(tree, family, config, location)
     result = check.with_configuration() if config is not None else check.without()
@@ -92,7 +92,7 @@ def against_family(
 
 @dataclass(frozen=True)
 class _FamilyComparison:
-    """A tree and its expected arrays; attributes are the arguments of `against_family`."""
+    """A tree and its expected arrays. Attributes are the arguments of `against_family`."""
 
     tree: Tree
     family: Family
@@ -125,7 +125,7 @@ class _FamilyComparison:
         )
 
     def _in_tree(self, name: str) -> str:
-        """Return the path of a parameter as the tree has it, or would have it."""
+        """Return the path that a parameter has, or would have, in the tree."""
         return keystr(self.view.flavour.wrapped(tuple(name.split(".")))) if self._is_nested else name
 
     @cached_property
@@ -141,7 +141,7 @@ class _FamilyComparison:
         return Comparison(declared, len(self.arrays))
 
     def without(self) -> Comparison:
-        """Compare shapes, or only names if shapes and numbers in names leave sizes open."""
+        """Compare without a configuration: by shapes, or only by names if sizes remain unknown."""
         declared = f"family {self.family.name}"
         fit = min(family_fits(self.tree, [self.family]), key=lambda item: item.penalty)
         others = {name for names in fit.others.values() for name in names}
@@ -149,7 +149,7 @@ class _FamilyComparison:
             self._map()
         except NotCoveredError as error:
             lists = error.coverage
-            # Layers of the rows whose number only a configuration determines are not unexpected.
+            # Layers in rows whose number only a configuration determines are not unexpected.
             known = replace(lists, extra=tuple(key for key in lists.extra if key in others))
             if known.missing or known.misshapen or known.extra == lists.extra:
                 return self._listed(declared, known)
@@ -192,7 +192,7 @@ class _FamilyComparison:
         return Different(each.key, got, expected, each.why)
 
     def _map(self) -> None:
-        """Maps the arrays to the other side, for the errors that this reveals."""
+        """Map the arrays to the other side, to raise the errors that this reveals."""
         axis = (self.view.scan_axis or 0) if self.view.is_stacked else None
         overrides = _without_names(self.family.all_rows(axis)) if self.config is None else {}
         location = self.location or self.tree.metadata.location
@@ -219,7 +219,7 @@ def _layers(names: Iterable[str]) -> dict[str, set[int]]:
 
 
 def _gaps(names: Collection[str], keys: FamilyKeys) -> Iterator[str]:
-    """Layers without arrays before layers that have some: `model.layers.2.*`."""
+    """Yield layers without arrays that precede layers with arrays: `model.layers.2.*`."""
     for before, result in _layers(names).items():
         first = min(keys.first_numbers(before), default=min(result))
         last = max((number for number in result if number < most_specific(len(names))), default=0)
@@ -227,7 +227,7 @@ def _gaps(names: Collection[str], keys: FamilyKeys) -> Iterator[str]:
 
 
 def _without_names(rows: Sequence[Row]) -> dict[str, Flag]:
-    """Return the flags that change values but not names, so that any setting has the same arrays."""
+    """Return the flags that change values but not names, so that any setting expects the same arrays."""
     names = {name for row in rows for name in row.flags}
     return {
         name: Flag(False, "")

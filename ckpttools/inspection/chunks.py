@@ -1,4 +1,4 @@
-"""The files of a checkpoint, the chunks and codecs of arrays, and the reads of loading."""
+"""The files of a checkpoint, the chunks and codecs of its arrays, and the reads of loading it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ckpttools.sharding.mesh import MeshShape
 
 @dataclass(frozen=True, slots=True)
 class FileChunks:
-    """One file; see `ckpttools.array.storage.StoredFile` for the fields."""
+    """A file; see `ckpttools.array.storage.StoredFile` for the fields."""
 
     name: str
     kind: str
@@ -37,21 +37,21 @@ class FileChunks:
 
 @dataclass(frozen=True, slots=True)
 class ArrayChunks:
-    """One array.
+    """An array.
 
     Attributes:
-        path, shape, dtype: of the array.
-        nbytes: in memory.
-        stored_nbytes: on disk.
-        ratio: nbytes / stored_nbytes; None if nothing is stored.
-        chunk_shape: cells of the grid; the array's shape if it is not divided.
-        piece_shape: the smallest part that can be fetched: a chunk, or an inner chunk of a shard; None if any
-            range can be.
-        piece_nbytes: bytes of such a part in memory.
-        codecs: how these parts are encoded; empty for plain C order.
-        compressed, transposed: whether a codec compresses the data, or changes the order of axes.
-        num_chunks, missing_chunks: cells of the grid, and those that are not stored.
-        reads: reads by devices; None without a mesh.
+        path, shape, dtype: Path, shape and dtype of the array.
+        nbytes: Size in memory, in bytes.
+        stored_nbytes: Size on disk, in bytes.
+        ratio: Nbytes / stored_nbytes; None if nothing is stored.
+        chunk_shape: Shape of a chunk; the array's shape if it is not divided.
+        piece_shape: Shape of the smallest part that can be fetched: a chunk, or an inner chunk of a shard;
+            None if any range can be fetched.
+        piece_nbytes: Size of such a part in memory, in bytes.
+        codecs: Codecs of these parts; empty for plain C order.
+        compressed, transposed: Whether a codec compresses the data or changes the order of axes.
+        num_chunks, missing_chunks: Number of chunks in the grid, and of those that are not stored.
+        reads: Reads by devices; None without a mesh.
     """
 
     path: str
@@ -76,11 +76,11 @@ class LoadCost:
     """The reads of one device and of all devices, over all arrays of the report.
 
     Attributes:
-        mesh: axis name -> devices.
-        spec: as the user wrote it.
-        reads, needed, fetched: of the device that has most; numbers of reads, and bytes.
-        total_needed, total_fetched, over_read: as in `ckpttools.inspection.chunks.PredictedReads`.
-        cuts_nothing: the spec partitions axes, and no array has such an axis.
+        mesh: Number of devices along each mesh axis.
+        spec: The spec as the user wrote it.
+        reads, needed, fetched: Reads, needed bytes and fetched bytes of the device with the most of each.
+        total_needed, total_fetched, over_read: See `ckpttools.inspection.chunks.PredictedReads`.
+        cuts_nothing: Whether the spec partitions axes that no array has.
     """
 
     mesh: dict[str, int]
@@ -96,13 +96,13 @@ class LoadCost:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One thing that could be better.
+    """A possible improvement.
 
     Attributes:
-        subject: a word or two.
-        paths: the arrays in question; empty if it is about all.
-        text: the problem and its cost.
-        command: command that fixes it; None if no action is needed.
+        subject: One or two words.
+        paths: The affected arrays; empty if the advice is about all.
+        text: The problem and its cost.
+        command: Command that fixes the problem; None if no action is needed.
     """
 
     subject: str
@@ -116,16 +116,16 @@ class ChunksReport:
     """A checkpoint on disk.
 
     Attributes:
-        path: location of the opened item.
-        format: name of the format.
-        indexes: OCDBT manifests in use; several if the processes of a save were not merged.
-        num_arrays, num_chunks, missing_chunks, nbytes, stored_nbytes: of `arrays`.
-        dead_nbytes: of all files.
-        loading: for the mesh that was given.
-        processes: the same for processes that load together with `ckpttools.load`, if requested.
-        arrays: those that match the pattern.
-        files: all of them.
-        advice: possible improvements, most expensive problem first.
+        path: Location of the opened item.
+        format: Name of the format.
+        indexes: Current OCDBT manifests; several if the processes of a save were not merged.
+        num_arrays, num_chunks, missing_chunks, nbytes, stored_nbytes: Totals of `arrays`.
+        dead_nbytes: Unused bytes of all files.
+        loading: Reads of the given mesh; None without a mesh.
+        processes: Reads of processes that load together with `ckpttools.load`, if requested.
+        arrays: Arrays that match the pattern.
+        files: All files.
+        advice: Possible improvements, costliest problem first.
     """
 
     path: str
@@ -144,7 +144,7 @@ class ChunksReport:
     processes: ProcessLoading | None = None
 
     def __repr__(self) -> str:
-        """Format sizes, counts and advice."""
+        """Return sizes, counts and advice as text."""
         held = f"{self.num_arrays:,} arrays, {self.num_chunks:,} chunks, {len(self.files):,} files"
         lines = [item.subject for item in self.advice]
         return f"<ChunksReport of {self.path}: {held}, {self.stored_nbytes:,} bytes{listing(lines)}>"
@@ -160,13 +160,13 @@ def inspect_chunks(
     """Describe how a tree is stored.
 
     Args:
-        tree: the checkpoint.
-        storage: its files, as its format describes them.
-        pattern: shell pattern of the paths to report.
-        mesh, spec: devices that would load it, and how they share each array; both or neither.
+        tree: The checkpoint.
+        storage: The files, as described by the format.
+        pattern: Shell pattern of the paths to report.
+        mesh, spec: Devices that would load the checkpoint, and how they share each array; both or neither.
 
     Raises:
-        UsageError: there are arrays, and none matches the pattern.
+        UsageError: No array matches the pattern.
     """
     arrays = tuple(
         _array(item, mesh, None if spec is None else spec.of(item.path), layer_axis(tree, item.path))
@@ -189,7 +189,7 @@ def inspect_chunks(
 
 
 def layer_axis(tree: Tree, path: str) -> int | None:
-    """Return the axis of an array on which its layers are stacked; None where they are not."""
+    """Return the axis on which an array's layers are stacked; None if they are not stacked."""
     return view_of(tree).scan_axis if _is_stacked(path) else None
 
 
@@ -246,26 +246,27 @@ def _loading(arrays: Sequence[ArrayChunks], mesh: MeshShape | None, spec: Specs 
     )
 
 
-# What devices must read to load their shards: predicted from the chunk grid, nothing is read for it.
+# Predict what devices must read to load their shards, from the chunk grid and without reading data.
 #
-# A piece, the smallest separately encoded unit (a chunk, or an inner chunk of a zarr shard), is read whole,
-# as tensorstore and Orbax do: a device shard that needs a tenth of a chunk fetches and decodes all of it.
+# A piece, the smallest separately encoded unit (a chunk, or an inner chunk of a zarr shard), is read in full,
+# as by tensorstore and Orbax: a device shard that needs a tenth of a chunk fetches and decodes all of it.
 # Inner chunks also need the index of each zarr shard. Plain ranges, such as tensors of safetensors, are read
-# by contiguous runs.
+# in contiguous runs.
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedReads:
-    """Predicted reads of one array, or of several together.
+    """Predicted reads of one or more arrays.
 
     Attributes:
-        cut: devices along each axis of the array; all 1 if every device needs all of it.
-        uneven: an axis is not divisible into equal shards, as JAX requires, and is not partitioned.
-        reads: of the device that has most.
-        needed: bytes in memory of one device's shard.
-        fetched: bytes read from files by the device that reads most.
-        total_needed, total_fetched: for all devices together, in bytes in memory, so that their quotient is
-            the over-read.
+        cut: Number of parts along each axis of the array; all 1 if every device needs the full array.
+        uneven: Whether an axis cannot be divided into equal shards, as JAX requires, and is therefore not
+            partitioned.
+        reads: Number of reads of the device that makes the most.
+        needed: Bytes in memory of one device's shard.
+        fetched: Bytes that the device with the most reads fetches from files.
+        total_needed, total_fetched: Bytes in memory for all devices together, so that their quotient is the
+            over-read.
     """
 
     cut: Shape
@@ -278,7 +279,7 @@ class PredictedReads:
 
     @property
     def over_read(self) -> float:
-        """Bytes that are fetched and decoded for each byte that is needed."""
+        """Bytes that are fetched and decoded per byte needed."""
         return self.total_fetched / self.total_needed if self.total_needed else 1.0
 
 
@@ -288,9 +289,9 @@ def predict(
     """Predict the reads of loading one array.
 
     Args:
-        array: on disk.
-        mesh, spec: how its readers share it.
-        layer_axis: axis on which its layers are stacked; None if they are not.
+        array: The stored array.
+        mesh, spec: How the devices share the array.
+        layer_axis: Axis on which the array's layers are stacked; None if they are not stacked.
     """
     expected = spec.pieces(len(array.shape), layer_axis, mesh)
     cut = tuple(k if n % k == 0 else 1 for n, k in zip(array.shape, expected, strict=True))
@@ -313,7 +314,7 @@ def _by_pieces(
     met = [[_cells(k * length, (k + 1) * length, size) for k in range(count)] for length, count, size in axes]
     limit, everywhere = prod(map(max, met)), prod(map(sum, met))
     in_all = prod(ceil_div(n, size) for n, size in zip(array.shape, piece, strict=True))
-    # The size of a piece on disk, averaged over those that are stored.
+    # Size of a piece on disk, averaged over the stored pieces.
     there = max(1, in_all * (array.chunks - array.missing) // max(1, array.chunks))
     copies = devices // prod(cut)
     needed = prod(shard) * itemsize
@@ -329,12 +330,12 @@ def _by_pieces(
 
 
 def _cells(start: int, stop: int, size: int) -> int:
-    """Return how many cells of a size a range of an axis overlaps."""
+    """Return the number of cells of a size that a range of an axis overlaps."""
     return ceil_div(stop, size) - start // size
 
 
 def _index_reads(array: StoredArray, piece: Shape, shard: Shape, cut: Shape) -> int:
-    """Indexes of shards that a device reads; one piece alone in its shard is read together with it."""
+    """Return the number of shard indexes that a device reads; 0 if each shard is a single piece."""
     if piece == array.chunk:
         return 0
     axes = zip(shard, cut, array.chunk, strict=True)
@@ -342,7 +343,7 @@ def _index_reads(array: StoredArray, piece: Shape, shard: Shape, cut: Shape) -> 
 
 
 def together(parts: Sequence[PredictedReads]) -> PredictedReads:
-    """Return the total of several arrays; `cut` is empty, since each has its own."""
+    """Return the totals of several arrays; `cut` is empty, because each array has its own."""
     return PredictedReads(
         (),
         any(part.uneven for part in parts),

@@ -14,7 +14,7 @@ from ckpttools.core.text import natural_key
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """An array without its values; `shape` is None if unknown, `dtype` if any will do."""
+    """An array without its values. `shape` is None if it is unknown, `dtype` if any dtype is accepted."""
 
     path: str
     shape: Shape | None
@@ -23,7 +23,7 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class Different:
-    """An array that differs from its expected state; `why` says what requires it, if known."""
+    """An array that differs from its expected state. `why` states what requires that state, if known."""
 
     path: str
     got: ArraySpec
@@ -36,13 +36,13 @@ class Comparison:
     """Missing, unexpected and different arrays of a tree.
 
     Attributes:
-        against: description of the reference.
-        num_compared: arrays of the tree that were compared.
-        missing: arrays that should be there.
-        extra: arrays that should not.
-        different: arrays of another shape or dtype.
-        reasons: sentences on why some of them are expected or not, and on unknowns.
-        shapes_compared: False if only names could be.
+        against: Description of the reference.
+        num_compared: Number of arrays of the tree that were compared.
+        missing: Arrays that are expected but missing.
+        extra: Arrays that are unexpected.
+        different: Arrays with another shape or dtype than expected.
+        reasons: Sentences on why some arrays are expected or unexpected, and on unknown facts.
+        shapes_compared: Whether shapes were compared, and not only names.
     """
 
     against: str
@@ -58,7 +58,7 @@ class Comparison:
         return not (self.missing or self.extra or self.different)
 
     def of(self, names: Collection[str]) -> Comparison:
-        """Return the part about these names; `num_compared` and `reasons` are unchanged."""
+        """Return the part of the comparison for these names; `num_compared` and `reasons` are unchanged."""
         return replace(
             self,
             missing=tuple(item for item in self.missing if item.path in names),
@@ -68,10 +68,10 @@ class Comparison:
 
 
 def arranged(comparison: Comparison, by: str) -> Comparison:
-    """Return the same with each list sorted by "size", largest first, or by "name", in natural order.
+    """Return the comparison with each list sorted by "size", largest first, or by "name", in natural order.
 
-    Where no dtype is known elements count instead of bytes, and unknown shapes go last. What is of another
-    shape is as large as it was found.
+    If no dtype is known, elements count instead of bytes; unknown shapes come last. Arrays of another shape
+    are sorted by their actual size.
     """
 
     def key(spec: ArraySpec) -> tuple[int, bytes]:

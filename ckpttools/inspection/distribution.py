@@ -1,8 +1,8 @@
 """The distribution of an array's elements over magnitudes, from counts of their bit patterns.
 
-Dtypes of up to 16 bits are counted pattern by pattern, so everything follows exactly. Of wider ones the first
-16 bits are counted: powers of two are exact, quantiles as fine as those bits (7 of the mantissa in float32, 4
-in float64). Integers of 32 and 64 bits and magnitudes of complex numbers count as float64.
+For dtypes of up to 16 bits, each pattern is counted, so all results are exact. For wider dtypes, the first 16
+bits are counted: powers of two are exact, and quantiles are as precise as those bits (7 bits of the mantissa
+in float32, 4 in float64). Integers of 32 and 64 bits and magnitudes of complex numbers count as float64.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from ckpttools.inspection.moments import Moments, in_blocks
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 _PATTERNS = 1 << 16
-# So many elements are sorted, more are counted in a table of all patterns.
+# Up to this number of elements are sorted; more are counted in a table of all patterns.
 _FEW = 1 << 13
-# Elements counted at a time.
+# Number of elements counted at a time.
 _BLOCK = 1 << 19
-# Numbers, patterns as indices, and counts.
+# Memory for numbers, patterns as indices, and counts.
 SCRATCH_BYTES = _BLOCK * (8 + 8) + _PATTERNS * 8 + 4 * ALIGNMENT
 
 
-# An object with its quantiles, and each of its bins. 20,000 arrays with 20 bins took 3.6 KiB each.
+# Memory of an object with its quantiles, and of each of its bins. 20,000 arrays with 20 bins took 3.6 KiB
+# each.
 _BYTES, _BYTES_PER_BIN = 1024, 160
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Finite elements with 2**exponent <= magnitude < 2**(exponent + 1), by their sign."""
+    """Number of finite elements with 2**exponent <= magnitude < 2**(exponent + 1), by sign."""
 
     exponent: int
     negative: int
@@ -48,13 +49,13 @@ class Distribution:
     """The distribution of an array's finite elements.
 
     Attributes:
-        zeros: how many are below 2**`least`; statistics count how many of these are zero.
-        least: smallest exponent that is distinguished from zero: that of the dtype's smallest magnitude;
-            -133 for
-            float32, -1026 for dtypes converted to float64.
-        bins: the others, smallest magnitudes first; empty bins are left out.
-        quantiles: fraction of the elements -> smallest element that this fraction does not exceed.
-        exact: whether the quantiles are elements, or midpoints of patterns with the same first bits.
+        zeros: Number of elements below 2**`least`; the statistics have the number of exact zeros.
+        least: Smallest exponent that is distinguished from zero: that of the dtype's smallest magnitude; -133
+            for float32, -1026 for dtypes converted to float64.
+        bins: Bins of the other elements, smallest magnitudes first; empty bins are left out.
+        quantiles: For each fraction, the smallest element that this fraction of the elements does not exceed.
+        exact: Whether the quantiles are elements; otherwise they are midpoints of patterns with the same
+            first bits.
     """
 
     zeros: int
@@ -66,7 +67,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Patterns that occur and how often, both sorted by pattern."""
+    """Occurring patterns and their counts, sorted by pattern."""
 
     patterns: np.ndarray
     times: np.ndarray
@@ -76,9 +77,9 @@ def count_patterns(values: np.ndarray, dtype: DType, scratch: Scratch) -> Counts
     """Count the bit patterns of a piece.
 
     Args:
-        values: carriers of `dtype`, of any shape.
-        dtype: of the elements.
-        scratch: has `SCRATCH_BYTES`.
+        values: Carriers of `dtype`, of any shape.
+        dtype: Dtype of the elements.
+        scratch: Memory of `SCRATCH_BYTES`.
     """
     index = np.dtype(np.int64)
     few = values.size <= _FEW
@@ -92,14 +93,14 @@ def count_patterns(values: np.ndarray, dtype: DType, scratch: Scratch) -> Counts
             for _, block in in_blocks(values, _BLOCK):
                 mine = indices[: block.size]
                 _patterns(block, dtype, mine.reshape(block.shape), scratch)
-                # np.bincount takes half as long again: it looks for extremes first.
+                # np.bincount takes 1.5 times as long, because it searches for extremes first.
                 np.add.at(counts, mine, 1)
             patterns = np.flatnonzero(counts)
             return Counts(patterns, counts[patterns])
 
 
 def _patterns(block: np.ndarray, dtype: DType, out: np.ndarray, scratch: Scratch) -> None:
-    """Return the first 16 bits of every element, or all bits of smaller dtypes."""
+    """Write the first 16 bits of every element, or all bits of smaller dtypes, to `out`."""
     if dtype.bits <= 16:
         out[...] = block
     elif dtype.is_float:
@@ -111,7 +112,7 @@ def _patterns(block: np.ndarray, dtype: DType, out: np.ndarray, scratch: Scratch
 
 
 def summed(counts: Iterable[Counts]) -> Counts | None:
-    """Return all counts together; None where there are none."""
+    """Return the sum of all counts; None if there are none."""
     rest = iter(counts)
     first = next(rest, None)
     total: np.ndarray | None = None
@@ -130,7 +131,7 @@ def summed(counts: Iterable[Counts]) -> Counts | None:
 def distribution(counts: Counts, result: Moments, dtype: DType) -> Distribution | None:
     """Return the distribution of an array from the counts and its moments.
 
-    None if nothing is finite, or a magnitude exceeds float64, whose patterns are then unknown.
+    Returns None if no element is finite, or if a magnitude exceeds float64, so that its pattern is unknown.
     """
     if result.min is None or result.max is None or not isfinite(result.max):
         return None
@@ -144,7 +145,7 @@ def distribution(counts: Counts, result: Moments, dtype: DType) -> Distribution 
 
 @cache
 def _values(dtype: DType) -> np.ndarray:
-    """Return the number of every pattern; the middle of those with the same first bits, or zero."""
+    """Return the number of every pattern: the midpoint of numbers with the same first bits, or zero."""
     if dtype.bits <= 16:
         with np.errstate(invalid="ignore"):
             return table(dtype).astype(np.float64)
@@ -167,13 +168,13 @@ def _least(dtype: DType) -> int:
 
 
 def most_bytes(array: LazyArray) -> int:
-    """Return bytes of memory that an array's distribution takes at most."""
+    """Return the maximum memory of an array's distribution, in bytes."""
     return _BYTES + _BYTES_PER_BIN * min(array.size, most_bins(array.dtype))
 
 
 @cache
 def most_bins(dtype: DType) -> int:
-    """Exponents that numbers of a dtype have."""
+    """Return the maximum number of bins: the exponents of a dtype."""
     values = _values(dtype)
     return int(np.unique(np.frexp(values[np.isfinite(values) & (values != 0)])[1]).size)
 

@@ -1,4 +1,4 @@
-"""Arrays chosen by a shell pattern of their whole paths, as `--filter` gives one."""
+"""Select arrays by a shell pattern of their full paths, as passed with `--filter`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def filtered(
     """Return the items whose names match.
 
     Args:
-        items: with names.
-        name: of an item.
-        pattern: of whole names, or one of them.
-        or_none: whether none may match.
+        items: The items to filter.
+        name: Returns the name of an item.
+        pattern: Pattern of full names, or a full name.
+        or_none: Whether the pattern may match nothing.
 
     Raises:
-        UsageError: there are items and none matches: "no NaN in 0 arrays" would be a false all-clear.
+        UsageError: There are items and none matches, since "no NaN in 0 arrays" would be a false all-clear.
     """
     every = tuple(items)
     result = tuple(item for item in every if matches(name(item), pattern))

@@ -1,7 +1,7 @@
 """A short view of many arrays: siblings that differ only in one number in their names become one line.
 
-`layers_0 … layers_31` with equal contents are shown as `layers_{0..31}`; experts inside them fold, too.
-Every second layer gives `layers_{0..30 by 2}`.
+`layers_0 … layers_31` with equal contents are shown as `layers_{0..31}`; experts inside them are folded, too.
+Every second layer is shown as `layers_{0..30 by 2}`.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from ckpttools.core.text import natural_key
 from ckpttools.inspection.tree import ArrayReport
 
 _NUMBER = re.compile(r"[0-9]+")
-# Deeper names are not from a real tree; the remainder stays one key.
+# Names of real trees are not deeper. The remainder stays one key.
 _DEEPEST = 64
-# So many numbers at even distances become one range.
+# Minimum number of evenly spaced numbers that become one range.
 _LEAST_STRIDE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One line of the view.
+    """A line of the view.
 
     Attributes:
-        name: key, or pattern such as `layers_{0..31}`; keys on a way without a fork are joined.
-        array: the array at this place, the first of those folded; None where there is none.
-        times: number of subtrees in this line, including those of folded parents.
-        count: number of arrays here and below, with all repetitions, including those of folded parents.
-        num_elements, nbytes: of those.
-        share: part of all bytes that those are, from 0 to 1.
-        children: children of one of the siblings.
+        name: Key, or pattern such as `layers_{0..31}`; keys without siblings are joined.
+        array: The array at this path, the first one if several are folded; None if there is no array.
+        times: Number of subtrees in this line, including those of folded parents.
+        count: Number of arrays here and below, counting all repetitions, including those of folded parents.
+        num_elements, nbytes: Totals of these arrays.
+        share: Fraction of all bytes in these arrays, from 0 to 1.
+        children: Children of one of the siblings.
     """
 
     name: str
@@ -53,12 +53,13 @@ def fold(
     """Return the arrays as a tree with repetitions folded.
 
     Args:
-        arrays: with different paths.
-        largest_first: siblings by their bytes; otherwise in natural order of their names.
-        depth: levels to keep, at least 1; None for all. Totals include all levels.
+        arrays: Arrays with distinct paths.
+        largest_first: Whether to sort siblings by size; otherwise they are in the natural order of their
+            names.
+        depth: Number of levels to keep, at least 1; None for all. Totals include all levels.
     """
     listed = list(arrays)
-    # Formats without a tree have flat names, whose dots are meant as one.
+    # Formats without a tree have flat names, in which dots separate keys.
     joint = "/" if any("/" in item.path for item in listed) else "."
     root = _Node()
     for array in listed:
@@ -81,7 +82,7 @@ def sort_arrays(arrays: Iterable[ArrayReport], by: str) -> tuple[ArrayReport, ..
 
 @dataclass(slots=True)
 class _Node:
-    """A place in the tree while it grows. Equal signatures mean equal names, shapes and dtypes below."""
+    """A node of the tree under construction. Equal signatures mean equal names, shapes and dtypes below."""
 
     array: ArrayReport | None = None
     children: dict[str, _Node] = field(default_factory=dict)
@@ -100,7 +101,7 @@ class _Node:
         node.array = array
 
     def sign(self, known: dict[object, int]) -> None:
-        """Numbers every distinct content below; `known` holds the numbers given."""
+        """Assign a number to each distinct content below; `known` has the numbers assigned so far."""
         own = None
         if array := self.array:
             own = array.shape, array.dtype, array.role, array.sharding, array.quantized
@@ -118,14 +119,14 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class _Folding:
-    """Makes branches of nodes; `total` are the bytes of all arrays."""
+    """Converts nodes to branches; `total` is the size of all arrays in bytes."""
 
     joint: str
     total: int
     largest_first: bool
 
     def branches(self, node: _Node, repeated: int) -> tuple[Branch, ...]:
-        """Return the folded children of a node which itself stands for `repeated` ones."""
+        """Return the folded children of a node that itself stands for `repeated` nodes."""
         built = (
             self._branch(name, node.children[members[0]], repeated * len(members))
             for name, members in _folded(node.children)
@@ -133,7 +134,7 @@ class _Folding:
         return tuple(sorted(built, key=lambda item: -item.nbytes) if self.largest_first else built)
 
     def _branch(self, name: str, first: _Node, times: int) -> Branch:
-        """One line for `times` nodes like `first`; keys on a way without a fork are joined."""
+        """Return one line for `times` nodes like `first`. Keys without siblings are joined."""
         below = self.branches(first, times)
         if len(below) == 1 and first.array is None:
             return replace(below[0], name=f"{name}{self.joint}{below[0].name}")
@@ -145,7 +146,10 @@ class _Folding:
 
 
 def _folded(children: Mapping[str, _Node]) -> list[tuple[str, list[str]]]:
-    """Return the lines and the children that each stands for, in natural order; large groups form first."""
+    """Return the lines with the children that each stands for, in natural order.
+
+    Large groups are formed first.
+    """
     left = set(children)
     lines: list[tuple[str, list[str]]] = []
     for (prefix, suffix, _, _), group in sorted(_alike(children).items(), key=_largest_first):
@@ -158,12 +162,12 @@ def _folded(children: Mapping[str, _Node]) -> list[tuple[str, list[str]]]:
     return sorted(lines, key=lambda line: natural_key(line[1][0]))
 
 
-# Text before and after the number, its width if it is zero-padded, and the subtree.
+# Text before and after the number, the number's width if it is zero-padded, and the signature of the subtree.
 _Alike = tuple[str, str, int, int]
 
 
 def _alike(children: Mapping[str, _Node]) -> dict[_Alike, dict[str, str]]:
-    """Children by all but one number of their names: number -> name."""
+    """Group children by all but one number of their names. Returns each child's name by that number."""
     groups: dict[_Alike, dict[str, str]] = defaultdict(dict)
     padded = _padded_widths(children)
     for name, child in children.items():
@@ -189,7 +193,7 @@ def _largest_first(item: tuple[_Alike, dict[str, str]]) -> tuple[int, _Alike]:
 
 
 def _ranges(numbers: Sequence[str]) -> str:
-    """`0..3,5` for 0, 1, 2, 3, 5, and `0..6 by 2` for 0, 2, 4, 6."""
+    """Format 0, 1, 2, 3, 5 as `0..3,5`, and 0, 2, 4, 6 as `0..6 by 2`."""
     values = [int(number) for number in numbers]
     parts: list[str] = []
     start = 0
@@ -206,5 +210,5 @@ def _run(values: Sequence[int], start: int) -> tuple[int, int]:
     following = range(start + 1, len(values))
     step = values[start + 1] - values[start] if following else 1
     stop = next((k for k in following if values[k] - values[k - 1] != step), len(values))
-    # Three numbers with gaps are shorter without folding.
+    # Three numbers with gaps are shorter unfolded.
     return (stop - start, step) if step == 1 or stop - start >= _LEAST_STRIDE else (1, 1)

@@ -12,11 +12,11 @@ from ckpttools.core.region import Region, Shape
 from ckpttools.maxtext.layers import LayerStack, layer_key_slice
 from ckpttools.maxtext.view import view_of
 
-# A layer's number in models of other frameworks: model.layers.3, transformer.h.3, encoder/block_3.
+# Layer numbers in models of other frameworks: model.layers.3, transformer.h.3, encoder/block_3.
 _NUMBERED = re.compile(
     r"(?P<before>(?:^|[./])(?:[A-Za-z_]*(?:layer|block)s?|h))(?P<joint>[./_])(?P<number>\d+)(?=[./]|$)"
 )
-# A key that is nothing but a number, behind the first.
+# A key after the first that consists only of a number.
 _NUMBER = re.compile(r"(?<=[./])\d+(?=[./]|$)")
 
 
@@ -25,9 +25,9 @@ class LayerRow:
     """An array's layers.
 
     Attributes:
-        name: the same for arrays that differ only in their layers.
-        axes: those on which layers are stacked; empty if the array belongs to one layer.
-        numbers: the layers, in C order over these axes.
+        name: Name that is equal for arrays that differ only in their layers.
+        axes: Axes on which layers are stacked; empty if the array belongs to one layer.
+        numbers: Layer numbers, in C order over these axes.
     """
 
     name: str
@@ -36,15 +36,15 @@ class LayerRow:
 
     @property
     def without_other_numbers(self) -> str:
-        """The name with keys that are numbers taken out as well: experts of a layer become one."""
+        """The name in which numeric keys are replaced, so that a layer's experts have the same name."""
         return _NUMBER.sub("*", self.name)
 
     def parts(self, region: Region, shape: Shape) -> dict[int, Region]:
-        """Return the region layer by layer: layer -> box within it.
+        """Return the region of each layer in a region, by layer number.
 
         Args:
-            region: of the array.
-            shape: of the array.
+            region: Region of the array.
+            shape: Shape of the array.
         """
         result = {0: region}
         for axis in self.axes:
@@ -57,13 +57,13 @@ class LayerRow:
 
 
 def layer_rows(tree: Tree) -> dict[Path, LayerRow]:
-    """Return the layers of all arrays that have layers, including optimizer state. Reads no data."""
+    """Return the layers of all arrays that have layers, including optimizer state. Reads no arrays."""
     view = view_of(tree)
     axis = view.scan_axis or 0
     try:
         stacks = {stack.key: stack for stack in view.stacks}
     except CheckpointError:
-        # The layout contradicts itself; `ckpt inspect tree` reports that.
+        # The layout contradicts itself, which `ckpt inspect tree` reports.
         stacks = {}
     result = {path: _row(path, array.shape, stacks, axis) for path, array in tree.arrays.items()}
     return {path: row for path, row in result.items() if row is not None}

@@ -1,4 +1,4 @@
-"""Lost time against the interval between saves, as an SVG image."""
+"""Plot the lost time against the interval between saves, as an SVG image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 720, 400, 70, 50
 _RIGHT, _BOTTOM = _WIDTH - 20, _HEIGHT - 60
 FONTS = "DejaVu Sans, Liberation Sans, Noto Sans, Arial, Helvetica, sans-serif"
 _COLORS = ("#1f77b4", "#d62728")
-# So many times shorter and longer than the best interval.
+# The plot extends to intervals that are shorter and longer than the best one by this factor.
 _REACH = 30.0
 _POINTS = 120
 _TICKS = (
@@ -26,10 +26,10 @@ _TICKS = (
 
 
 def lost_time_svg(tiers: Sequence[Tier]) -> str:
-    """Return a curve for each tier, with a mark where it loses least.
+    """Return a curve for each tier, with a mark at the minimum.
 
     Args:
-        tiers: at least one.
+        tiers: One or more tiers.
     """
     least = min(tier.best_seconds for tier in tiers) / _REACH
     limit = max(tier.best_seconds for tier in tiers) * _REACH
@@ -52,7 +52,7 @@ def lost_time_svg(tiers: Sequence[Tier]) -> str:
         parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>')
         declared = f"{tier.name}: {tier.best_seconds:.0f} s, {100 * tier.lost(tier.best_seconds):.2g} % lost"
-        # Above the frame, where no curve is.
+        # Above the frame, where there are no curves.
         line = _TOP - 12 - 16 * (len(tiers) - 1 - number)
         parts.append(f'<text x="{_RIGHT}" y="{line}" text-anchor="end" fill="{color}">{declared}</text>')
     head = (

@@ -1,4 +1,4 @@
-"""Meshes and partition specs as text: how a reader's devices share an array.
+"""Parse meshes and partition specs, which describe how devices share an array.
 
 mesh   8                     one axis, named 0
        4x2                   two axes, named 0 and 1
@@ -29,9 +29,10 @@ class PartitionSpec:
     """The mesh axes that partition each axis of an array.
 
     Attributes:
-        text: as the user wrote it.
-        parts: (array axis, mesh axes); negative array axes count from the end, None is the axis of layers.
-        most_axes: arrays with fewer axes are not partitioned, because the spec has this length.
+        text: The spec as the user wrote it.
+        parts: Pairs of array axis and mesh axes. Negative array axes count from the end; None is the axis of
+            layers.
+        most_axes: Maximum number of axes; other arrays, which have fewer axes, are not partitioned.
     """
 
     text: str
@@ -40,15 +41,15 @@ class PartitionSpec:
 
     @property
     def cuts(self) -> bool:
-        """Whether it divides any axis."""
+        """Whether the spec divides any axis."""
         return bool(self.parts)
 
     def of(self, path: str) -> PartitionSpec:
-        """Return the spec of one array: the same for all."""
+        """Return the spec of one array, which is the same for all arrays."""
         return self
 
     def entries(self, rank: int, layer_axis: int | None) -> Spec:
-        """Return the spec as JAX has it, for an array of this rank."""
+        """Return the spec in JAX's form, for an array of this rank."""
         result: list[tuple[str, ...]] = [()] * rank
         if rank >= self.most_axes:
             for axis, names in self.parts:
@@ -58,17 +59,17 @@ class PartitionSpec:
         return tuple(result)
 
     def pieces(self, rank: int, layer_axis: int | None, mesh: MeshShape) -> tuple[int, ...]:
-        """Into how many shards each axis of an array is divided."""
+        """Return the number of shards along each axis of an array."""
         return shard_counts(rank, self.entries(rank, layer_axis), mesh)
 
 
 @dataclass(frozen=True, slots=True)
 class PathSpecs:
-    """A partition spec for each array, as rules give them.
+    """A partition spec for each array, from rules.
 
     Attributes:
-        text: the rules as the user wrote them.
-        specs: path of an array -> its spec.
+        text: The rules as the user wrote them.
+        specs: Spec of each array by path.
     """
 
     text: str
@@ -76,7 +77,7 @@ class PathSpecs:
 
     @property
     def cuts(self) -> bool:
-        """Whether it divides any axis of any array."""
+        """Whether a spec divides any axis of any array."""
         return any(map(any, self.specs.values()))
 
     def of(self, path: str) -> PartitionSpec:
@@ -90,10 +91,10 @@ Specs = PartitionSpec | PathSpecs
 
 
 def parse_spec(text: str, mesh: MeshShape) -> PartitionSpec:
-    """Return a partition spec over the axes of a mesh.
+    """Parse a partition spec over the axes of a mesh.
 
     Raises:
-        UsageError: the text is not a spec, or names an axis twice or one that the mesh lacks.
+        UsageError: The text is not a spec, names an axis twice, or names an axis that the mesh lacks.
     """
     stripped = text.strip()
     if stripped == "replicated":

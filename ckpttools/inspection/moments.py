@@ -1,6 +1,6 @@
 """Streaming statistics, one block at a time: extremes, mean, spread, and counts of special values.
 
-Counts and extremes are exact, and blocks are joined as Chan, Golub and LeVeque do (1979).
+Counts and extremes are exact, and blocks are combined as in Chan, Golub and LeVeque (1979).
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from ckpttools.inspection import sums
 
 _Value = TypeVar("_Value", float, Shape)
 
-# Room for numbers of one block. What numpy does with shorter blocks is over so soon that handing the
-# interpreter's lock from thread to thread takes longer; longer ones leave the cache: bfloat16 at 8.0 GB/s on
-# two cores with 2 MiB, 9.1 with 4, 8.7 with 8.
+# Memory for numbers of one block. numpy processes shorter blocks so fast that handing over the interpreter
+# lock between threads takes longer, and longer ones leave the cache: bfloat16 ran at 8.0 GB/s on two cores
+# with 2 MiB, 9.1 with 4 MiB, and 8.7 with 8 MiB.
 _ROOM = 4 << 20
-# Buffers: the values, a mask of finite values, the remaining values, and their deviations from the mean.
+# Buffers for the values, a mask of finite values, the remaining values, and their deviations from the mean.
 SCRATCH_BYTES = 4 * _ROOM + sums.SCRATCH_BYTES + 8 * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Statistics of some elements, which can be added.
+    """Statistics of elements. They can be added.
 
     Attributes:
-        elements, finite: how many in all, and how many that are neither NaN nor infinite.
-        min, max: of the finite ones, None where there are none; integers of integer dtypes. Infinite where
-            float64 cannot hold the magnitude of a complex number; `mean` and `spread` are then NaN.
-        mean: of the finite ones.
-        spread: root of the sum of their squared distances from `mean`.
-        zeros, subnormals, nan, inf: how many of each.
-        first: index of the first NaN or infinite element in C order.
+        elements, finite: Number of elements, and of those that are neither NaN nor infinite.
+        min, max: Extremes of the finite elements, as integers for integer dtypes; None if there are none.
+            Infinite if the magnitude of a complex number exceeds float64; then `mean` and `spread` are NaN.
+        mean: Mean of the finite elements.
+        spread: Root of the sum of squared distances of the finite elements from `mean`.
+        zeros, subnormals, nan, inf: Number of such elements.
+        first: Index of the first NaN or infinite element in C order.
     """
 
     elements: int = 0
@@ -75,7 +75,7 @@ class Moments:
 
     @property
     def deviation(self) -> float | None:
-        """Standard deviation of the finite elements, of the whole population."""
+        """Standard deviation of the finite elements, for the complete population."""
         return self.spread / sqrt(self.finite) if self.finite else None
 
     @property
@@ -95,11 +95,11 @@ def moments(values: np.ndarray, region: Region, part: Region, dtype: DType, scra
     """Return the statistics of a part of a piece.
 
     Args:
-        values: carriers of `dtype`, of the shape of `region`; those of the part are overwritten.
-        region: the piece that they are.
-        part: a box within the region.
-        dtype: of the elements.
-        scratch: has `SCRATCH_BYTES`.
+        values: Carriers of `dtype` with the shape of `region`. Those of the part are overwritten.
+        region: The piece.
+        part: A region within the piece.
+        dtype: Dtype of the elements.
+        scratch: Memory of `SCRATCH_BYTES`.
     """
     result, inside, room = Moments(), subview(values, part.relative_to(region)), _ROOM // wide(dtype).itemsize
     # NaN and overflow are expected results here.
@@ -116,7 +116,7 @@ def moments(values: np.ndarray, region: Region, part: Region, dtype: DType, scra
 
 
 def in_blocks(values: np.ndarray, limit: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Blocks of at most `limit` elements, in C order: how many come before it, and the block."""
+    """Yield blocks of at most `limit` elements in C order, each with the number of elements before it."""
     if values.flags.c_contiguous:
         flat = values.reshape(-1)
         yield from ((start, flat[start : start + limit]) for start in range(0, flat.size, limit))
@@ -128,7 +128,7 @@ def in_blocks(values: np.ndarray, limit: int) -> Iterator[tuple[int, np.ndarray]
 
 
 def _within(part: Region, start: int, first: Shape | None) -> Shape | None:
-    """Return the index in the array of an element that is the first of a block."""
+    """Return the index in the array for the first element found in a block."""
     if first is None:
         return None
     index = np.unravel_index(start + first[0], part.shape)
@@ -151,7 +151,7 @@ def _of_any(block: np.ndarray, dtype: DType, numbers: np.ndarray, scratch: Scrat
 def _of_numbers(x: np.ndarray, dtype: DType, scratch: Scratch) -> Moments:
     """Return the statistics of numbers, some of which may not be finite."""
     near, ends = _near_zero(x, dtype.smallest_normal, scratch), (float(x.min()), float(x.max()))
-    # NaN and infinity propagate: if the extremes are finite, so is everything.
+    # NaN and infinity propagate: if the extremes are finite, all values are.
     if all(map(isfinite, ends)):
         return _finite((x,), ends, near, scratch)
     with scratch.take(x.shape, np.dtype(bool)) as finite:
@@ -167,7 +167,7 @@ def _of_numbers(x: np.ndarray, dtype: DType, scratch: Scratch) -> Moments:
 
 
 def _near_zero(x: np.ndarray, normal: float, scratch: Scratch) -> tuple[int, int]:
-    """Return the counts of zeros and subnormals; NaN is neither."""
+    """Return the numbers of zeros and subnormals. NaN counts as neither."""
     with scratch.take(x.shape, np.dtype(bool)) as result:
         zeros = int(np.count_nonzero(np.equal(x, 0, out=result)))
         if not normal:
@@ -184,7 +184,7 @@ def _finite(xs: sums.Numbers, ends: tuple[float, float], near: tuple[int, int], 
 
 
 def _with_integers(result: Moments, block: np.ndarray, dtype: DType) -> Moments:
-    """Return integers have integer extremes, which float64 rounds from 2**53 on."""
+    """Replace the extremes of integers by exact values, because float64 rounds integers above 2**53."""
     if not dtype.is_whole or result.min is None or result.max is None:
         return result
     if dtype.bits < 64:
@@ -194,7 +194,7 @@ def _with_integers(result: Moments, block: np.ndarray, dtype: DType) -> Moments:
 
 
 def _without_overflow(result: Moments, parts: np.ndarray, scratch: Scratch) -> Moments:
-    """Complex numbers of finite parts are finite, even if their magnitude is too large for float64."""
+    """Count complex numbers with finite parts as finite, even if their magnitude is too large for float64."""
     with scratch.take((parts.size,), np.dtype(bool)) as finite:
         np.isfinite(parts, out=finite.reshape(parts.shape))
         large = result.nan + result.inf - (parts.size - int(np.count_nonzero(finite)))
@@ -203,16 +203,16 @@ def _without_overflow(result: Moments, parts: np.ndarray, scratch: Scratch) -> M
     return replace(rest + Moments(large, large, inf, inf, inf, inf), first=first) if large else result
 
 
-# Extremes of floating-point numbers, from their bit patterns without converting them.
+# Compute the extremes of floating-point numbers from their bit patterns, without converting them.
 #
-# IEEE 754 orders the patterns of one sign by magnitude: as integers with a sign the least and the largest
-# positive number are where one looks for them, as integers without one the least and the largest negative.
-# So nothing depends on the order in which numbers are made of elements, which is made use of.
+# IEEE 754 orders the patterns of each sign by magnitude. The minimum and maximum of the patterns as signed
+# integers give the extremes of positive numbers, and as unsigned integers those of negative numbers. So the
+# result does not depend on the order of elements.
 #
-# Elements among which the one nearest to zero is looked for.
+# Number of elements in a row that is searched for values near zero.
 _ROW = 1 << 13
 _SIGNED = {size: np.dtype(f"<i{size}") for size in (1, 2, 4, 8)}
-# The methods of arrays do the same in twice the time, as much as looking at 100 KB.
+# The methods of arrays take twice as long, which costs as much as reading 100 KB.
 _least, _most = np.minimum.reduce, np.maximum.reduce
 
 
@@ -221,8 +221,8 @@ class Extremes:
     """Extremes of finite numbers.
 
     Attributes:
-        low, high: the least and the largest.
-        nearest: the smallest magnitude.
+        low, high: Minimum and maximum.
+        nearest: Smallest magnitude.
     """
 
     low: float
@@ -234,14 +234,15 @@ def extremes(carriers: np.ndarray, dtype: DType) -> Extremes | None:
     """Return the minimum and maximum; None for NaN, infinity or a dtype with another layout.
 
     Args:
-        carriers: of any shape and strides.
-        dtype: of the elements.
+        carriers: Carriers of any shape and strides.
+        dtype: Dtype of the elements.
     """
     not_finite = dtype.not_finite_from
     if not_finite is None:
         return None
     sign, signed = 1 << (dtype.bits - 1), carriers.view(_SIGNED[dtype.itemsize])
-    # Without a sign the negative numbers come last, the nearest to zero in front; with one they come first.
+    # As unsigned integers, negative numbers come last, starting with the one nearest to zero; as signed
+    # integers, they come first.
     ends = int(_least(carriers, axis=None)), int(_most(signed, axis=None))
     negative_ends = int(_least(signed, axis=None)) + sign, int(_most(carriers, axis=None)) - sign
     positive = ends if ends[0] < sign else None
@@ -249,23 +250,23 @@ def extremes(carriers: np.ndarray, dtype: DType) -> Extremes | None:
     sides = [item for item in (positive, negative) if item is not None]
     if any(far >= not_finite for _, far in sides):
         return None
-    # A side alone has both extremes.
+    # If all numbers have the same sign, both extremes are on that side.
     low = -_number(dtype, negative[1]) if negative else _number(dtype, ends[0])
     high = _number(dtype, positive[1]) if positive else -_number(dtype, negative_ends[0])
     return Extremes(low, high, _number(dtype, min(near for near, _ in sides)))
 
 
 def near_zero(carriers: np.ndarray, dtype: DType, seen: Extremes, scratch: Scratch) -> tuple[int, int]:
-    """Return the counts of zeros and of subnormals.
+    """Return the numbers of zeros and subnormals.
 
-    A single zero among many numbers sends them all here, so rows without one are left aside: comparing every
-    element instead makes all statistics 59% slower for bfloat16, and 23% for float32.
+    This is called even if there is a single zero, so rows without values near zero are skipped. Comparing
+    every element instead makes all statistics 59% slower for bfloat16, and 23% slower for float32.
 
     Args:
-        carriers: of any shape and strides.
-        dtype: of the elements.
-        seen: their extremes.
-        scratch: has as many bytes as the carriers, and one more for each.
+        carriers: Carriers of any shape and strides.
+        dtype: Dtype of the elements.
+        seen: Extremes of the elements.
+        scratch: Memory for the carriers and one additional byte per carrier.
     """
     if seen.nearest >= dtype.smallest_normal:
         return 0, 0
@@ -279,14 +280,14 @@ def near_zero(carriers: np.ndarray, dtype: DType, seen: Extremes, scratch: Scrat
 
 
 def _suspect(carriers: np.ndarray, dtype: DType, room: np.ndarray) -> np.ndarray:
-    """Return all elements of the rows with one near zero, and the remainder after the last full row."""
+    """Return all elements of rows with a value near zero, and the remainder after the last full row."""
     if not carriers.flags.c_contiguous:
         room.reshape(carriers.shape)[...] = carriers
         return room
     whole = carriers.size // _ROW * _ROW
     flat = carriers.reshape(-1)
     rows = flat[:whole].reshape(-1, _ROW)
-    # With the sign as first bit, the least integer is that of negative zero.
+    # As signed integers, negative zero is the minimum, because its sign bit is set.
     signed = rows.view(_SIGNED[dtype.itemsize])
     near = _least(rows, axis=1) < dtype.normal_from
     near |= _least(signed, axis=1) < np.iinfo(signed.dtype).min + dtype.normal_from

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from ckpttools.core.errors import StorageError, UsageError
 
-# Twice as fine as the SVG's own units, in which text of 12 is hard to read.
+# Scale of the image, because text of size 12 is hard to read in the SVG's own units.
 _ZOOM = 2
 _WORD = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 20 20" font-family="{}">'
@@ -15,7 +15,7 @@ _WORD = (
 
 
 def require_png() -> None:
-    """Raise UsageError where the package that draws PNG images is not installed."""
+    """Raise UsageError if the package that renders PNG images is not installed."""
     if find_spec("resvg_py") is None:
         raise UsageError(
             "PNG images are drawn by the package resvg-py, which is not installed",
@@ -28,12 +28,12 @@ def png_of(svg: str, fonts: str) -> bytes:
     """Return the image as PNG.
 
     Args:
-        svg: with a viewBox.
-        fonts: families in which its words are written, as the SVG names them.
+        svg: SVG with a viewBox.
+        fonts: Font families of the text, as named in the SVG.
 
     Raises:
-        UsageError: the package is not installed.
-        StorageError: there is no font, without which text would be left out silently.
+        UsageError: The package is not installed.
+        StorageError: No font is installed, so text would be silently omitted.
     """
     require_png()
     import resvg_py

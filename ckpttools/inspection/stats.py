@@ -28,14 +28,14 @@ from ckpttools.run.scanning import scan
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Statistics of some elements; of complex numbers, of their magnitudes.
+    """Statistics of elements; for complex numbers, of their magnitudes.
 
     Attributes:
-        elements: how many.
-        min, max, mean, std, norm, max_abs: of the finite elements; None if there are none, or if float64
-            cannot hold the value. `std` is of the whole population, `norm` is L2. Extremes are exact; for the
-            others see docs/stats-and-report.md.
-        zeros, subnormals, nan, inf: how many of each, exactly.
+        elements: Number of elements.
+        min, max, mean, std, norm, max_abs: Statistics of the finite elements; None if there are none, or if
+            float64 cannot represent the value. `std` is for the complete population, and `norm` is L2.
+            Extremes are exact; for the others see docs/stats-and-report.md.
+        zeros, subnormals, nan, inf: Exact number of such elements.
     """
 
     elements: int
@@ -53,14 +53,15 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class ArrayStats:
-    """One array.
+    """Statistics of an array.
 
     Attributes:
-        path, shape, dtype, role: as in `ckpttools.inspection.tree.ArrayReport`; `nbytes` is in memory.
-        statistics: of all elements.
-        first_bad: index of the first NaN or infinite element in C order.
-        layers: statistics by layer, for arrays of stacked layers, if requested.
-        distribution: None if not requested, if no element is finite, or if float64 cannot hold one.
+        path, shape, dtype, role: See `ckpttools.inspection.tree.ArrayReport`; `nbytes` is the size in memory.
+        statistics: Statistics of all elements.
+        first_bad: Index of the first NaN or infinite element in C order.
+        layers: Statistics by layer, for arrays of stacked layers, if requested.
+        distribution: Distribution of the elements; None if not requested, if no element is finite, or if
+            float64 cannot represent one.
     """
 
     path: str
@@ -79,11 +80,11 @@ class StatsReport:
     """Statistics of all arrays.
 
     Attributes:
-        path, format, step: of the checkpoint.
-        num_arrays, nbytes: of `arrays`.
-        nan, inf: how many such elements in all of them.
-        arrays: in the checkpoint's order.
-        remarks: for quantized weights, whether the statistics are of dequantized or stored values.
+        path, format, step: Path, format and step of the checkpoint.
+        num_arrays, nbytes: Totals of `arrays`.
+        nan, inf: Number of such elements in all arrays.
+        arrays: Arrays in the order of the checkpoint.
+        remarks: For quantized weights, whether the statistics are of dequantized or stored values.
     """
 
     path: str
@@ -102,7 +103,7 @@ class StatsReport:
         return not (self.nan or self.inf)
 
     def __repr__(self) -> str:
-        """Format what was read, and the arrays with elements that are not finite."""
+        """Return what was read, and the arrays with elements that are not finite, as text."""
         held = f"{self.num_arrays:,} arrays, {self.nbytes:,} bytes, {self.nan:,} NaN, {self.inf:,} infinite"
         lines = [array.path for array in self.arrays if array.statistics.nan or array.statistics.inf]
         return f"<StatsReport of {self.path}: {held}{listing(lines)}>"
@@ -119,20 +120,20 @@ def inspect_stats(
     most_histograms: int | None = None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> StatsReport:
-    """Read every element of a tree.
+    """Compute the statistics of a tree by reading every element.
 
     Args:
-        tree: any checkpoint.
-        pattern: shell pattern of the paths to read.
-        memory: bytes that may be resident at most.
-        jobs: maximum parallel workers; fewer if they do not fit into the memory.
-        per_layer: also for every layer stacked in an array.
-        histograms: also how the elements are distributed.
-        most_histograms: of how many arrays at most, the largest ones; None for all.
-        observe: called with the bytes of every piece that was read.
+        tree: Any checkpoint.
+        pattern: Shell pattern of the paths to read.
+        memory: Maximum resident bytes.
+        jobs: Maximum number of workers; fewer if they do not fit into the memory.
+        per_layer: Whether to compute statistics for every layer stacked in an array, too.
+        histograms: Whether to compute the distributions of the elements, too.
+        most_histograms: Maximum number of arrays with distributions, starting with the largest; None for all.
+        observe: Called with the bytes of every piece that was read.
 
     Raises:
-        CheckpointError: an array cannot be read, the memory is too small, or no array matches.
+        CheckpointError: An array cannot be read, the memory is too small, or no array matches.
     """
     chosen = matching(tree, pattern)
     counted = _largest(chosen.values(), most_histograms) if histograms else frozenset[int]()
@@ -182,14 +183,14 @@ def matching(tree: Tree, pattern: str) -> dict[Path, LazyArray]:
     """Return the arrays whose paths match a shell pattern.
 
     Raises:
-        UsageError: there are arrays, and none matches.
+        UsageError: No array matches.
     """
     return dict(filtered(tree.arrays.items(), lambda item: keystr(item[0]), pattern))
 
 
 @dataclass(frozen=True, slots=True)
 class _PieceSummary:
-    """The results of a piece: moments by layer (all under None unless layers are separate), and counts."""
+    """The results of a piece: moments by layer (all under None if layers are not separate), and counts."""
 
     layers: Mapping[int | None, Moments]
     counts: Counts | None
@@ -203,22 +204,22 @@ class _ArraySummary:
     distribution: Distribution | None
 
 
-# Numbers, too, must find room in the cache: bfloat16 at 9.1 GB/s (two cores), 8.5 in pieces of 8 MiB; layers
-# that are stacked in an array at 8.4 instead of 5.6.
+# The numbers must fit the cache, too: bfloat16 ran at 9.1 GB/s (two cores), and at 8.5 in pieces of 8 MiB;
+# stacked layers ran at 8.4 instead of 5.6.
 _PIECE_BYTES = 4 << 20
-# Text about an array: 100,000 small ones took 2.0 KiB each in all.
+# Memory for the text about an array: 100,000 small ones took 2.0 KiB each in total.
 _BYTES_PER_ARRAY = 768
 _SCRATCH_BYTES = max(moments.SCRATCH_BYTES, distributions.SCRATCH_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """Measures pieces, and combines the results of one array.
+    """Computes the statistics of pieces, and combines the results of an array.
 
     Attributes:
-        arrays: by index.
-        rows: for each array whose layers are separate, its layers.
-        counted: arrays whose bit patterns are counted.
+        arrays: Arrays by index.
+        rows: Layers of each array whose layers are separate.
+        counted: Arrays whose bit patterns are counted.
     """
 
     arrays: tuple[LazyArray, ...]
@@ -233,13 +234,13 @@ class _Look:
         parts: Iterable[tuple[int | None, Region]] = [(None, region)]
         if row is not None:
             parts = row.parts(region, array.shape).items()
-        # Counted first: `moments` uses the elements up.
+        # Count first, because `moments` overwrites the elements.
         counts = count_patterns(data, array.dtype, scratch) if index in self.counted else None
         layers = {layer: moments.moments(data, region, part, array.dtype, scratch) for layer, part in parts}
         return _PieceSummary(layers, counts)
 
     def joined(self, index: int, pieces: Iterable[_PieceSummary]) -> _ArraySummary:
-        """Return all of one array."""
+        """Combine the results of all pieces of one array."""
         layers: dict[int | None, Moments] = {}
 
         def counts() -> Iterator[Counts]:
@@ -249,7 +250,7 @@ class _Look:
                 if piece.counts is not None:
                     yield piece.counts
 
-        # Each piece passes once, and its counts are added immediately.
+        # The pieces can be iterated only once, so their counts are added immediately.
         total = summed(counts())
         result = sum(layers.values(), Moments())
         dtype = self.arrays[index].dtype
@@ -257,7 +258,7 @@ class _Look:
 
 
 def _stacked(tree: Tree, chosen: Mapping[Path, LazyArray]) -> dict[int, LayerRow]:
-    """Index among the chosen arrays -> the layers stacked in it."""
+    """Return the stacked layers of the selected arrays, by index."""
     rows = layer_rows(tree)
     return {index: rows[path] for index, path in enumerate(chosen) if path in rows and rows[path].axes}
 
@@ -279,7 +280,7 @@ def _stats(path: Path, array: LazyArray, role: Role, whole: _ArraySummary) -> Ar
 
 
 def statistics_of(result: Moments) -> Statistics:
-    """Return moments as statistics."""
+    """Convert moments to statistics."""
     extremes = [abs(item) for item in (result.min, result.max) if item is not None]
     return Statistics(
         elements=result.elements,
@@ -297,6 +298,6 @@ def statistics_of(result: Moments) -> Statistics:
 
 
 def _held(number: float | None) -> float | None:
-    """Return the number, unless float64 could not represent an intermediate result."""
-    # -0 is a zero: adding one takes its sign.
+    """Return the number, or None if float64 could not represent an intermediate result."""
+    # Adding zero turns -0 into 0.
     return number + 0 if number is not None and isfinite(number) else None

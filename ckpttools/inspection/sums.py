@@ -1,7 +1,7 @@
 """Mean and spread of finite numbers.
 
-Sums are taken in rows of 1,024 numbers, in their dtype, and the rows in float64. A large mean costs no
-digits: spreads are then taken around it.
+Rows of 1,024 numbers are summed in the dtype of the numbers, and the sums of rows in float64. A large mean
+costs no precision, because spreads are then computed around it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import numpy as np
 from ckpttools.array.scratch import ALIGNMENT, Scratch
 
 Numbers = Sequence[np.ndarray]
-"""1-d arrays of one dtype, float32 or float64, whose elements count together."""
+"""1-d arrays of the same dtype, float32 or float64, that are treated as one sequence."""
 Spread = tuple[int, float, float]
 """Count and mean of numbers, and the root of the sum of their squared deviations."""
 
 _ROW = 1024
 # Number of elements converted to float64 at a time, if the dtype is too narrow.
 _PART = 1 << 17
-# Numbers in float64, and their distances from the mean.
+# Memory for numbers in float64, and their distances from the mean.
 SCRATCH_BYTES = 2 * 8 * _PART + 2 * ALIGNMENT
 """Scratch bytes of `spread`, in addition to the size of the numbers."""
-# A mean square this many times the squared mean loses no digits when the latter is subtracted.
+# If the mean square is more than this multiple of the squared mean, subtracting the latter loses no digits.
 _SMALL_MEAN = 64
-# Between these magnitudes squares that the dtype loses are too small to be seen in the sum, and it has room
-# for those of a row of distances.
+# If the largest magnitude is between these bounds, squares that underflow are too small to change the sum,
+# and sums of rows do not overflow.
 _SQUARED = {
     np.dtype(np.float32): (2.0**-40, 2.0**56),
     np.dtype(np.float64): (2.0**-400, 2.0**480),
@@ -37,12 +37,12 @@ _SQUARED = {
 
 
 def spread(xs: Numbers, ends: tuple[float, float], scratch: Scratch) -> Spread:
-    """Return count, mean and spread of finite numbers, of which there must be at least one.
+    """Return the count, mean and spread of one or more finite numbers.
 
     Args:
-        xs: the numbers.
-        ends: the least and the largest of them.
-        scratch: has `SCRATCH_BYTES`, and the bytes of the numbers.
+        xs: The numbers.
+        ends: Minimum and maximum of the numbers.
+        scratch: Memory of `SCRATCH_BYTES` plus the size of the numbers.
     """
     low, high = ends
     if low == high:
@@ -50,7 +50,7 @@ def spread(xs: Numbers, ends: tuple[float, float], scratch: Scratch) -> Spread:
     limit, least_square, most_square = max(-low, high), *_SQUARED[xs[0].dtype]
     if least_square <= limit <= most_square:
         return _spread(xs, scratch)
-    # Brought near to 1, by a power of two, which costs no digits.
+    # Scale the numbers to nearly 1 by a power of two, which loses no digits.
     exponent = frexp(limit)[1]
     result: Spread = (0, 0.0, 0.0)
     with scratch.take((_PART,), np.dtype(np.float64)) as wider:
@@ -84,7 +84,7 @@ def _spread(xs: Numbers, scratch: Scratch) -> Spread:
         total, squares = _sums([np.subtract(x, center, out=d) for x, d in zip(xs, distances, strict=True)])
     off = total / size
     left = squares - size * off * off
-    # Rounding may leave less than nothing.
+    # Rounding may make the difference negative.
     return size, float(center) + off, sqrt(max(0.0, left))
 
 

@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ArrayReport:
-    """One array.
+    """An array.
 
     Attributes:
-        path: keys joined by "/"; in formats without a tree, such as safetensors, the unchanged name.
+        path: Keys joined by "/"; in formats without a tree, such as safetensors, the unchanged name.
         role: "parameter", "optimizer" or "other".
-        sharding: sharding when saved; None if not stored or not requested.
-        quantized: storage of a quantized weight, such as `fp8 128x128`; shape and dtype are those of the
-            dequantized weight, the bytes those of its quantized values. None for plain arrays.
+        sharding: Sharding at the time of saving; None if not stored or not requested.
+        quantized: Storage of a quantized weight, such as `fp8 128x128`; None for plain arrays. Shape and
+            dtype are those of the dequantized weight, and the size is that of the quantized values.
     """
 
     path: str
@@ -69,11 +69,11 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class ItemReport:
-    """One of the items that a tree was made of.
+    """One of the items from which a tree was built.
 
     Attributes:
-        num_arrays, nbytes: totals of all its arrays, regardless of the pattern.
-        num_strings: of the leaves that are strings.
+        num_arrays, nbytes: Totals of all arrays, regardless of the pattern.
+        num_strings: Number of leaves that are strings.
     """
 
     num_arrays: int
@@ -83,34 +83,36 @@ class ItemReport:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TreeReport:
-    """A checkpoint without its numbers.
+    """A checkpoint without its values.
 
     Attributes:
-        path: location of the opened item.
-        format: name of the format.
-        kind, flavour, scan_axis: as in `ckpttools.maxtext.view.MaxTextView`; None for a checkpoint that is
-            not MaxText's.
-        step: training step, or None.
-        num_arrays, num_parameters, nbytes: of `arrays`; `num_parameters` counts elements of parameters.
-        custom_metadata: the user's metadata in the checkpoint.
-        arrays: in the checkpoint's order; a quantized weight is one array, and its scales are only in
-            `scales`.
-        layers, optimizer, random_states: as in `ckpttools.maxtext.view.MaxTextView`.
-        families: the model families that fit best, of those that were given.
-        maxtext: the versions of MaxText that store such a model so, newest first; () where all do, or none.
-        roles: role -> total of the arrays of that role; roles without arrays are left out.
-        parameter_dtypes: dtype -> total of the parameters of that dtype, most bytes first.
-        warnings: what to know before loading; about all arrays, regardless of the pattern.
-        sidecars: files and arrays of the model beside the weights or carried along, such as its
-            configuration and tokenizer; relative to the directory.
-        quantization: quantization of the weights; None if they are not quantized.
-        scales: scales and whatever else belongs to quantized weights, as far as those are among `arrays`;
-            None where there is none.
-        comparison: with what it should be; None if it was not compared.
-        adapter: what it is as a low-rank adapter; None where it is none.
-        traffic: what looking took of stores behind a network, by address: "gs://".
-        items: name of an item -> what it holds, of a step with several items; else empty.
-        num_strings: of the leaves that are strings.
+        path: Location of the opened item.
+        format: Name of the format.
+        kind, flavour, scan_axis: See `ckpttools.maxtext.view.MaxTextView`; None if the checkpoint is not a
+            MaxText checkpoint.
+        step: Training step, or None.
+        num_arrays, num_parameters, nbytes: Totals of `arrays`; `num_parameters` counts elements of
+            parameters.
+        custom_metadata: User metadata in the checkpoint.
+        arrays: Arrays in the order of the checkpoint. A quantized weight is one array, and its scales are
+            only in `scales`.
+        layers, optimizer, random_states: See `ckpttools.maxtext.view.MaxTextView`.
+        families: The best matching model families, if families were compared.
+        maxtext: MaxText versions that store such a model in this way, newest first; () if all or none do.
+        roles: Totals of the arrays by role; roles without arrays are left out.
+        parameter_dtypes: Totals of the parameters by dtype, most bytes first.
+        warnings: Warnings for users who load the checkpoint; they cover all arrays, regardless of the
+            pattern.
+        sidecars: Files and arrays of the model that are next to the weights or carried along, such as its
+            configuration and tokenizer, relative to the directory.
+        quantization: Quantization of the weights; None if they are not quantized.
+        scales: Totals of scales and other auxiliary arrays of the quantized weights in `arrays`; None if
+            there are none.
+        comparison: Comparison with a reference; None if it was not requested.
+        adapter: Description of a low-rank adapter; None for other checkpoints.
+        traffic: Network requests of the inspection, by address such as "gs://".
+        items: Contents of each item by name, for a step with several items; otherwise empty.
+        num_strings: Number of leaves that are strings.
     """
 
     path: str
@@ -142,7 +144,7 @@ class TreeReport:
     num_strings: int = 0
 
     def __repr__(self) -> str:
-        """What it is, and its arrays; those whose names differ only in numbers share a line."""
+        """Return the kind and the arrays as text. Arrays whose names differ only in numbers share a line."""
         what = " ".join(filter(None, (self.format, self.kind, self.path)))
         held = f"{self.num_arrays:,} arrays, {self.num_parameters:,} parameters, {self.nbytes:,} bytes"
         lines = [f"{array.path}: {array.dtype}[{', '.join(map(str, array.shape))}]" for array in self.arrays]
@@ -168,17 +170,18 @@ def inspect_tree(
     """Describe a tree without reading any array.
 
     Args:
-        tree: any checkpoint.
-        pattern: shell pattern of the paths to report; kind and warnings are about all of them.
-        shardings: how arrays were laid out on devices when they were saved.
-        unfinished: later steps of its run whose save did not finish: directory name -> what is missing.
-        damaged: later steps that finished and have lost something since.
-        with_families: whether to compare its names with those of the families.
-        or_none: whether the pattern may match nothing.
-        sidecars: names of what lies beside the arrays.
+        tree: Any checkpoint.
+        pattern: Shell pattern of the paths to report. Kind and warnings cover all paths.
+        shardings: Shardings of the arrays at the time of saving.
+        unfinished: Later steps of the run whose save did not finish, by directory name, with a description of
+            what is missing.
+        damaged: Later steps that were finished and have lost data since.
+        with_families: Whether to compare the names with those of all families.
+        or_none: Whether the pattern may match nothing.
+        sidecars: Names of the files next to the arrays.
 
     Raises:
-        UsageError: there are arrays, and none matches the pattern.
+        UsageError: No array matches the pattern.
     """
     quantized = quantized_view(tree)
     shown = quantized.shown()
@@ -226,7 +229,7 @@ def _item(tree: Tree, name: str) -> ItemReport:
 
 
 def _adapter(tree: Tree) -> AdapterReport | None:
-    """What it is as an adapter; numpy and all families are not imported for what is none."""
+    """Describe an adapter. For other checkpoints, numpy and the families are not imported."""
     if not may_be_adapter(tree):
         return None
     from ckpttools.adapters.report import adapter_report
@@ -235,7 +238,7 @@ def _adapter(tree: Tree) -> AdapterReport | None:
 
 
 def _without_scales(tree: Tree) -> Tree:
-    """Return a tree whose names tell the family, also where weights are shown as they are stored."""
+    """Return a tree without scales, whose names identify the family even if weights are shown as stored."""
     weights = quantized_view(tree).weights.values()
     beside = {name for weight in weights if weight.dtype.is_float for name in weight.sides}
     if not beside:
@@ -245,7 +248,7 @@ def _without_scales(tree: Tree) -> Tree:
 
 
 def _scales(tree: Tree, shown: DequantizedTree, names: Collection[str]) -> Total | None:
-    """What belongs to the quantized weights of these names."""
+    """Return the totals of the auxiliary arrays of the quantized weights with these names."""
     weights = [item for path, item in shown.weights.items() if keystr(path) in names]
     beside = {name for weight in weights for name in weight.stored if name != weight.codes}
     arrays = [array for path, array in tree.arrays.items() if dotted(path) in beside]
@@ -257,7 +260,7 @@ def _scales(tree: Tree, shown: DequantizedTree, names: Collection[str]) -> Total
 def _reports(shown: DequantizedTree, shardings: Mapping[Path, Sharding]) -> Iterator[ArrayReport]:
     known = view_of(shown.tree).roles
     for path, array in shown.tree.arrays.items():
-        # A constant, which is not stored, counts as in memory.
+        # A constant, which is not stored, counts with its size in memory.
         nbytes = -(-array.size * (array.stored_bits or 8 * array.dtype.itemsize) // 8)
         name, sharding = keystr(path), shardings.get(path)
         weight = shown.weights.get(path)
@@ -266,7 +269,7 @@ def _reports(shown: DequantizedTree, shardings: Mapping[Path, Sharding]) -> Iter
 
 
 def _totals(arrays: Iterable[tuple[str, ArrayReport]]) -> dict[str, Total]:
-    """Totals of arrays by a word for each, most bytes first."""
+    """Return the totals of arrays by their words, most bytes first."""
     groups: dict[str, list[ArrayReport]] = {}
     for word, array in arrays:
         groups.setdefault(word, []).append(array)
@@ -281,14 +284,14 @@ def _totals(arrays: Iterable[tuple[str, ArrayReport]]) -> dict[str, Total]:
 
 @dataclass(frozen=True, slots=True)
 class TreeWarning:
-    """One thing to know before loading.
+    """A warning for users who load the checkpoint.
 
     Attributes:
         name: "missing-chunks", "damaged-step", "unfinished-step", "contradiction", "no-scan-layers",
             "open-scan-axis", "giant-chunk", "fine-chunks", "mixed-dtypes", "quantized", "unclear-state",
             "unmerged" or "remark".
-        text: the finished sentence.
-        arrays: paths of those it is about; empty if it is about the whole.
+        text: The complete sentence.
+        arrays: Paths of the affected arrays; empty if the warning concerns the complete checkpoint.
     """
 
     name: str
@@ -299,12 +302,13 @@ class TreeWarning:
 def warnings_of(
     tree: Tree, unfinished: Mapping[str, str], damaged: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[TreeWarning, ...]:
-    """Return all warnings about a tree, the most serious first.
+    """Return all warnings about a tree, most serious first.
 
     Args:
-        tree: any checkpoint.
-        unfinished: later steps of its run whose save did not finish: directory name -> what is missing.
-        damaged: later steps that finished and have lost something since.
+        tree: Any checkpoint.
+        unfinished: Later steps of the run whose save did not finish, by directory name, with a description of
+            what is missing.
+        damaged: Later steps that were finished and have lost data since.
     """
     return (
         *_missing_chunks(tree),
@@ -365,12 +369,12 @@ def _fine_chunks(tree: Tree) -> Iterator[TreeWarning]:
 
 
 def _cut_so(tree: Tree, rule: Callable[[int, int], bool]) -> dict[Path, Chunked]:
-    """Return the arrays stored in a grid of chunks whose number and size a rule is about."""
+    """Return the arrays in a grid of chunks for which a rule applies to the number and size of chunks."""
     return {path: array for path, array, chunks, nbytes in tree.once(_grids) if rule(chunks, nbytes)}
 
 
 def _grids(tree: Tree) -> list[tuple[Path, Chunked, int, int]]:
-    """Return the arrays stored in a grid of chunks: how many each has, and the bytes of one."""
+    """Return the arrays that are stored in a grid, with the number of chunks and the bytes of one."""
     stored = ((path, array) for path, array in tree.arrays.items() if isinstance(array, Chunked))
     return [(path, item, _chunks(item), prod(item.chunk) * item.dtype.itemsize) for path, item in stored]
 
@@ -389,16 +393,16 @@ def _unclear_state(tree: Tree) -> Iterator[TreeWarning]:
 
 
 def _unmerged(tree: Tree) -> Iterator[TreeWarning]:
-    """Warn about a model in training with PEFT: modules are wrapped, with factors next to their weights."""
+    """Warn about a model in PEFT training: its modules are wrapped, with factors next to their weights."""
     if wrapped := unmerged_weights(tree):
         text = f"{plural(len(wrapped), 'array')} of the model have adapters that are not merged into them"
         yield TreeWarning("unmerged", text, tuple(wrapped))
 
 
 def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
-    """Yield parameters of several float dtypes, naming all arrays except those of the most common dtype.
+    """Warn about parameters of several float dtypes, naming all arrays except those of the most common dtype.
 
-    Codes of quantized weights and their scales are of other dtypes than the rest in any such model.
+    Quantized values and scales do not count, because their dtypes always differ from the rest.
     """
     view = quantized_view(tree)
     scaled = {view.paths[name] for name in view.members}
@@ -416,7 +420,7 @@ def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
 
 
 def _unreadable(tree: Tree) -> Iterator[TreeWarning]:
-    """Quantized weights that are shown as they are stored, as no numbers can be made of some."""
+    """Warn about quantized weights that are shown as stored, because some cannot be dequantized."""
     result = quantized_view(tree).by_headers
     if not result.faults:
         return

@@ -1,7 +1,7 @@
-"""Serialization of lazy arrays as lines of text, which are read back without opening the source files.
+"""Serialize lazy arrays as lines of text, which can be read back without opening the source files.
 
 Each node is a list with a line number; its inputs are the numbers of earlier lines. Nodes are created on
-demand, so of an array stacked from thousands only the parts that are read.
+demand: of an array stacked from thousands of parts, only the parts that are read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from ckpttools.plan.value_lines import (
 )
 from ckpttools.stores.base import File
 
-# The fields that the line of every array starts with: its shape and the name of its dtype.
+# The first fields of every array's line: its shape and the name of its dtype.
 _Kind = tuple[Shape, str]
 
 
@@ -59,10 +59,10 @@ class NodeLines:
     """Encoder of arrays as lines.
 
     Args:
-        source: returns the index of a file.
+        source: Returns the index of a file.
 
     Attributes:
-        lines: the lines written so far.
+        lines: The lines written so far.
     """
 
     def __init__(self, source: Callable[[ByteSource], int]) -> None:
@@ -72,10 +72,10 @@ class NodeLines:
         self.lines: list[str] = []
 
     def number(self, array: LazyArray) -> int:
-        """Return the line number of an array, writing its line if it has none.
+        """Return the line number of an array, adding a line if it has none.
 
         Raises:
-            NotInLinesError: a part of the array has no text form.
+            NotInLinesError: A part of the array has no text form.
         """
         result = self._numbers.get(id(array))
         if result is None:
@@ -174,8 +174,8 @@ class Nodes:
     """Decoder of lines, which creates each array on demand.
 
     Args:
-        lines: the output of `NodeLines`.
-        source: returns the file with an index.
+        lines: The output of `NodeLines`.
+        source: Returns the file with an index.
     """
 
     def __init__(self, lines: Sequence[bytes], source: Callable[[int], ByteSource]) -> None:
@@ -288,7 +288,7 @@ class Nodes:
 
 
 class _Parts(Sequence[LazyArray]):
-    """The parts of a stack, each created on demand."""
+    """The parts of a stack, created on demand."""
 
     def __init__(self, nodes: Nodes, numbers: Sequence[int]) -> None:
         self._nodes, self._numbers = nodes, numbers

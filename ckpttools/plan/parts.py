@@ -14,11 +14,11 @@ from ckpttools.core.message_terms import option
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of several parts of a plan.
+    """A part of a plan.
 
     Attributes:
-        number: index of the part, from 0.
-        count: number of parts.
+        number: Index of the part, from 0.
+        count: Number of parts.
     """
 
     number: int
@@ -40,7 +40,7 @@ def parse_part(text: str) -> Part:
     """Parse a part such as "3/8".
 
     Raises:
-        UsageError: the text is not a part.
+        UsageError: The text is not a part.
     """
     number, slash, count = text.partition("/")
     if not (slash and number.isascii() and number.isdigit() and count.isascii() and count.isdigit()):
@@ -49,14 +49,14 @@ def parse_part(text: str) -> Part:
 
 
 def dealt(sizes: Sequence[int], count: int) -> list[int]:
-    """Return the boundaries of parts: `count + 1` indices, from 0 to the number of sizes.
+    """Return the boundaries of the parts: `count + 1` indices, from 0 to the number of sizes.
 
-    The largest part is as small as contiguous parts allow; within that limit the others are as even as
-    possible.
+    The largest part is as small as possible for contiguous parts; within that limit, the other parts are as
+    even as possible.
 
     Args:
-        sizes: bytes of the items to divide, in order.
-        count: number of parts; some are empty if there are fewer items.
+        sizes: Bytes of the items to divide, in order.
+        count: Number of parts; some are empty if there are fewer items.
     """
     ends = list(accumulate(sizes, initial=0))
     limit = _smallest_maximum(ends, max(sizes, default=0), count)
@@ -99,14 +99,14 @@ def _fits(ends: Sequence[int], limit: int, count: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Environment variables by which a job engine numbers its processes.
+    """The environment variables in which a job engine numbers its processes.
 
     Attributes:
-        words: what sets them.
-        number: holds the index of the process.
-        count: holds the number of processes; "" if the engine does not set one.
-        first, last: hold the first and last index; "" if indices start from 0.
-        step: holds the step between indices; "" if it is 1.
+        words: What sets the variables, for messages.
+        number: Variable for the index of the process.
+        count: Variable for the number of processes; "" if the engine does not set one.
+        first, last: Variables for the first and last index; "" if indices start from 0.
+        step: Variable for the step between indices; "" if the step is 1.
     """
 
     words: str
@@ -117,7 +117,7 @@ class Engine:
     step: str = ""
 
 
-# A SLURM batch script also has SLURM_PROCID, but only a step of `srun` has the number of its tasks.
+# A SLURM batch script also has SLURM_PROCID, but only an `srun` step has the number of tasks.
 ENGINES = (
     Engine("a job of Kubernetes", "JOB_COMPLETION_INDEX"),
     Engine("a job of Cloud Run", "CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
@@ -125,7 +125,7 @@ ENGINES = (
     Engine("a job array", *(f"SLURM_ARRAY_TASK_{item}" for item in ("ID", "COUNT", "MIN", "MAX", "STEP"))),
     Engine("a step of srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
-# Variables that tell `jax.distributed` the index and number of processes on SLURM and Open MPI.
+# The variables from which `jax.distributed` reads the index and number of processes on SLURM and Open MPI.
 _JOBS_OF_JAX = (("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 
 
@@ -144,12 +144,12 @@ def detect_part(count: int | None = None, environment: Mapping[str, str] = os.en
     """Detect the part of this process.
 
     Args:
-        count: number of parts, which are numbered like the engine's processes; None for the number of
+        count: Number of parts, which are numbered like the engine's processes; None for the number of
             processes that the engine has started.
-        environment: environment variables.
+        environment: Environment variables.
 
     Raises:
-        UsageError: the part or the number of parts cannot be detected, or two engines contradict each other.
+        UsageError: The part or the number of parts cannot be detected, or two engines contradict each other.
     """
     _check_single_engine(environment)
     for engine in ENGINES:
@@ -168,7 +168,7 @@ def detect_part(count: int | None = None, environment: Mapping[str, str] = os.en
 def _check_single_engine(environment: Mapping[str, str]) -> None:
     """Raise UsageError if two engines number this process differently.
 
-    If several srun tasks run in one job-array task or pod, all of them have its number.
+    If one job-array task or pod runs several srun tasks, all of them have the number of that task or pod.
     """
     *jobs, step = ENGINES
     result = [job for job in jobs if job.number in environment]
@@ -198,7 +198,8 @@ def _part(engine: Engine, count: int | None, environment: Mapping[str, str]) -> 
     number = _parse_number(engine.number, environment)
     numbers = _numbers(engine, environment)
     if count is not None:
-        # A job array that repeats a few parts has their numbers, and its own first index and count.
+        # A job array that repeats a few parts has the numbers of those parts, and its own first index and
+        # count.
         if len(numbers) == count and numbers != range(count):
             raise _numbering_error(engine, number, numbers, count)
         return Part(number, count)
@@ -236,7 +237,7 @@ def _numbers(engine: Engine, environment: Mapping[str, str]) -> range:
 
 
 def _numbering_error(engine: Engine, number: int, numbers: range, count: int) -> UsageError:
-    """Return the error for a job array with as many tasks as parts, but other numbers."""
+    """Return the error for a job array with as many tasks as parts but different numbers."""
     return UsageError(
         "the job array does not number its tasks from 0",
         got=f"{_range_text(numbers)}: {engine.number}={number}",

@@ -1,8 +1,8 @@
-"""Division of arrays that are only scanned into pieces that fit a worker's buffers and are cheap to read.
+"""Divide arrays that are only scanned into pieces that fit a worker's buffers and are cheap to read.
 
-An item is one array, or several of one shape whose elements are compared side by side. An item is divided in
-one of two ways, both of which cover it exactly once: `consecutive`, along the C order of the elements, and
-`Tiles`, by the cost of reading.
+An item is one array, or several arrays of the same shape whose elements are compared. There are two ways to
+divide an item, which both cover it exactly once: `consecutive` follows the C order of the elements, and
+`Tiles` minimizes the cost of reading.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from ckpttools.plan.task import LARGEST_TASK, Prices, prices, readers, reading_c
 Item = tuple[LazyArray, ...]
 Cut = Callable[[Item, int], Iterator[Region]]
 
-# A piece is processed while it is in the cache: 8 MiB is little more than a core's share of the last level,
-# and long enough for a read.
+# A piece is processed while it is in the cache: 8 MiB is slightly more than a core's share of the last-level
+# cache, and long enough for an efficient read.
 PIECE_BYTES = 8 << 20
 _SMALLEST_PIECE = 64 << 10
-# From this ratio on, decoding a chunk again for each of its small pieces costs more than the cache saves.
+# Above this ratio, decoding a chunk again for each of its small pieces costs more than the cache saves.
 _WORTH_MORE_MEMORY = 1.25
-# Memory per item in addition to its arrays. Small arrays took 1.7 KiB each in total to hash or compare.
+# Memory per item in addition to its arrays. Hashing or comparing small arrays took 1.7 KiB per array in
+# total.
 _BYTES_PER_ITEM = 1024
 # Pieces that wait for earlier ones, with their results.
 BATCH_PIECES, BATCHES_AHEAD = 256, 4
@@ -46,11 +47,11 @@ class ScanMemory:
     """Memory of each of `jobs` workers.
 
     Attributes:
-        jobs: number of workers.
-        piece_bytes: bytes of one piece, over all arrays of its item.
-        buffer_bytes: the same with each array's part rounded up to full pages.
-        scratch_bytes: temporary bytes for reading or processing a piece.
-        projected_peak: maximum resident bytes.
+        jobs: Number of workers.
+        piece_bytes: Bytes of one piece, over all arrays of an item.
+        buffer_bytes: Bytes of one piece with the part of each array rounded up to full pages.
+        scratch_bytes: Temporary bytes for reading or processing a piece.
+        projected_peak: Maximum resident bytes.
     """
 
     jobs: int
@@ -66,15 +67,15 @@ def fit_pieces(
     """Choose workers and pieces that fit the memory; smaller pieces are tried before fewer workers.
 
     Args:
-        items: the items to scan.
-        memory: maximum resident bytes.
-        jobs: maximum number of workers; None for as many as suit the stores.
-        scratch: temporary bytes for processing a piece.
-        reserved: bytes that something else uses meanwhile.
+        items: The items to scan.
+        memory: Maximum resident bytes.
+        jobs: Maximum number of workers; None for as many as suit the stores.
+        scratch: Temporary bytes for processing a piece.
+        reserved: Bytes of the memory that are used by something else.
 
     Raises:
-        MemoryBudgetError: the memory is too small for one worker with the smallest pieces.
-        ShapeError: arrays of one item differ in shape.
+        MemoryBudgetError: The memory is too small for one worker with the smallest pieces.
+        ShapeError: Arrays of one item differ in shape.
     """
     for item in items:
         if len({array.shape for array in item}) != 1:
@@ -93,7 +94,7 @@ def fit_pieces(
 
 
 def _choices(jobs: int) -> Iterator[tuple[int, int]]:
-    """Yield numbers of workers and bytes of a piece, best first. Large pieces serve encoded chunks."""
+    """Yield numbers of workers and piece sizes in bytes, best first. Large pieces suit encoded chunks."""
     sizes = [LARGEST_TASK >> k for k in range((LARGEST_TASK // _SMALLEST_PIECE).bit_length())]
     large = [size for size in sizes if size >= PIECE_BYTES]
     yield from ((jobs, size) for size in large)
@@ -105,8 +106,8 @@ def consecutive(item: Item, limit: int) -> Iterator[Region]:
     """Yield consecutive pieces in the C order of the elements.
 
     Args:
-        item: arrays of one shape.
-        limit: maximum elements of a piece; at most `PIECE_BYTES` are used.
+        item: Arrays of one shape.
+        limit: Maximum elements of a piece; at most `PIECE_BYTES` are used.
     """
     yield from split_evenly(Region.whole(item[0].shape), min(limit, PIECE_BYTES // _element_bytes(item)))
 
@@ -117,7 +118,7 @@ class Tiles:
     The tile shape is cached for arrays that are read in the same way, such as all layers.
 
     Args:
-        piece_bytes: of a piece, unless a larger one is cheaper to read; None for `PIECE_BYTES`.
+        piece_bytes: Bytes of a piece, unless a larger piece is cheaper to read; None for `PIECE_BYTES`.
     """
 
     def __init__(self, piece_bytes: int | None = None) -> None:
@@ -128,8 +129,9 @@ class Tiles:
         """Yield the pieces of an item.
 
         Args:
-            item: arrays of one shape.
-            limit: maximum elements of a piece; used only if that is cheaper than `piece_bytes`.
+            item: Arrays of one shape.
+            limit: Maximum elements of a piece; used only if a piece larger than `piece_bytes` is cheaper to
+                read.
         """
         shape = item[0].shape
         if prod(shape) == 0:
@@ -164,9 +166,9 @@ def tile_for(array: LazyArray, shape: Shape, limit: int) -> Shape:
     """Return the shape of pieces that are cheap to read, for a part of an array.
 
     Args:
-        array: the array to read; an empty one is not divided.
-        shape: of the part.
-        limit: maximum elements of a piece; used only if that is cheaper than `PIECE_BYTES`.
+        array: The array to read; an empty one is not divided.
+        shape: Shape of the part.
+        limit: Maximum elements of a piece; used only if a piece larger than `PIECE_BYTES` is cheaper to read.
     """
     item = (array,)
     cost = partial(_cost, item, [prices(array)])
@@ -178,7 +180,7 @@ def _element_bytes(item: Item) -> int:
 
 
 def _tile(item: Item, shape: Shape, limit: int, cost: Callable[[Shape], float]) -> Shape:
-    """Return a shape of at most `limit` elements, or of one."""
+    """Return a shape of at most `limit` elements, or of one element."""
     cells = [grain(array) for array in item]
     return tile_shape(shape, max(1, limit), cells, cost) or (1,) * len(shape)
 
@@ -191,7 +193,7 @@ def _cost(item: Item, prices: Sequence[Prices], shape: Shape) -> float:
 
 
 def grain(array: LazyArray) -> Shape:
-    """Return the cells in which an array must be read to be read once, such as its encoded chunks."""
+    """Return the shape of the cells that must be read whole, such as encoded chunks."""
     match array:
         case Chunked(part_scratch=scratch) if scratch is not None:
             return tuple(map(min, array.chunk, array.shape))

@@ -1,4 +1,4 @@
-"""Plans: every task of a conversion, its bytes and memory, decided before the first byte is read."""
+"""Plans: every task of a conversion with its bytes and memory, decided before the first byte is read."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from ckpttools.plan.task import LARGEST_TASK, Task, cut, reading_costs
 from ckpttools.stores.costs import Streams
 
 _SMALLEST_TASK = 1 << 20
-# Task sizes, each half the previous one, that are tried before fewer workers: smaller tasks cut matrices of
-# large models into pieces that are not contiguous.
+# Number of task sizes, each half the previous one, that are tried before fewer workers. Smaller tasks cut
+# matrices of large models into pieces that are not contiguous.
 _GOOD_SIZES = 3
 # This many workers keep a network busy, each with several concurrent reads.
 _FEWEST_FROM_FAR = 4
-# With fewer tasks per worker, the last one may leave the other workers idle most of the time.
+# With fewer tasks per worker, the last task may leave the other workers idle most of the time.
 _TASKS_PER_WORKER = 4
 _SMALLEST_SHARE = 4 << 20
-# Memory of an array's nodes with its name; its placement; a task with its region; an index entry with its
-# key, twice (as an object and encoded). Small arrays of one chunk and one task took 3.0 KiB each in total to
-# convert from safetensors to Orbax.
+# Memory of an array's nodes with its name; of its placement; of a task with its region; of an index entry
+# with its key, twice (as an object and encoded). Converting small arrays of one chunk and one task from
+# safetensors to Orbax took 3.0 KiB per array in total.
 BYTES_PER_NODE = 512
 _BYTES_PER_ARRAY = 512
 _BYTES_PER_TASK = 1024
 _BYTES_PER_CHUNK = 1024
-# Memory of an encoded chunk's extent, and of a file per chunk: 100,000 of them took up to 0.4 and 0.6 KiB
-# each in addition.
+# Memory of an encoded chunk's extent and of a file per chunk: 100,000 chunks took up to 0.4 KiB and 0.6 KiB
+# more each.
 _BYTES_PER_EXTENT, _BYTES_PER_FILE = 640, 896
 # Smaller fractions, such as headers and gaps between chunks, need no remark.
 _WORTH_A_REMARK = 0.05
-# Lines of a fingerprint that are encoded as one list. Another number changes all fingerprints, so that
-# conversions started by an earlier version could not be resumed.
+# Number of lines of a fingerprint that are encoded as one list. Another number would change all fingerprints,
+# so that conversions started by an earlier version could not be resumed.
 _TOGETHER = 1024
 
 
@@ -65,11 +65,11 @@ class Totals(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The division of arrays into tasks, which follows from the memory and the number of workers.
+    """The division of arrays into tasks, which depends on the memory and the number of workers.
 
     Attributes:
-        max_bytes: maximum bytes of a task.
-        share_bytes: the same for tasks without encoded chunks, so that every worker gets several tasks.
+        max_bytes: Maximum bytes of a task.
+        share_bytes: Maximum bytes of a task without encoded chunks, so that every worker gets several tasks.
     """
 
     max_bytes: int
@@ -94,19 +94,19 @@ class Plan:
     """The tasks, files and memory of a conversion.
 
     Attributes:
-        tree: the contents of the destination.
-        layout: their locations in the destination's files.
-        tasks: in the order in which they start, sources in file order.
-        jobs: number of workers.
-        memory: the promised peak in bytes.
-        buffer_bytes: largest buffer of a task; each worker owns one.
-        scratch_bytes: temporary bytes of each worker.
-        notes: notes for the user.
-        reserved: bytes of the memory that something else uses meanwhile.
-        streams: how files are written if they must be written from first to last byte; None if tasks can be
-            done in any order.
-        has_digests: whether task outputs are hashed, for comparison with other copies of the source.
-        division: how arrays are divided into tasks; None for plans that are read from a file.
+        tree: The contents of the destination.
+        layout: Location of each array in the destination's files.
+        tasks: The tasks in the order in which they start: that of the source files.
+        jobs: Number of workers.
+        memory: Promised peak memory in bytes.
+        buffer_bytes: Largest buffer of a task; each worker has one buffer.
+        scratch_bytes: Temporary bytes of each worker.
+        notes: Notes for the user.
+        reserved: Bytes of the memory that are used by something else.
+        streams: How files are written that must be written from first to last byte; None if tasks can run in
+            any order.
+        has_digests: Whether task outputs are hashed, for comparison with other copies of the source.
+        division: How arrays are divided into tasks; None for plans that are read from a file.
     """
 
     tree: Tree
@@ -131,7 +131,7 @@ class Plan:
 
     @property
     def groups(self) -> Iterable[Sequence[int]]:
-        """Groups of task indices that one worker does in order: those of a streamed file, else one task."""
+        """Groups of task indices that one worker does in order: tasks of a streamed file, or one task."""
         if self.streams is None:
             return ((number,) for number in range(len(self.tasks)))
         return groups(self.tasks, self.layout, self.streams.file_bytes)
@@ -146,7 +146,7 @@ class Plan:
 
     @property
     def totals(self) -> Totals:
-        """The size of the plan, under the names that reports use."""
+        """The size of the plan, with the names that reports use."""
         return Totals(
             arrays=len(self.tree.arrays),
             tasks=len(self.tasks),
@@ -156,23 +156,23 @@ class Plan:
 
     @property
     def bytes_referenced(self) -> int:
-        """Bytes of chunks that are not moved, because the destination refers to the existing files."""
+        """Bytes of chunks that are not copied, because the destination refers to the existing files."""
         return sum(home.nbytes for home in self.layout.referenced)
 
     @property
     def bytes_dead(self) -> int:
-        """Bytes of those files that the destination does not use but keeps."""
+        """Bytes of the referenced files that the destination keeps but does not use."""
         used = sum(stop - start for parts in self.layout.used.values() for start, stop in parts)
         return sum(source.size for source in self.layout.links.values()) - used
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Remarks for the user, except those on values."""
+        """Remarks for the user, except those about values."""
         return tuple(map(render, self.raw_remarks))
 
     @property
     def raw_remarks(self) -> tuple[str, ...]:
-        """The remarks with their terms."""
+        """The remarks with unrendered terms."""
         remarks = (*self.notes.remarks, *self.layout.remarks)
         if not self.bytes_dead > _WORTH_A_REMARK * self.bytes_referenced:
             return remarks
@@ -202,10 +202,10 @@ class Plan:
         return tuple(result[path] for path in sorted(result))
 
     def fingerprint(self, identify: Identify = identity) -> str:
-        """Return a text that is equal for plans that write the same bytes of the same files to equal places.
+        """Return a text that is equal for plans with the same sources, output bytes and locations.
 
         Args:
-            identify: returns the canonical name of a file, and its version.
+            identify: Returns the canonical name and the version of a file.
         """
         digest, text = hashlib.sha256(), json.JSONEncoder(separators=(",", ":")).encode
         described = self._described(fingerprint_once(identify))
@@ -246,18 +246,18 @@ def build(
     """Plan writing `tree` with `writer`.
 
     Args:
-        tree: the contents to write.
-        writer: the format and its options.
-        memory: maximum resident bytes.
-        jobs: maximum number of workers; fewer are planned if the memory is too small.
-        notes: notes for the user.
-        reserved: bytes of the memory that something else uses meanwhile.
-        streams: how files are written; None if they can be written at any offset.
-        division: how arrays are divided into tasks; None to choose it.
+        tree: The contents to write.
+        writer: The format and its options.
+        memory: Maximum resident bytes.
+        jobs: Maximum number of workers; fewer are planned if the memory is too small.
+        notes: Notes for the user.
+        reserved: Bytes of the memory that are used by something else.
+        streams: How files are written; None if they can be written at any offset.
+        division: How arrays are divided into tasks; None to choose it.
 
     Raises:
-        MemoryBudgetError: the memory is too small for one worker with the smallest tasks.
-        FormatError: chunks of the source are missing.
+        MemoryBudgetError: The memory is too small for one worker with the smallest tasks.
+        FormatError: Chunks of the source are missing.
     """
     refuse_incomplete(tree.arrays.values(), tree.metadata.location)
     jobs, limit, layout = _fit_memory(tree, writer, memory, jobs, reserved, streams, division)
@@ -303,8 +303,8 @@ def _unordered_tasks(tree: Tree, layout: Layout, division: Division) -> list[Tas
 
 def _share(arrays: Collection[LazyArray], jobs: int) -> int:
     """Return the maximum bytes of a task such that every worker gets several, even for little data."""
-    # A part of a transposed matrix is written in pieces, or requires reading all of it. Behind a network that
-    # costs more than idle workers.
+    # A part of a transposed matrix is either written in pieces or requires reading the full matrix. Over a
+    # network, this costs more than idle workers.
     if reading_costs(arrays).requests:
         return 2 * LARGEST_TASK
     nbytes = sum(array.nbytes for array in arrays)
@@ -320,7 +320,7 @@ def _fit_memory(
     streams: Streams | None,
     division: Division | None,
 ) -> tuple[int, int, Layout]:
-    """Choose workers, bytes of a task and a layout that fit the memory; few, large tasks first."""
+    """Choose workers, task size and a layout that fit the memory; few, large tasks are tried first."""
     layout = writer.layout(tree, LARGEST_TASK)
     encodes = any(placement.codec for placement in layout.placements.values())
     if streams:
@@ -331,7 +331,7 @@ def _fit_memory(
     if division:
         choices = ((count, division.max_bytes) for count in range(jobs, 0, -1))
     for count, limit in choices:
-        # Encoded chunks are made by one task each, so smaller tasks mean smaller chunks.
+        # Each encoded chunk is made by one task, so smaller tasks mean smaller chunks.
         layout = writer.layout(tree, limit) if encodes else layout
         needed = reserved + _estimate_memory(tree, layout, count, limit, streams)
         if needed <= memory:
@@ -342,7 +342,7 @@ def _fit_memory(
 
 
 def _choices(jobs: int) -> Iterator[tuple[int, int]]:
-    """Yield workers and bytes of a task, best first: smaller tasks, then fewer workers, then both."""
+    """Yield numbers of workers and task sizes, best first: smaller tasks, then fewer workers, then both."""
     sizes = [LARGEST_TASK]
     while sizes[-1] // 2 >= _SMALLEST_TASK:
         sizes.append(sizes[-1] // 2)
@@ -352,9 +352,9 @@ def _choices(jobs: int) -> Iterator[tuple[int, int]]:
 
 
 def _remote_choices(jobs: int) -> Iterator[tuple[int, int]]:
-    """Yield workers and bytes of a task for streamed files with remote sources, best first.
+    """Yield numbers of workers and task sizes in bytes for streamed files with remote sources, best first.
 
-    Each task of a transposed matrix reads all of it, so large tasks come before many workers.
+    Each task of a transposed matrix reads the full matrix, so large tasks come before many workers.
     """
     for limit in (2 * LARGEST_TASK, LARGEST_TASK, LARGEST_TASK // 2):
         yield from ((count, limit) for count in range(jobs, min(jobs, _FEWEST_FROM_FAR) - 1, -1))
@@ -365,7 +365,7 @@ def _estimate_memory(tree: Tree, layout: Layout, jobs: int, limit: int, streams:
     """Return the maximum resident bytes with tasks of this size."""
     written = _written(tree, layout)
     sizes = task_sizes(written, layout, limit) if streams else dict.fromkeys(written, limit)
-    # Halving an axis may leave tasks of little more than half the size.
+    # Halving an axis may leave tasks slightly larger than half the size.
     tasks = sum(max(1, ceil_div(2 * array.nbytes, sizes[path])) for path, array in written.items())
     largest = max(sizes.values(), default=0) if streams else limit
     worker = largest + _scratch_bytes(tree, layout) + (streams.memory if streams else 0)

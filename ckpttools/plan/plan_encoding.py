@@ -1,4 +1,4 @@
-"""Encoding of plans as files, and decoding."""
+"""Encode plans as files, and decode them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from ckpttools.stores.publishing import PLAN_KINDS
 from ckpttools.stores.registry import parse
 from ckpttools.stores.samples import BLOCK_BYTES, MOST_BLOCKS, compute_sample_digests
 
-# Limits on sampled blocks of all local files together. A few files share the minimum, which is that of 128
-# files. Reading it takes 10 ms from the page cache, and 5 s from a disk with a seek time of 5 ms.
+# Limits on sampled blocks of all local files together. The minimum is that of 128 files, and a few files
+# share it. Reading the minimum takes 10 ms from the page cache, and 5 s from a disk with a seek time of 5 ms.
 _MOST_SAMPLES, _MIN_SAMPLES = 20_000, 1024
 # Sources in memory up to this size are stored in the plan.
 _LARGEST_INLINE = 1 << 16
 
 
 def encoded(plan: Plan, header: Header) -> bytes:
-    """Return the content of a plan's file.
+    """Return the content of a plan file.
 
     Args:
-        plan: the full plan.
-        header: its header; `has_tasks` is determined here.
+        plan: The full plan.
+        header: Its header; `has_tasks` is set here.
     """
     sources = _Sources()
     nodes = NodeLines(sources.number)
@@ -117,7 +117,7 @@ def _plan_source(source: ByteSource, samples: int) -> PlannedSource:
     location = parse(source.path)
     blocks = min(samples, ceil_div(source.size, BLOCK_BYTES) or 1)
     if blocks > MOST_BLOCKS:
-        # These samples include those of the fingerprint, so that a difference is reported with its file.
+        # These samples include those of the fingerprint, so that the error can name the file that differs.
         blocks += (1 - blocks) % (MOST_BLOCKS - 1)
     sample = compute_sample_digests(source, blocks) if location.store.scheme == "file" else ""
     return PlannedSource(
@@ -129,15 +129,15 @@ def read_plan(location: Location) -> PlanFile:
     """Read a plan from its file.
 
     Raises:
-        FormatError: the file is not a plan, or is damaged.
-        StorageError: the file cannot be read.
+        FormatError: The file is not a plan, or is damaged.
+        StorageError: The file cannot be read.
     """
     location = location.absolute()
     return decoded(location.require_exists().read_bytes(), location)
 
 
 def decoded(data: bytes, location: object) -> PlanFile:
-    """Decode the content of a plan file; `location` is its origin, for messages. Raises as `read_plan`."""
+    """Decode the content of a plan file. `location` is its origin, for messages; errors as in `read_plan`."""
     *lines, checksum, rest = data.split(b"\n") if data.count(b"\n") > 1 else (b"", b"", b"")
     whole = len(data) - len(checksum) - 1
     if not lines[0].startswith(f'["{KIND}"'.encode()):

@@ -1,8 +1,8 @@
-"""Plan files: written once, after which any process can do any part without planning again.
+"""Plan files: after one process has written the plan, any process can run any part without planning again.
 
-A plan file has lines of JSON. The first has the header and the number of lines of each kind; the last is a
-checksum of all others. A part parses only its own lines: a plan of 23,636 tasks over 89,939 arrays is read in
-a fraction of a second.
+A plan file has lines of JSON. The first line has the header and the number of lines of each kind; the last
+line is a checksum of all others. A part parses only its own lines: a plan of 23,636 tasks over 89,939 arrays
+is read in a fraction of a second.
 
 If an array has no text form, such as the result of a user's function, the plan is stored without tasks. Each
 part then plans everything again, and compares the fingerprint.
@@ -48,23 +48,23 @@ class Header:
     """The summary of a plan.
 
     Attributes:
-        version: of this package.
-        call: name and arguments of the `ckpttools` call that plans it; None if they have no text form.
-        directory: working directory in which it was planned.
-        jobs: maximum number of workers that it was planned for.
-        source, destination: the source, for messages, and the destination, both as absolute paths.
-        plan: fingerprint.
-        overwrite: whether the contents of the destination may be replaced.
-        memory: maximum resident bytes of a process.
-        requests: concurrent reads; None to choose them.
-        nbytes: bytes that will certainly be written.
-        arrays, tasks, bytes_in, bytes_out: of the full plan.
-        buffer_bytes, scratch_bytes: of each worker.
-        has_tasks: whether the tasks are in the file.
-        built: creation time in seconds since 1970, which distinguishes repeated plans.
-        replaced: contents of the destination at planning time that may be replaced: size and version of a few
+        version: Version of this package.
+        call: Name and arguments of the `ckpttools` call that makes the plan; None if they have no text form.
+        directory: Working directory of that call.
+        jobs: Maximum number of workers of the plan.
+        source, destination: Absolute paths of the source, for messages, and of the destination.
+        plan: Fingerprint of the plan.
+        overwrite: Whether the contents of the destination may be replaced.
+        memory: Maximum resident bytes of a process.
+        requests: Concurrent reads; None to choose them.
+        nbytes: Bytes that will certainly be written.
+        arrays, tasks, bytes_in, bytes_out: Totals of the full plan.
+        buffer_bytes, scratch_bytes: Memory of each worker.
+        has_tasks: Whether the tasks are in the file.
+        built: Creation time in seconds since 1970, which distinguishes repeated plans.
+        replaced: Contents of the destination at planning time that may be replaced: size and version of a few
             files by name; empty if there were none.
-        sidecars: name and version of each file next to the arrays, such as config.json
+        sidecars: Name and version of each file next to the arrays, such as config.json
             (`ckpttools.formats.sidecar.sidecar_versions`).
     """
 
@@ -96,11 +96,11 @@ class PlannedSource:
     """A source file as it was at planning time.
 
     Attributes:
-        path: absolute path.
-        real: canonical path, with links resolved.
-        size, version: see `ckpttools.stores.base.File`.
-        sample: a digest of some of its bytes; "" if its version suffices.
-        is_inline: whether the plan contains its bytes, because it is not a file.
+        path: Absolute path.
+        real: Canonical path, with links resolved.
+        size, version: See `ckpttools.stores.base.File`.
+        sample: A digest of some of its bytes; "" if its version suffices.
+        is_inline: Whether the plan contains its bytes, because it is not a file.
     """
 
     path: str
@@ -114,12 +114,12 @@ class PlannedSource:
         """Open the file in this process.
 
         Args:
-            there: maps a planned path to the path in this process.
-            owners: describes the arrays at an offset of the file, for messages.
+            there: Maps a planned path to the path in this process.
+            owners: Describes the arrays at an offset of the file, for messages.
 
         Raises:
-            SourceChangedError: the file differs from the planned one.
-            CheckpointError: it cannot be opened.
+            SourceChangedError: The file differs from the planned one.
+            CheckpointError: The file cannot be opened.
         """
         path = there(self.path)
         try:
@@ -129,7 +129,7 @@ class PlannedSource:
                 raise
             hint = f"if paths differ on this machine, give {option('root', 'OLD=NEW')}"
             raise error.at(hint=hint) from error
-        # A copy may have another modification time, and a file with the same one may be another model.
+        # A copy may have another modification time, and another model may have a file with the same time.
         is_known = file.version == self.version or (path != self.path and bool(self.sample))
         is_alike = file.size == self.size and is_known
         differs = self._differing_byte(file) if is_alike else None
@@ -163,12 +163,12 @@ class PlanFile:
     """The contents of a plan file; arrays and tasks are created on demand.
 
     Attributes:
-        header: its summary.
-        sources: the files to read.
-        groups: bytes of each group of tasks, read and written.
-        nbytes: of the file.
-        checksum: of the file, unique to the plan.
-        location: of the file; None if it was not read from one.
+        header: Summary of the plan.
+        sources: The files to read.
+        groups: Bytes of each group of tasks, read and written.
+        nbytes: Size of the file in bytes.
+        checksum: Checksum of the file, unique to the plan.
+        location: Location of the file; None if the plan was not read from a file.
     """
 
     header: Header
@@ -192,13 +192,13 @@ class PlanFile:
         """Open a source file by index. Errors name the arrays that differ.
 
         Raises:
-            SourceChangedError: the file differs from the planned one.
-            CheckpointError: it cannot be opened.
+            SourceChangedError: The file differs from the planned one.
+            CheckpointError: The file cannot be opened.
         """
         return self.sources[number].opened(there, lambda offset: self._owners(number, offset))
 
     def _owners(self, number: int, offset: int) -> str:
-        """Describe the arrays with bytes in a block of a file; "" if the plan has no tasks."""
+        """Describe the arrays with bytes in a block of a file. Returns "" if the plan has no tasks."""
         files = [Bytes(source.path, b"") for source in self.sources]
         nodes = Nodes(self._lines[self._sizes[0] : self._sizes[0] + self._sizes[1]], files.__getitem__)
         names = []
@@ -222,7 +222,10 @@ class PlanFile:
         return list(accumulate(self._counts, initial=0))
 
     def bytes_of_tasks(self, numbers: Iterable[int]) -> int:
-        """Return the bytes read and written by tasks, dividing those of a group evenly among its tasks."""
+        """Return the bytes that tasks read and write.
+
+        The bytes of a group are divided evenly among its tasks.
+        """
         total = 0.0
         per_task = self._per_task
         for number in numbers:
@@ -241,15 +244,15 @@ class PlanFile:
         return shares.__getitem__
 
     def part(self, first: int, stop: int, jobs: int, there: Callable[[str], str]) -> tuple[Plan, Opened]:
-        """Return the plan of some groups with only their tasks, and the files that they read.
+        """Return the plan of some groups with only their tasks, and the files that those tasks read.
 
         Args:
-            first, stop: range of group indices.
-            jobs: number of workers.
-            there: maps a planned path to the path in this process.
+            first, stop: Range of group indices.
+            jobs: Number of workers.
+            there: Maps a planned path to the path in this process.
 
         Raises:
-            FormatError: the file is damaged.
+            FormatError: The file is damaged.
         """
         arrays_at, nodes_at, tasks_at = 0, self._sizes[0], self._sizes[0] + self._sizes[1]
         opened = Opened(self, self._inline, there)
@@ -279,7 +282,7 @@ class PlanFile:
 
 
 class Opened:
-    """The files that a part reads, each opened when it is first needed."""
+    """The files that a part reads, opened on first use."""
 
     def __init__(self, plan: PlanFile, inline: Mapping[int, bytes], there: Callable[[str], str]) -> None:
         self._plan, self._inline, self._there = plan, inline, there

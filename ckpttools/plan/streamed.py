@@ -1,7 +1,7 @@
-"""Tasks for files that are written from first to last byte, each task after the previous one.
+"""Tasks for files that must be written from first to last byte.
 
-An object in a bucket is such a file. Its tasks form a group: one worker does them in order, and they are done
-when the object is complete.
+An object in a bucket is such a file. Its tasks form a group: one worker does them in order, and they count as
+done when the object is complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ckpttools.formats.base import Layout
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
 from ckpttools.plan.task import Task, prices, task_of
 
-# Tasks slightly larger than a part of an upload: while one is sent, the next one is read.
+# Tasks are slightly larger than a part of an upload, so that the next task is read while a part is sent.
 _SMALLEST_TASK = 16 << 20
 # Accepted ratio of the reading cost to that of the best size.
 _COST_TOLERANCE = 1.05
@@ -28,9 +28,9 @@ def grid_boxes(shape: Sequence[int], limit: int, stride: int | None = None) -> I
     """Tile a grid with boxes of consecutive cells in C order.
 
     Args:
-        shape: cells along each axis.
-        limit: maximum cells of a box.
-        stride: boxes do not cross multiples of this number of cells; None for no such limit.
+        shape: Cells along each axis.
+        limit: Maximum cells of a box.
+        stride: Number of cells; boxes do not cross its multiples. None for no such limit.
     """
     position, total = 0, prod(shape)
     while position < total:
@@ -54,14 +54,14 @@ def grid_boxes(shape: Sequence[int], limit: int, stride: int | None = None) -> I
 
 
 def task_sizes(arrays: Mapping[Path, LazyArray], layout: Layout, limit: int) -> dict[Path, int]:
-    """Return the maximum bytes of a task of each array: small if that costs nothing.
+    """Return the maximum task size of each array in bytes, small if that does not raise the cost.
 
     A transposed matrix is read in full for each of its tasks.
 
     Args:
-        arrays: the arrays to write.
-        layout: their locations.
-        limit: maximum bytes of any task.
+        arrays: The arrays to write.
+        layout: Location of each array.
+        limit: Maximum bytes of any task.
     """
     known: dict[Hashable, int] = {}
     sizes = {}
@@ -100,7 +100,7 @@ def cut_in_order(path: Path, array: LazyArray, placement: Placement, limit: int)
     """Divide an array into tasks of at most `limit` bytes, in the order of the bytes that they write.
 
     Raises:
-        MemoryBudgetError: one element, or one encoded chunk, does not fit.
+        MemoryBudgetError: One element, or one encoded chunk, does not fit.
     """
     if array.size == 0:
         return
@@ -109,7 +109,7 @@ def cut_in_order(path: Path, array: LazyArray, placement: Placement, limit: int)
 
 
 def _regions(path: Path, shape: Shape, placement: Placement, limit: int) -> Iterator[Region]:
-    """Yield regions of an array in the order of the file's bytes, none of which precede an earlier one's."""
+    """Yield the regions of an array in the order of their bytes in the file."""
     least = _smallest_task(placement)
     if limit < least:
         raise MemoryBudgetError(
@@ -137,7 +137,7 @@ def _cells(placement: Placement, limit: int) -> int:
 
 
 def _cover(shape: Shape, placement: Placement, cells: Region) -> Region:
-    """Return the region that chunks cover; their indices have the axes in the order of the placement."""
+    """Return the region that chunks cover. The axes of `cells` are in the order of the placement."""
     first, last = [0] * len(shape), [0] * len(shape)
     for axis, start, stop in zip(placement.order, cells.start, cells.stop, strict=True):
         first[axis], last[axis] = start, stop - 1
@@ -164,9 +164,9 @@ def groups(tasks: Sequence[Task], layout: Layout, limit: int) -> Iterator[Sequen
     """Yield the indices of the tasks of each object.
 
     Args:
-        tasks: as `sort_by_output` sorts them.
-        layout: the locations that they write.
-        limit: maximum bytes of chunks, before encoding, that are appended to one object.
+        tasks: Tasks in the order of `sort_by_output`.
+        layout: Locations of the output.
+        limit: Maximum bytes of chunks, before encoding, that are appended to one object.
     """
 
     def file(number: int) -> str:

@@ -18,7 +18,7 @@ from ckpttools.formats.placement import Placement
 from ckpttools.stores.base import File
 from ckpttools.stores.costs import Costs
 
-# Cost of starting a read on a local disk, in bytes of a long read: a cached one is a system call.
+# Cost of starting a read on a local disk, in bytes of a long read: a cached read is a system call.
 _READ_RUN = 4 << 10
 
 
@@ -26,8 +26,8 @@ class Prices(NamedTuple):
     """Costs of reading, in bytes of a long read from a local disk.
 
     Attributes:
-        byte: cost per byte fetched.
-        read: additional cost per read.
+        byte: Cost per byte fetched.
+        read: Additional cost per read.
     """
 
     byte: int = 1
@@ -47,7 +47,7 @@ def prices(array: LazyArray) -> Prices:
 
 
 def reading_costs(arrays: Iterable[LazyArray]) -> Costs:
-    """Return the combined costs of the stores that contain the arrays, assuming one store per array."""
+    """Return the combined costs of the stores that contain the arrays, one store per array."""
     files = (file for array in arrays for file in islice(array.sources(), 1) if isinstance(file, File))
     result = {(type(file), file.costs) for file in files}
     requests = max((costs.requests or 0 for _, costs in result), default=0)
@@ -60,9 +60,10 @@ def cores() -> int:
 
 
 def readers(costs: Costs) -> int:
-    """Return the number of workers for reading alone: one per core, or the number of useful requests."""
-    # More workers share the cache and wait for the interpreter's lock: on two cores, hashing 2.47 GB ran at
-    # 24 GB/s from the page cache with two workers and 15 with four; from the disk it took 1.48 and 1.38 s.
+    """Return the number of workers for reading: one per core, or the number of useful requests."""
+    # More workers share the cache and wait for the interpreter lock. On two cores, hashing 2.47 GB ran at 24
+    # GB/s from the page cache with two workers and at 15 GB/s with four; from the disk it took 1.48 and 1.38
+    # s.
     return max(min(16, cores()), costs.requests or 0)
 
 
@@ -72,11 +73,11 @@ def tile_shape(
     """Return a shape of at most `limit` elements by repeatedly halving the axis with the lowest cost.
 
     Args:
-        shape: of the region to divide.
-        limit: maximum elements of a tile.
-        cells: cell shapes of grids; axes are divided along them while the shape spans several cells.
-        cost: returns the cost per element of a tile of a shape.
-        whole: whether cells must not be divided.
+        shape: Shape of the region to divide.
+        limit: Maximum elements of a tile.
+        cells: Cell shapes of grids. Axes are divided along cells while the shape spans several of them.
+        cost: Returns the cost per element of a tile.
+        whole: Whether cells must not be divided.
 
     Returns:
         The shape; None if a single cell has more elements.
@@ -98,12 +99,12 @@ def _halve_axis(shape: Shape, axis: int, cells: Sequence[Shape], whole: bool) ->
     return (*shape[:axis], half, *shape[axis + 1 :])
 
 
-# Maximum buffer of a task, however large the budget. It holds a full matrix of a layer in most models, so
-# that reads and writes are contiguous. For small matrices it does not matter: 2.47 GB with four workers took
-# 1.7 to 1.8 s with 8, 16 and 64 MiB.
+# Maximum buffer of a task, even if the memory allows more. It holds a full matrix of a layer in most models,
+# so that reads and writes are contiguous. For small matrices the size does not matter: 2.47 GB with four
+# workers took 1.7 to 1.8 s with 8, 16 and 64 MiB.
 LARGEST_TASK = 64 << 20
-# Cost of starting a new run, in bytes of a long one: a write that is not a large contiguous piece cannot
-# bypass the page cache.
+# Cost of starting a new run, in bytes of a long write: only large contiguous writes can bypass the page
+# cache.
 _WRITE_RUN = 64 << 10
 
 
@@ -112,11 +113,11 @@ class Task:
     """One region of one array that is read, rearranged and written.
 
     Attributes:
-        path: of the array.
-        region: the part of it that this task makes.
-        bytes_in: stored bytes that it converts.
-        bytes_out: bytes that it writes.
-        locality: file and offset of the first byte that it reads.
+        path: Path of the array.
+        region: Region of the array that the task writes.
+        bytes_in: Stored bytes that the task converts.
+        bytes_out: Bytes that the task writes.
+        locality: File and offset of the first byte that the task reads.
     """
 
     path: Path
@@ -130,7 +131,7 @@ def cut(path: Path, array: LazyArray, placement: Placement, limit: int) -> Itera
     """Divide an array into tasks of at most `limit` bytes that tile it exactly.
 
     Raises:
-        MemoryBudgetError: one element, or one encoded chunk, does not fit.
+        MemoryBudgetError: One element, or one encoded chunk, does not fit.
     """
     if array.size == 0:
         return
@@ -139,7 +140,7 @@ def cut(path: Path, array: LazyArray, placement: Placement, limit: int) -> Itera
 
 
 def task_of(path: Path, array: LazyArray, region: Region) -> Task:
-    """Return the task that makes a region of an array."""
+    """Return the task that writes a region of an array."""
     bytes_in = ceil_div(region.size * array.stored_bits, 8)
     return Task(path, region, bytes_in, region.size * array.dtype.itemsize, array.first_byte(region))
 

@@ -32,15 +32,15 @@ class NotInLinesError(Exception):
 def encode_dataclass(
     value: Any, rooms: tuple[str, ...], plain: Callable[[object], object] | None = None
 ) -> list[object]:
-    """Encode a dataclass of given rooms as its name and fields.
+    """Encode a dataclass from one of the given rooms as its name and fields.
 
     Args:
-        value: the object.
-        rooms: allowed prefixes of class names.
-        plain: encodes a field; None for `encode_json`.
+        value: The object.
+        rooms: Allowed prefixes of class names.
+        plain: Encodes a field; None for `encode_json`.
 
     Raises:
-        NotInLinesError: the object is something else.
+        NotInLinesError: The object is not such a dataclass.
     """
     kind = type(value)
     name = f"{kind.__module__}:{kind.__qualname__}"

@@ -1,12 +1,14 @@
 """Bind journal records to the files that hold their bytes.
 
-A data file can be lost, cut short or replaced after its record was written. Another process then creates a
-file of full length with that name: zeros, where the record promises data. So a record holds, for each file,
-its identity, the end of the data, and samples of the data. After the last sample, all data is zeros: wherever
-a file was cut, either a sample is lost or only zeros are. Every byte was written, so a hole is lost data.
-File systems that store zeros as holes, such as ZFS with compression, only cause repeated tasks.
+After a record was written, its data file can be lost, truncated or replaced. Another process would then
+create a file of full length with that name: zeros where the record promises data. So for each file, a record
+holds the file's identity, the end of the data, and samples of the data. All data after the last sample is
+zeros: if a file was truncated, either a sample is lost or only zeros are lost. Every byte was written, so a
+hole means lost data. File systems that store zeros as holes, such as ZFS with compression, only cause
+repeated tasks.
 
-A record that fails the check is voided in the journal before anything is written. No later process counts it.
+A record that fails the check is voided in the journal before any file is opened for writing, so no later
+process counts it.
 """
 
 from __future__ import annotations
@@ -55,11 +57,11 @@ class FileBinding:
     """The bytes of one file that a record promises.
 
     Attributes:
-        file: the file's name below the checkpoint's root.
-        identity: distinguishes the file from another one that gets its name.
-        end: offset after the last byte written.
-        samples: offset and bytes of some of the data; empty if all of it is zeros.
-        ranges: first byte and end of each range that was written; empty if there are many.
+        file: The file's name below the checkpoint's root.
+        identity: Distinguishes the file from a later file with the same name.
+        end: Offset after the last byte written.
+        samples: Offset and bytes of some of the data; empty if all of it is zeros.
+        ranges: Start and end of each range that was written; empty if there are many.
     """
 
     file: str
@@ -109,7 +111,7 @@ class _BoundRecord:
 
 
 def new_run_id() -> str:
-    """Create a unique name for one run of a process. With a task index, it identifies a record."""
+    """Create a unique ID for one run of a process. Together with a task index, it identifies a record."""
     import secrets
 
     return secrets.token_hex(6)
@@ -163,7 +165,7 @@ def _last_sample(offset: int, data: memoryview) -> tuple[int, bytes] | None:
 
 
 class BindingSink:
-    """A sink that records bindings for its writes: it samples 16 bytes of each write and reads nothing."""
+    """A sink that records bindings for its writes. It samples 16 bytes of each write and does not read."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -246,19 +248,19 @@ def select_sound_records(
     The other records are voided for good. Call this before any data file is opened for writing.
 
     Args:
-        work: the work to resume.
-        is_sampled: whether the data of a task is compared, too. For other tasks only the identities and
+        work: The work to resume.
+        is_sampled: Whether the data of a task is compared, too. For other tasks, only the identities and
             lengths of files are checked.
 
     Returns:
-        The sound records, and whether others were voided.
+        The sound records, and whether any record was voided.
 
     Raises:
-        StorageError: files cannot be read, or the void records cannot be written.
+        StorageError: Files cannot be read, or the void records cannot be written.
     """
     records = drop_voided_records(work.records)
     if work.content.store.streams is not None:
-        return records, False  # an object is complete, or it does not exist
+        return records, False  # An object is either complete or does not exist.
     # Records of versions that wrote no bindings never count.
     bound = [parsed for record in records if (parsed := _BoundRecord.parse(record)) is not None]
     if isinstance(work, SupportsChangedFiles):
@@ -295,9 +297,9 @@ def _find_lost_records(
     """Return the indexes of the records whose data a file does not hold.
 
     Args:
-        content: the directory in which the checkpoint is written.
-        root: its status; None if it does not exist.
-        item: the file's name, and for each binding: the record's index, the text, and whether samples are
+        content: The directory in which the checkpoint is written.
+        root: Its status; None if it does not exist.
+        item: The file's name, and for each binding: the record's index, the text, and whether samples are
             compared.
     """
     name, bindings = item
@@ -338,7 +340,7 @@ def _is_held(text: str, file: File, identity: str, *, is_sampled: bool) -> bool:
 def _is_same_file(recorded: str, current: str) -> bool:
     """Whether two identities may belong to one file.
 
-    If the directory's identity changed, so did that of every file in it: the directory was moved to another
-    disk, or the file system assigns new inodes at each mount. Then the samples decide.
+    If the identity of the directory changed, so did that of every file in it: either the directory was moved
+    to another disk, or the file system assigns new inodes at each mount. Then the samples decide.
     """
     return recorded.partition(":")[0] != current.partition(":")[0] or recorded == current

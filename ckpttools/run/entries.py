@@ -1,4 +1,4 @@
-"""Journal entries of finished tasks, and the choice of tasks to skip in a resumed run."""
+"""Journal entries of finished tasks, and the selection of tasks to skip in a resumed run."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class FinishedTask:
     """A finished task.
 
     Attributes:
-        task: its index in the plan.
-        chunks: locations of its encoded chunks by grid index.
-        counts: counters of its conversion, such as values that overflowed.
-        bindings: the files that it wrote, as text; see `ckpttools.run.bindings`.
-        digest: digest of its output; "" if all processes must have read the same copy of the source.
-        copy: identity of the copy of the source that it read (`ckpttools.run.source_copies`); set only when
-            it is read from a record.
-        process: the process that did it, for messages; set only when it is read from a record.
+        task: Index of the task in the plan.
+        chunks: Locations of its encoded chunks by grid index.
+        counts: Counters of its conversion, such as values that overflowed.
+        bindings: The files that the task wrote, as text; see `ckpttools.run.bindings`.
+        digest: Digest of the output; "" if all processes are known to read the same copy of the source.
+        copy: Identity of the source copy that the task read (`ckpttools.run.source_copies`); set only if the
+            task comes from a record.
+        process: Process that did the task, for messages; set only if the task comes from a record.
     """
 
     task: int
@@ -47,7 +47,7 @@ class FinishedTask:
 
         Args:
             run: ID of the run that finished it; see `ckpttools.run.bindings.new_run_id`.
-            copy, process: as of `ckpttools.run.source_copies.SourceCopy`.
+            copy, process: See `ckpttools.run.source_copies.SourceCopy`.
         """
         chunks = [[index, item.file, item.offset, item.nbytes] for index, item in self.chunks.items()]
         return [self.task, chunks, dict(self.counts), [self.digest, copy, process], list(self.bindings), run]
@@ -64,7 +64,7 @@ class FinishedTask:
         """Decode the items of a record, without the bindings, which `select_sound_records` has checked.
 
         Raises:
-            TypeError, ValueError: they are not the items of such a record.
+            TypeError, ValueError: The items do not form such a record.
         """
         locations: dict[Shape, Range] = {tuple(index): Range(*location) for index, *location in chunks}  # type: ignore
         digest, copy, process = map(str, source)
@@ -75,9 +75,9 @@ def select_kept_tasks(records: Iterable[Record], plan: Plan, content: Location) 
     """Return the finished tasks of an earlier run whose bytes are still in their files.
 
     Args:
-        records: journal records of the tasks.
-        plan: the plan of the tasks.
-        content: location of the unpublished checkpoint.
+        records: Journal records of the tasks.
+        plan: The plan of the tasks.
+        content: Location of the unpublished checkpoint.
     """
 
     @cache
@@ -88,7 +88,7 @@ def select_kept_tasks(records: Iterable[Record], plan: Plan, content: Location) 
     result = {entry.task: entry for entry in entries(records) if 0 <= entry.task < len(plan.tasks)}
 
     def is_held(entry: FinishedTask) -> bool:
-        # A chunk with a file of its own must be exactly that file.
+        # The size of a file that holds a single chunk must match exactly.
         is_exact = isinstance(plan.layout.placements[plan.tasks[entry.task].path].home, ChunkFiles)
         sizes = ((size(file), stop) for file, stop in _ends(entry, plan))
         return all(there == stop if is_exact else there >= stop for there, stop in sizes)
@@ -103,7 +103,7 @@ def unfinished_tasks(plan: Plan, done: Iterable[FinishedTask]) -> list[Task]:
 
 
 class UnfinishedError(UsageError):
-    """Tasks are missing in a checkpoint that should be published."""
+    """A checkpoint cannot be published because tasks are missing."""
 
 
 def unfinished_error(
@@ -112,10 +112,10 @@ def unfinished_error(
     """Return the error that lists unfinished tasks.
 
     Args:
-        missing: sorted indexes of the tasks.
-        count: number of tasks in the plan.
-        location: where they are missing.
-        got: active processes.
+        missing: Sorted indexes of the tasks.
+        count: Number of tasks in the plan.
+        location: Location of the unfinished checkpoint.
+        got: Description of active processes.
     """
     ask = members_command()
     rest = action("run_part", PLAN, "0/1")
@@ -145,7 +145,7 @@ def _range_text(first: int, stop: int) -> str:
 
 
 def entries(records: Iterable[Record]) -> Iterator[FinishedTask]:
-    """Parse records, and skip malformed ones even if their checksum is right."""
+    """Parse records, skipping malformed ones even if their checksums are right."""
     for record in records:
         try:
             yield FinishedTask.from_record(*record)  # type: ignore[arg-type]

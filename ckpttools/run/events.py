@@ -26,7 +26,7 @@ class Fetching:
     """Sources are being copied to this machine before the run starts.
 
     Attributes:
-        done, total: bytes received so far and in total.
+        done, total: Bytes received so far and in total.
     """
 
     done: int
@@ -35,10 +35,10 @@ class Fetching:
 
 @dataclass(frozen=True, slots=True)
 class Comparing:
-    """The output of parts that read another copy of the source is being compared with this copy.
+    """Output that other processes wrote from another copy of the source is being compared with this copy.
 
     Attributes:
-        done, total: bytes compared so far, and bytes to compare.
+        done, total: Bytes compared so far, and bytes to compare.
     """
 
     done: int
@@ -50,8 +50,8 @@ class Started:
     """The run starts.
 
     Attributes:
-        plan: the complete plan.
-        tasks_done, bytes_done: work of earlier runs.
+        plan: The complete plan.
+        tasks_done, bytes_done: Work of earlier runs.
     """
 
     plan: Plan
@@ -69,7 +69,7 @@ class TaskDone:
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """All data is written; the index, the metadata and the publication follow."""
+    """All data is written. The index, the metadata and the publication follow."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -77,23 +77,23 @@ class Receipt:
     """The result of a finished run.
 
     Attributes:
-        destination: the published checkpoint.
-        arrays: number of arrays in the destination.
-        tasks: number of tasks in the plan; an earlier run did `tasks_resumed` of them.
-        bytes_in, bytes_out: bytes of all tasks; an earlier run wrote `bytes_resumed` of the output.
-        seconds: wall time of this run without planning.
-        peak_bytes: peak resident memory; None if the system does not report it.
-        bytes_referenced: bytes of chunks that are shared with the source files instead of being copied.
-        bytes_dead: other bytes in these files.
-        bytes_unlinked: referenced bytes that were copied because links were refused.
-        source: absolute location of the source, with the commit for models of the hub; "" if unknown.
-        counts: for each array with values that could not be kept, their number by outcome (see
-            `ckpttools.transforms.conversion`); tasks of earlier runs are included.
-        errors: quantization error of each quantized array, the largest first.
-        traffic: network requests without planning, by address such as "gs://".
-        published: the published repository on the hub; None elsewhere.
-        notes: the plan's notes: changed values, dropped arrays and remarks.
-        next: commands and settings that load the checkpoint; empty unless the command line looked.
+        destination: The published checkpoint.
+        arrays: Number of arrays in the destination.
+        tasks: Number of tasks in the plan, including `tasks_resumed` of earlier runs.
+        bytes_in, bytes_out: Bytes of all tasks; `bytes_resumed` of the output is from earlier runs.
+        seconds: Wall time of this run without planning.
+        peak_bytes: Peak resident memory; None if the system does not report it.
+        bytes_referenced: Bytes of chunks that are shared with the source files instead of being copied.
+        bytes_dead: Other bytes in the shared files.
+        bytes_unlinked: Referenced bytes that were copied because the store refused links.
+        source: Absolute location of the source, with the commit for models on the hub; "" if unknown.
+        counts: Number of values that could not be kept, by array and outcome (see
+            `ckpttools.transforms.conversion`), including tasks of earlier runs.
+        errors: Quantization error of each quantized array, largest first.
+        traffic: Network requests after planning, by address such as "gs://".
+        published: The published repository on the hub; None for other destinations.
+        notes: The plan's notes: changed values, dropped arrays and remarks.
+        next: Commands and settings that load the checkpoint; empty unless the command line looked.
     """
 
     destination: Location
@@ -132,6 +132,8 @@ class Receipt:
 Event = Fetching | Comparing | Started | TaskDone | Publishing | Receipt
 Observer = Callable[[Event], None]
 Watch = Callable[[TreePath, Region, "np.ndarray"], None]
-"""Receives the path, region and elements of everything that is written. The elements are carriers of the
-dtype with any strides, and valid only during the call. Called from several threads, one at a time.
+"""Receives the path, region and elements of each write.
+
+The elements are carriers of the dtype with any strides, and are valid only during the call. It is called from
+several threads, one at a time.
 """

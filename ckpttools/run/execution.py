@@ -1,4 +1,4 @@
-"""Execution of the tasks of a plan in a few threads or processes, each with buffers of its own."""
+"""Run the tasks of a plan in a few threads or processes, each with its own buffers."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from ckpttools.stores.publishing import Sink, SupportsForkedWriters
 if TYPE_CHECKING:
     from ckpttools.run.worker_processes import ProcessRunner
 
-# Number of files that are checked at each sync, in 4 ms. Plans with more files check them only at the end.
+# Number of files that are checked at each sync, which takes 4 ms. If a plan has more files, they are checked
+# only at the end.
 _MOST_LOOKED_AT = 1000
 
 # Minimum output of computed tasks. With processes, means of 46 MiB take 0.10 s instead of 0.09, of 152 MiB
-# 0.21 instead of 0.23, of 304 MiB 0.35 instead of 0.43.
+# 0.21 s instead of 0.23, and of 304 MiB 0.35 s instead of 0.43.
 _LEAST_BYTES = 256 << 20
 # Private memory of a process in addition to its buffers.
 _PROCESS_BYTES = 24 << 20
-# Private memory per task: reference counts are written to the pages of the plan, which copies them. With
-# 100,000 tasks, two processes copied 190 MiB each, four 170.
+# Private memory per task: updating reference counts copies the pages of the plan. With 100,000 tasks, two
+# processes copied 190 MiB each, and four processes 170 MiB each.
 _TASK_BYTES = 2 << 10
 
 _Group: TypeAlias = tuple[int, Sequence[int]]
@@ -49,8 +50,8 @@ class WorkerPool:
     """The worker processes of one run.
 
     Attributes:
-        runners: one worker per process; empty if threads do the tasks.
-        nbytes: private memory of all processes after they have ended.
+        runners: One worker per process; empty if threads do the tasks.
+        nbytes: Private memory of all processes, set after they have ended.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class WorkerPool:
         self.nbytes = 0
 
     def close(self) -> None:
-        """End all processes at the same time: each takes 20 ms."""
+        """End all processes together, since ending each one takes 20 ms."""
         for doer in self.runners:
             doer.dismiss()
         self.nbytes += sum(doer.close() for doer in self.runners)
@@ -66,19 +67,19 @@ class WorkerPool:
 
 @contextmanager
 def worker_processes(plan: Plan, work: object, tasks: Iterable[Task]) -> Iterator[WorkerPool]:
-    """Start one process per planned worker; none if threads are better.
+    """Start one process per planned worker, or none if threads are better.
 
     Args:
-        plan: the plan.
-        work: the destination; see `ckpttools.stores.publishing.SupportsForkedWriters`.
-        tasks: the tasks for the processes.
+        plan: The plan.
+        work: The destination; see `ckpttools.stores.publishing.SupportsForkedWriters`.
+        tasks: The tasks to run.
     """
     result = WorkerPool()
     try:
         if isinstance(work, SupportsForkedWriters) and _is_worth_it(plan, tasks) and _may_fork():
             from ckpttools.run.worker_processes import fork_workers
 
-            # Memory that the garbage collector touches in a fork is copied.
+            # A fork copies memory that the garbage collector touches.
             gc.freeze()
             try:
                 fork_workers(result, plan, lambda: work.files_of_fork(plan.layout.files))
@@ -92,7 +93,7 @@ def worker_processes(plan: Plan, work: object, tasks: Iterable[Task]) -> Iterato
 def _may_fork() -> bool:
     """Return whether a fork is safe and permitted.
 
-    No other thread may hold a lock, and `multiprocessing` forbids workers of its pools to fork.
+    No other thread may hold a lock, and `multiprocessing` does not let workers of its pools fork.
     """
     from multiprocessing import current_process
 
@@ -100,7 +101,7 @@ def _may_fork() -> bool:
 
 
 def _is_worth_it(plan: Plan, tasks: Iterable[Task]) -> bool:
-    """Whether much output is computed from local sources, and all locations are known in advance."""
+    """Return whether much output is computed from local sources and all locations are known in advance."""
     arrays = plan.tree.arrays
     return (
         plan.jobs > 1
@@ -145,7 +146,7 @@ class Execution:
         self._counts: dict[str, dict[str, float]] = {}
         self._run = run or new_run_id()
         self._copy = copy
-        # Network stores pin the version in each request, and a check would need a request per file.
+        # Network stores pin the version in each request, and checking would take a request per file.
         near = [source for source in plan.sources if isinstance(source, File) and source.price == 1]
         near = near if len(near) <= _MOST_LOOKED_AT else []
         # Data of a changed source must not be recorded, even if this process is killed before the final
@@ -209,7 +210,7 @@ class Execution:
     def _entries(self, group: _Group, sink: Sink, doer: TaskRunner) -> Iterator[FinishedTask]:
         """Do the tasks of a group until another thread fails.
 
-        The caller reports the last task after it has recorded the group.
+        The caller reports the last task, after it has recorded the group.
         """
         for number in group[1]:
             if self._threads.stop.is_set():

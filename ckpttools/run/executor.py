@@ -1,4 +1,4 @@
-"""Execution of a plan, from the checks of the destination to the published checkpoint."""
+"""Execute a plan, from the checks of the destination to the published checkpoint."""
 
 from __future__ import annotations
 
@@ -68,26 +68,26 @@ def execute(
     """Create the checkpoint that a plan describes, or resume an interrupted run.
 
     Args:
-        plan: the plan.
-        writer: the writer that the plan was built with.
-        destination: the final location, which appears only when everything is written.
-        overwrite: whether an existing checkpoint, or another unfinished conversion, may be replaced.
-        check_replaced: called with the destination if it exists. Raises `DestinationExistsError` if it may
+        plan: The plan.
+        writer: The writer for which the plan was built.
+        destination: The final location, which is created only when everything is written.
+        overwrite: Whether an existing checkpoint, or another unfinished conversion, may be replaced.
+        check_replaced: Called with the destination if it exists. Raises `DestinationExistsError` if it may
             never be replaced by the new checkpoint.
-        check_published: called with the destination after the checkpoint has replaced an older one. If it
+        check_published: Called with the destination after the checkpoint has replaced an older one. If it
             raises, the older one gets its name back.
-        observe: called with every event, from several threads but one at a time.
-        watch: receives everything that is written, except data of earlier runs and referenced data.
-        finalize: called when the checkpoint is published and before the journal is removed. If it raises, the
-            same command can resume.
-        command: the command line, for messages about unfinished work; "" if there is none.
-        planned: fingerprint under which other processes have done all tasks, so that only the last steps
+        observe: Called with every event, from several threads but one at a time.
+        watch: Receives all output, except data of earlier runs and referenced data.
+        finalize: Called after the checkpoint is published and before the journal is removed. If it raises,
+            the same command can resume.
+        command: The command line, for messages about unfinished work; "" if there is none.
+        planned: Fingerprint under which other processes have done all tasks, so that only the last steps
             remain; "" to do the tasks, too.
 
     Raises:
         UnfinishedError: `planned` is set, and tasks are missing.
-        CheckpointError: of any kind. The destination is then unchanged, and `<destination>.partial` keeps the
-            finished work.
+        CheckpointError: Any other failure. The destination is unchanged, and `<destination>.partial` keeps
+            the finished work.
     """
     started = time.monotonic()
     location = parse(destination)
@@ -135,11 +135,11 @@ def execute(
 def _open_work(
     opened: ExitStack, staging: Staging, purpose: JobInfo, plan: Plan, location: Location, *, overwrite: bool
 ) -> Work:
-    """Lock the destination. A complete result of an earlier run counts only if the source is unchanged."""
+    """Lock the destination. An earlier run's complete result counts only if the source is unchanged."""
     work = opened.enter_context(staging.opened(purpose, plan.layout.nbytes))
     if not work.is_complete or is_written_from(work.records, identify_plan_copy(plan)):
         return work
-    # The plan did not notice the change: sizes, times and samples are equal.
+    # The plan did not notice the change, because sizes, times and samples are equal.
     if not overwrite:
         raise _stale_error(purpose.source, location)
     # Replace it like any other checkpoint.
@@ -165,7 +165,7 @@ def check(
     check_replaced: Callable[[Location], None],
     planned: str = "",
 ) -> None:
-    """Raise the errors that stop `execute` before it writes anything; arguments as there."""
+    """Raise the errors that stop `execute` before it writes anything; takes the same arguments."""
     location = parse(destination)
     _check_and_fingerprint(
         plan, writer, location, staging_of(location, overwrite, partial(check_replaced, location)), planned
@@ -196,10 +196,10 @@ class _TaskResults:
     """The result of a run's tasks.
 
     Attributes:
-        tasks, bytes_out: work of earlier runs.
-        counts: counters by array.
-        unlinked: bytes that were copied because links were refused.
-        forked: bytes of memory that the worker processes used.
+        tasks, bytes_out: Work of earlier runs.
+        counts: Counters by array.
+        unlinked: Bytes that were copied because the store refused links.
+        forked: Memory of the worker processes in bytes.
     """
 
     tasks: int
@@ -219,9 +219,9 @@ def _write_content(
         work.keep_files((), {home.file for home in homes if isinstance(home, Appended)})
     copy = identify_plan_copy(plan)
     if not copy.is_known:
-        # When the work is resumed, only digests can show that the finished tasks read the same model.
+        # If the work is resumed, only digests can show that the finished tasks read the same model.
         plan = replace(plan, has_digests=True)
-    # The fingerprint covers sizes, times and samples, which other content can share.
+    # The fingerprint covers sizes, times and samples, which different contents can share.
     done: Sequence[FinishedTask] = select_comparable(select_kept_tasks(records, plan, work.content), copy)
     if only_last_steps and len(done) < len(plan.tasks):
         missing = sorted({*range(len(plan.tasks))} - {entry.task for entry in done})
@@ -236,7 +236,7 @@ def _write_content(
         observe(Started(plan, len(done), bytes_done))
         unlinked = link_files(plan.layout, work.content)
         if plan.layout.links:
-            copy = identify_plan_copy(plan)  # the links have changed the ctimes
+            copy = identify_plan_copy(plan)  # Linking changes the ctimes.
         with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
             try:
                 run, extents, done = _run_tasks(
@@ -251,7 +251,7 @@ def _write_content(
                 work.record([source_state_record(identify_plan_copy(plan))])
             except SourceChangedError:
                 # The bytes that were read, or would be copied at the end, differ from the plan. A source that
-                # is only missing, such as an unmounted disk, may come back unchanged.
+                # is only missing, such as an unmounted disk, may return unchanged.
                 work.discard()
                 raise
     return _TaskResults(len(done), bytes_done, run.counts, unlinked, processes.nbytes)
@@ -284,7 +284,7 @@ def _run_tasks(
         The last execution, the locations of encoded chunks, and the tasks that were not repeated.
 
     Raises:
-        SourceChangedError: a file may have changed, and tasks cannot be repeated.
+        SourceChangedError: A file may have changed, and tasks cannot be repeated.
     """
 
     def attempt(number: int) -> tuple[Execution, Extents, Sequence[FinishedTask]]:
@@ -295,22 +295,22 @@ def _run_tasks(
         run = Execution(plan, files, work, observe, watch, processes, copy=read)
         return run, run.work(kept_tasks), kept_tasks
 
-    # A watch must not see anything twice.
+    # A watch must not receive anything twice.
     return repeat_if_touched(attempt, partial(read_plan_states, plan), can_repeat=watch is ignore_output)
 
 
 def link_files(layout: Layout, content: Location) -> int:
     """Link every file of a layout into a directory; skip existing links.
 
-    If the store refuses a link in spite of a successful test, the needed parts are copied to the same offsets
-    of a sparse file, so that the planned index remains valid.
+    If the store refuses a link despite a successful test, the needed parts are copied to the same offsets of
+    a sparse file, so the planned index remains valid.
 
     Returns:
-        Bytes that were copied instead.
+        Bytes that were copied because the store refused links.
 
     Raises:
-        FormatError: a file has changed since the plan was made.
-        StorageError, NoSpaceError: the store reports an error.
+        FormatError: A file has changed since the plan was made.
+        StorageError, NoSpaceError: The store reports an error.
     """
     copied = 0
     store = content.store

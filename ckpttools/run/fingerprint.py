@@ -15,7 +15,7 @@ from ckpttools.stores.samples import sample_files
 
 
 def is_local(source: ByteSource) -> bool:
-    """Whether the version of a source is a modification time, which can be set back."""
+    """Return whether the version of a source is a modification time, which can be set back."""
     return isinstance(source, File) and parse(source.path).store.scheme == "file"
 
 
@@ -29,13 +29,13 @@ def fingerprint(
     """Return a text that identifies what a run writes, from which sources and with which tasks.
 
     Args:
-        plan, writer: the run.
-        identify: returns the identity of a source.
-        declared: normalizes texts that may contain locations.
-        is_timed: whether the version of a source is a time. Then sampled bytes are included, too.
+        plan, writer: The run.
+        identify: Returns the identity of a source.
+        declared: Normalizes texts that may contain locations.
+        is_timed: Returns whether the version of a source is a time; if so, sampled bytes are included.
 
     Raises:
-        FormatError, StorageError: a source cannot be read.
+        FormatError, StorageError: A source cannot be read.
     """
     metadata = plan.tree.metadata
     leaves = [(path, leaf) for path, leaf in plan.tree.items() if path not in plan.tree.arrays]
@@ -57,7 +57,7 @@ def _samples(plan: Plan, identify: Identify, is_timed: Callable[[ByteSource], bo
 
 
 def source_of(plan: Plan) -> str:
-    """Return the location of the source for messages: where it was opened, or the directory of its files."""
+    """Return the location of the source for messages: the opened path, or the directory of its files."""
     if plan.tree.metadata.location:
         return str(parse(plan.tree.metadata.location).absolute())
     directories = {parse(source.path).absolute().parent for source in plan.sources}

@@ -1,4 +1,4 @@
-"""Checks that a destination does not overlap its sources, which a run must not replace."""
+"""Check that a destination does not overlap its sources, which a run must not replace."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ckpttools.stores.registry import LocationLike, parse
 
 
 def check_apart(source: LocationLike, destination: LocationLike, name: str | None = None) -> None:
-    """Refuse a destination that is the source, contains it or is in it, also through links, `..` and mounts.
+    """Reject a destination that is, contains or is inside the source, also through links, `..` and mounts.
 
     Args:
-        source: the location that is read.
-        destination: the location that is written.
-        name: the name of the read location in messages; None for "the source".
+        source: The location that is read.
+        destination: The location that is written.
+        name: Name of the source in messages; None for "the source".
 
     Raises:
-        UsageError: the locations overlap, or a directory cannot have the destination's name.
+        UsageError: The locations overlap, or a directory cannot have the name of the destination.
     """
     written = parse(destination)
     check_name(written)
@@ -44,11 +44,11 @@ def check_unread(sources: Iterable[ByteSource], taken: Sequence[Location]) -> No
     """Raise an error if the destination contains a file that will be read.
 
     Args:
-        sources: the sources of the run.
-        taken: the locations that are written, replaced or deleted; the destination comes first.
+        sources: The sources of the run.
+        taken: The locations that are written, replaced or deleted, starting with the destination.
 
     Raises:
-        UsageError: the destination contains a source.
+        UsageError: The destination contains a source.
     """
     kept = [_path_aliases(item) for item in taken]
     directories: set[Location] = set()
@@ -67,7 +67,7 @@ class _PathAliases:
     """All identifiers of a location and of its parent directories.
 
     A directory has several paths if it is mounted twice: with `mount --bind`, or as two mounts of one network
-    share. Then its inode is the same, or its path within the file system.
+    share. Both paths then have the same inode, or the same path within the file system.
     """
 
     own: frozenset[object]

@@ -1,4 +1,4 @@
-"""Execution of one part of a plan while other processes do the rest: see `ckpttools.stores.shares`."""
+"""Execute one part of a plan while other processes do the rest; see `ckpttools.stores.shares`."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class PartReceipt:
     """The result of one part of a plan.
 
     Attributes:
-        part: name of the part, such as "3/8".
-        destination: the final location.
-        tasks: number of tasks in the part; earlier runs did `tasks_resumed` of them.
-        bytes_out: output of the part in bytes; earlier runs wrote `bytes_resumed` of it.
-        seconds: wall time without reading the plan.
-        peak_bytes: peak resident memory; None if the system does not report it.
-        traffic: network requests by address.
-        is_published: whether the checkpoint was already published; then nothing was checked.
+        part: Name of the part, such as "3/8".
+        destination: The final location.
+        tasks: Number of tasks in the part, including `tasks_resumed` of earlier runs.
+        bytes_out: Output of the part in bytes, including `bytes_resumed` of earlier runs.
+        seconds: Wall time, without reading the plan.
+        peak_bytes: Peak resident memory; None if the system does not report it.
+        traffic: Network requests by address.
+        is_published: Whether the checkpoint was already published, so that nothing was checked.
     """
 
     part: str
@@ -83,24 +83,24 @@ def execute_part(
     """Do the unfinished tasks of a part.
 
     Args:
-        plan: the plan of this part's tasks.
-        first: index of its first task in the complete plan.
-        share: the part.
-        destination: final location of the checkpoint.
-        purpose: description of the complete plan.
-        nbytes: bytes that all parts will write.
-        overwrite: whether an existing destination may be replaced at publication.
-        sources: returns the files that were read.
-        identify: identifies the copy of the source that this process reads.
-        states: reads the states of the source files; see `ckpttools.run.source_copies`.
-        check_replaced: as of `ckpttools.stores.publishing.staging_of`.
-        observe: called with every event, from several threads but one at a time.
+        plan: The plan of this part's tasks.
+        first: Index of the first of these tasks in the complete plan.
+        share: The part.
+        destination: Final location of the checkpoint.
+        purpose: Description of the complete plan.
+        nbytes: Bytes that all parts will write.
+        overwrite: Whether an existing destination may be replaced at publication.
+        sources: Returns the files that were read.
+        identify: Identifies the copy of the source that this process reads.
+        states: Reads the states of the source files; see `ckpttools.run.source_copies`.
+        check_replaced: See `ckpttools.stores.publishing.staging_of`.
+        observe: Called with every event, from several threads but one at a time.
 
     Raises:
-        LockedError: a single run is active there, or another process has some of these tasks.
-        PublishedError: the checkpoint is already published.
-        SourceChangedError: a file has changed since the plan was made.
-        CheckpointError: of any kind. Finished work is kept, and the same part resumes it.
+        LockedError: A single run uses the destination, or another process has some of these tasks.
+        PublishedError: The checkpoint is already published.
+        SourceChangedError: A file has changed since the plan was made.
+        CheckpointError: Any other failure. Finished work is kept, and running the same part resumes it.
     """
     started = time.monotonic()
     staging = staging_of(destination, overwrite, check_replaced)
@@ -109,7 +109,7 @@ def execute_part(
         count_traffic() as traffic,
         shared_staging(staging, destination).joined(purpose, nbytes, share) as work,
     ):
-        # Check the records of other parts, too: this part recreates lost files at full length.
+        # Records of other parts are checked, too, because this part recreates lost files at full length.
         records, has_voided = select_sound_records(work, lambda task: first <= task < first + len(plan.tasks))
         renumber = _RenumberedRecords(work, first, len(plan.tasks))
         copy = identify()
@@ -137,7 +137,7 @@ def execute_part(
 
 @dataclass(frozen=True)
 class _PartRuns:
-    """Runs the unfinished tasks of a part; attributes as arguments of `execute_part`.
+    """Runs the unfinished tasks of a part. Other attributes are arguments of `execute_part`.
 
     Attributes:
         run_ids: ID of each run.
@@ -154,7 +154,10 @@ class _PartRuns:
     def run(
         self, number: int, files: _OwnDataFiles, done: Sequence[FinishedTask], copy: SourceCopy
     ) -> Sequence[FinishedTask]:
-        """Run all tasks but those in `done`, or all tasks in a repetition. Returns the tasks not run."""
+        """Run all tasks except those in `done`, or all tasks if `number` is not 0.
+
+        Returns the tasks not run.
+        """
         if number:
             self.observe(Started(self.plan, 0, 0))
             done, copy = (), self.identify()
@@ -177,10 +180,10 @@ def _work(
     *,
     has_voided: bool,
 ) -> Sequence[FinishedTask]:
-    """Do the unfinished tasks of a part; see `execute_part`. `has_voided`: whether it has voided records.
+    """Do the unfinished tasks of a part; see `execute_part`.
 
     Returns:
-        The tasks that an earlier run finished, and that this run did not repeat.
+        The tasks that an earlier run finished and this run did not repeat.
     """
     layout, work = runs.plan.layout, runs.work
     with closing(work.data_files(layout.files, layout.heads)) as files:
@@ -189,7 +192,7 @@ def _work(
             done = repeat_if_touched(lambda number: runs.run(number, own, done, copy), states)
             check_unchanged(sources())
         except SourceChangedError:
-            # The data may mix two states of the source. Records that this process has voided must stay void.
+            # The data may mix two states of the source. Records voided by this process must stay void.
             if has_voided:
                 work.record(map(void_run, runs.run_ids))
             else:
@@ -215,7 +218,7 @@ class _RenumberedRecords:
 
 
 class _OwnDataFiles:
-    """Data files in which this process appends only to files of its own."""
+    """Data files in which this process appends only to its own files."""
 
     def __init__(self, files: DataFiles, token: str) -> None:
         self._files, self._token = files, token
@@ -245,6 +248,6 @@ class _OwnSink:
 
 
 def finished_tasks(records: Iterable[Record], count: int) -> set[int]:
-    """Return the task indexes below `count` in the records."""
+    """Return the task indexes in the records that are below `count`."""
     heads: Iterable[Sequence[object]] = drop_voided_records(records)
     return {head[0] for head in heads if head and isinstance(head[0], int) and 0 <= head[0] < count}

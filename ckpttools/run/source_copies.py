@@ -1,9 +1,9 @@
 """Check that all tasks of a plan read the same model when hosts have copies of it.
 
 Each process records which copy it reads (`identify_copy`), and parts of a plan also record a digest of each
-task's output (`hash_memory`). The process that publishes repeats the tasks of other copies with its own
-copy, and compares the digests. Samples of files, or complete comparisons of a few files, cannot show that two
-copies are equal: only repeating a task can.
+task's output (`hash_memory`). The process that publishes repeats the tasks of other copies with its own copy
+and compares the digests. Neither samples of files nor complete comparisons of a few files can show that two
+copies are equal; only repeating a task can.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ckpttools.stores.shares import describe_this_process
 
 
 class MixedCopiesError(FormatError):
-    """Tasks of one checkpoint read different models."""
+    """The tasks of a checkpoint read different models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class SourceCopy:
     """The copy of a model that a process reads.
 
     Attributes:
-        identity: equal only for processes that read the same files; "" if no file is read. It has two parts:
-            the first has the states of the files. The second, after "@", identifies the host and its mounts
+        identity: Equal only for processes that read the same files; "" if no file is read. It has two parts.
+            The first has the states of the files. The second, after "@", identifies the host and its mounts
             if the files are local, or only this process if the states do not identify contents.
-        process: the process that reads it and its host, for messages.
-        is_known: whether another process can have the same identity.
+        process: The reading process and its host, for messages.
+        is_known: Whether another process can have the same identity.
     """
 
     identity: str
@@ -54,7 +54,7 @@ class SourceCopy:
     is_known: bool = True
 
     def has_files_of(self, identity: str) -> bool:
-        """Whether a copy has files with the same states, even if the host was restarted since."""
+        """Return whether a copy has files with the same states, even if the host has been restarted."""
         return identity.partition("@")[0] == self.identity.partition("@")[0]
 
 
@@ -66,11 +66,11 @@ def identify_copy(files: Iterable[tuple[str, str]]) -> SourceCopy:
     """Identify the copy that this process reads.
 
     Args:
-        files: path and version of each source file. The version is used in stores whose versions distinguish
-            contents.
+        files: Path and version of each source file. The version is used only in stores whose versions
+            identify contents.
 
     Raises:
-        StorageError: a file cannot be inspected.
+        StorageError: A file cannot be inspected.
     """
     import xxhash
 
@@ -86,7 +86,7 @@ def identify_copy(files: Iterable[tuple[str, str]]) -> SourceCopy:
 
 
 def identify_plan_copy(plan: Plan) -> SourceCopy:
-    """Identify the copy from which this process made a plan; errors as `identify_copy`."""
+    """Identify the copy from which this process made a plan; raises the errors of `identify_copy`."""
     files = (source for source in plan.sources if isinstance(source, File))
     return identify_copy((str(parse(file.path).absolute()), file.version) for file in files)
 
@@ -99,7 +99,7 @@ def _identity(location: Location, version: str) -> CopyIdentity:
 
 
 def select_comparable(done: Iterable[FinishedTask], copy: SourceCopy) -> list[FinishedTask]:
-    """Select the finished tasks that read this copy or that `check_same_model` can compare with it."""
+    """Select the finished tasks that read this copy, or that `check_same_model` can compare with it."""
     return [entry for entry in done if entry.digest or copy.has_files_of(entry.copy)]
 
 
@@ -113,15 +113,16 @@ def check_same_model(
     """Repeat the finished tasks of other copies with this copy, and compare their output.
 
     Args:
-        plan: the complete plan.
-        done: its finished tasks. Tasks without a digest are not compared.
-        copy: the copy that this process reads.
-        content: the directory in which the checkpoint is written, for messages.
-        observe: called with the bytes compared so far and the bytes to compare.
+        plan: The complete plan.
+        done: Finished tasks of the plan. Tasks without a digest are not compared.
+        copy: The copy that this process reads.
+        content: The directory in which the checkpoint is written, for messages.
+        observe: Called with the bytes compared so far and the bytes to compare.
 
     Raises:
-        MixedCopiesError: an output differs. Names the arrays and the processes that did the tasks.
-        CheckpointError: the source cannot be read.
+        MixedCopiesError: An output differs. The message names the arrays and the processes that did the
+            tasks.
+        CheckpointError: The source cannot be read.
     """
     others = [entry for entry in done if entry.digest and entry.copy != copy.identity]
     if not others:
@@ -171,16 +172,15 @@ def _mixed_copies_error(
     )
 
 
-# Notice source files that changed although their sizes, modification times and headers did not.
+# Detect source files that changed although their sizes, modification times and headers did not.
 #
 # `cp -p` and rsync restore modification times. No call restores the time of the last status change (ctime),
-# but
-# new links and other permissions change it, too. So a changed ctime alone is not an error: the tasks are
-# repeated instead. The number of links cannot excuse a change: the file may also have been rewritten.
+# but new links and other permissions change it, too. So a changed ctime alone is not an error; the tasks are
+# repeated instead. The number of links cannot excuse a change, because the file may also have been rewritten.
 
 _SOURCE_STATE = -2
 """Replaces the task index in a record of the source's state."""
-# A file whose status changes in every attempt is being written.
+# If the status of a file changes in every attempt, the file is being written.
 _MAX_ATTEMPTS = 3
 
 _T = TypeVar("_T")
@@ -189,10 +189,10 @@ SourceStates: TypeAlias = Mapping[str, str]
 
 
 def read_source_states(paths: Iterable[str]) -> SourceStates:
-    """Return the states of local source files, at 10 microseconds per file.
+    """Return the states of local source files, which takes 10 microseconds per file.
 
     Raises:
-        StorageError: a file cannot be inspected.
+        StorageError: A file cannot be inspected.
     """
     locations = {path: parse(path) for path in paths}
     return {
@@ -203,17 +203,18 @@ def read_source_states(paths: Iterable[str]) -> SourceStates:
 
 
 def read_plan_states(plan: Plan) -> SourceStates:
-    """Return the states of a plan's local source files; errors as `read_source_states`."""
+    """Return the states of a plan's local source files; raises the errors of `read_source_states`."""
     return read_source_states(source.path for source in plan.sources if isinstance(source, File))
 
 
 def repeat_if_touched(
     attempt: Callable[[int], _T], states: Callable[[], SourceStates], *, can_repeat: bool = True
 ) -> _T:
-    """Run tasks, and run all of them again if the status of a source file changed meanwhile.
+    """Run tasks, and run all of them again if the status of a source file has changed meanwhile.
 
     Args:
-        attempt: Runs the tasks. Its argument counts the attempts, from 0. After the first, it repeats all.
+        attempt: Runs the tasks. Its argument is the index of the attempt, from 0; later attempts repeat all
+            tasks.
         states: Reads the states of the source files.
         can_repeat: Whether the tasks can be repeated.
 
@@ -232,7 +233,7 @@ def repeat_if_touched(
         touched = next(changed, "")
         if not touched:
             return result
-    # Either the content or the permissions changed: only reading the file again can tell.
+    # Either the content or the permissions changed; only reading the file again can tell which.
     raise SourceChangedError(
         f"{touched} was changed while it was read",
         got="another status time (ctime), with the same size and modification time",
@@ -247,9 +248,9 @@ def source_state_record(copy: SourceCopy) -> Record:
 
 
 def is_written_from(records: Iterable[Record], copy: SourceCopy) -> bool:
-    """Whether a complete checkpoint was written from the present state of its source.
+    """Return whether a complete checkpoint was written from the current state of its source.
 
-    Returns True if there is no record of its state: earlier versions wrote none.
+    Returns True if the state was not recorded, as by earlier versions.
     """
     states = {record[1] for record in records if len(record) == 2 and record[0] == _SOURCE_STATE}
     return not states or any(copy.has_files_of(str(state)) for state in states)

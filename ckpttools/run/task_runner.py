@@ -1,4 +1,4 @@
-"""Execution of tasks one after the other with the same buffers."""
+"""Execution of tasks one after the other, with reused buffers."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def run_task(
     """Do a task.
 
     Args:
-        plan: the plan of the task.
-        task: the task.
-        files: writes the output.
-        buffer: memory of `plan.buffer_bytes`.
-        scratch: memory of `plan.scratch_bytes`.
-        watch: receives the output.
+        plan: The plan of the task.
+        task: The task.
+        files: Writes the output.
+        buffer: Memory of `plan.buffer_bytes`.
+        scratch: Memory of `plan.scratch_bytes`.
+        watch: Receives the output.
 
     Returns:
-        The locations of its encoded chunks, empty if the chunks are stored unencoded; and the digest of its
+        The locations of the encoded chunks, empty if chunks are stored unencoded, and the digest of the
         output, "" unless `plan.has_digests`.
 
     Raises:
-        CheckpointError: as `open_task_values`, or the output cannot be written.
+        CheckpointError: The output cannot be written, or `open_task_values` failed.
     """
     placement = plan.layout.placements[task.path]
     with open_task_values(plan, task, buffer, scratch) as (memory, values):
@@ -60,13 +60,13 @@ def run_task(
 def open_task_values(
     plan: Plan, task: Task, buffer: Scratch, scratch: Scratch
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Compute the elements that a task writes; arguments as of `run_task`.
+    """Compute the elements that a task writes; takes the arguments of `run_task`.
 
     Yields:
-        The elements in stored order, contiguous, and a view of them with the array's axes.
+        The elements in stored order, contiguous, and a view of them with the axes of the array.
 
     Raises:
-        CheckpointError: the input is missing, cannot be read, or has values that its dtype does not allow.
+        CheckpointError: The input is missing, cannot be read, or has values that its dtype does not allow.
     """
     array = plan.tree.arrays[task.path]
     placement = plan.layout.placements[task.path]
@@ -102,7 +102,7 @@ def _write_encoded(
     files: Sink,
     scratch: Scratch,
 ) -> Mapping[Shape, Range]:
-    """Encode and write every chunk of the region, which consists of complete chunks."""
+    """Encode and write every chunk of the region. The region consists of complete chunks."""
     locations: dict[Shape, Range] = {}
     for index in placement.cells(task.region):
         part, inside = placement.part(task.region, index)
@@ -133,16 +133,16 @@ class TaskRunner(Protocol):
         """Do a task.
 
         Args:
-            number: index of the task in its plan.
-            sink: writes its bytes.
+            number: Index of the task in its plan.
+            sink: Writes the output of the task.
 
         Raises:
-            CheckpointError: of any kind.
+            CheckpointError: The task failed.
         """
 
 
 def ignore_output(path: Path, region: Region, values: np.ndarray) -> None:
-    """Ignore the output."""
+    """Discard the output."""
 
 
 class ThreadRunner:
@@ -152,8 +152,8 @@ class ThreadRunner:
         """Allocate the maximum memory of a task.
 
         Args:
-            plan: the plan of the tasks.
-            watch: receives the output, as in `ckpttools.run.executor.execute`.
+            plan: The plan of the tasks.
+            watch: Receives the output, as in `ckpttools.run.executor.execute`.
         """
         self._plan = plan
         self._watch = watch

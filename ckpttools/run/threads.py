@@ -17,7 +17,7 @@ from ckpttools.stores.publishing import Record
 # Memory that a thread needs to start, in addition to its stack.
 _BEGINNING_BYTES = 8 << 20
 _USUAL_STACK = 8 << 20
-# A thread whose start was interrupted counts as not started after this time; a start takes a millisecond.
+# A thread whose start was interrupted counts as not started after this time. Starting takes a millisecond.
 _BEGINS_SECONDS = 0.5
 
 
@@ -25,7 +25,8 @@ class WorkerThread(threading.Thread):
     """A thread whose `join` can be repeated after an interruption.
 
     If an exception such as that of Ctrl-C interrupts `Thread.join`, CPython 3.10 to 3.12 consider the thread
-    ended, and a second `join` returns at once. Then files and locks were closed while the thread used them.
+    ended, and a second `join` returns at once. Files and locks would then be closed while the thread still
+    uses them.
     """
 
     def __init__(self, target: Callable[[], None]) -> None:
@@ -41,7 +42,7 @@ class WorkerThread(threading.Thread):
             self._over.set()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the end of the thread; return if it was not started.
+        """Wait until the thread ends. Returns at once if it was not started.
 
         The call can be interrupted and repeated.
         """
@@ -54,9 +55,9 @@ class WorkerThread(threading.Thread):
 def join_threads(started: Iterable[WorkerThread]) -> None:
     """Wait until all threads have ended, then raise the last interruption, such as `KeyboardInterrupt`.
 
-    The threads have been asked to stop and finish their current task. Until then, repeated Ctrl-C has no
-    effect: their files, buffers and locks are closed next, and a running thread would write to another file
-    that reuses the descriptor.
+    The threads have already been asked to stop and are finishing their current tasks. Until then, repeated
+    Ctrl-C has no effect: their files, buffers and locks are closed next, and a running thread would write to
+    another file that reuses the descriptor.
     """
     interruption: BaseException | None = None
     for thread in started:
@@ -76,18 +77,18 @@ def start_threads(make: Callable[[], WorkerThread], limit: int, started: list[Wo
     """Start threads until the limit is reached or the system has no memory for another one.
 
     Args:
-        make: creates a thread and allocates its memory.
-        limit: number of threads.
-        started: receives the threads, even if an error is raised.
+        make: Creates a thread and allocates its memory.
+        limit: Number of threads.
+        started: Receives the threads, even if an error is raised.
 
     Raises:
-        MemoryBudgetError: not even one thread can be started.
+        MemoryBudgetError: Not even one thread can be started.
     """
     for _ in range(limit):
         try:
             thread = make()
             _require_room()
-            # Append it first, so that an interruption during the start still waits for it.
+            # Append the thread first, so that it is joined even if its start is interrupted.
             started.append(thread)
             thread.start()
         # CPython raises RuntimeError if pthread_create fails.
@@ -106,22 +107,22 @@ def start_threads(make: Callable[[], WorkerThread], limit: int, started: list[Wo
 
 
 def is_ending(error: MemoryBudgetError) -> bool:
-    """Whether a thread failed to start because the interpreter is shutting down."""
+    """Return whether a thread failed to start because the interpreter is shutting down."""
     # Python 3.12 and later: "can't create new thread at interpreter shutdown".
     return isinstance(error.__cause__, RuntimeError) and "shutdown" in str(error.__cause__)
 
 
 def _require_room() -> None:
-    """Raise OSError if a new thread would find no memory.
+    """Raise OSError if there is not enough memory for a new thread.
 
-    `Thread.start` of CPython waits forever for a thread that does not reach its first line.
+    CPython's `Thread.start` waits forever for a thread that does not reach its first line.
     """
     stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
     mmap.mmap(-1, (_USUAL_STACK if stack == resource.RLIM_INFINITY else stack) + _BEGINNING_BYTES).close()
 
 
-# Interval between syncs: the maximum work that a kill can lose. Early syncs also keep the disk busy from the
-# start instead of leaving everything to the end.
+# Interval between syncs: a kill loses at most the work of this time. Early syncs also keep the disk busy from
+# the start instead of leaving everything to the end.
 _SYNC_SECONDS = 0.5
 
 
@@ -138,12 +139,12 @@ class RecordsTasks(Protocol):
 
 
 class JournaledThreads:
-    """Threads that stop at the first error of any of them; finished work is recorded even then.
+    """Threads that stop at the first error in any of them. Finished work is recorded even then.
 
     Attributes:
-        lock: guards shared state.
-        stop: set when the threads must end.
-        error: the first error.
+        lock: Guards shared state.
+        stop: Set when the threads must end.
+        error: The first error.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class JournaledThreads:
         return WorkerThread(lambda: self.run_guarded(target))
 
     def run_guarded(self, target: Callable[[], None]) -> None:
-        """Run a function; an error stops all threads."""
+        """Run a function. An error stops all threads."""
         try:
             target()
         except BaseException as error:
@@ -198,8 +199,8 @@ class JournaledThreads:
             try:
                 join_threads((*workers, *syncer))
             finally:
-                # Also after an error or an interruption, to keep the finished work. But after a failed sync,
-                # the system may report dropped bytes as durable (fsync(2)).
+                # Record finished work even after an error or an interruption. But after a failed sync, the
+                # system may report dropped bytes as durable (fsync(2)).
                 if not self._sync_failed:
                     self.run_guarded(self._sync)
 

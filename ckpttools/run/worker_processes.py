@@ -1,9 +1,9 @@
 """Worker processes, which do tasks without sharing an interpreter lock.
 
-numpy releases the interpreter lock within each call, so threads run in parallel. But they hand the lock over
-at every call, and a thread that waits for it sleeps. The mean of two models of 2.47 GB took 3.7 s on two
-cores with one thread, 3.4 s with two and 4.4 s with four; 2.4 s with two processes and 2.9 s with four. Where
-bytes are only moved, calls are few and long, and threads are as fast.
+numpy releases the interpreter lock within each call, so threads run in parallel. But every call hands the
+lock over, and a thread that waits for the lock sleeps. On two cores, the mean of two models of 2.47 GB took
+3.7 s with one thread, 3.4 s with two and 4.4 s with four; it took 2.4 s with two processes and 2.9 s with
+four. If bytes are only moved, calls are few and long, and threads are as fast.
 
 A process is forked while the parent has one thread, so no other thread can hold a lock. It inherits the plan
 and the open files, writes to the data files, and reports the finished tasks. The parent does the syncs,
@@ -41,14 +41,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 32 << 20
 
 def fork_workers(result: WorkerPool, plan: Plan, sink: Callable[[], Sink]) -> None:
     """Fork one process per worker of the plan, and add them to the pool."""
-    # Before its handlers are installed, the fork would run those of this process, and an exception between
+    # Until the fork installs its own handlers it would run those of this process, and an exception between
     # two lines would leak the process.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         for _ in range(plan.jobs):
             result.runners.append(ProcessRunner(plan, sink, result.runners))
     except OSError:
-        # The system has no resources for more processes; threads need less.
+        # The system has no resources for more processes. Threads need less.
         result.close()
         result.runners = []
     finally:
@@ -66,12 +66,12 @@ class ProcessRunner:
         """Fork the process.
 
         Args:
-            plan: the plan of the tasks.
-            sink: opens the output files in the fork.
-            others: processes that were forked before.
+            plan: The plan of the tasks.
+            sink: Opens the output files in the fork.
+            others: Processes that were forked before.
 
         Raises:
-            OSError: the system refuses.
+            OSError: The system refuses.
         """
         from multiprocessing import get_context
 
@@ -81,7 +81,7 @@ class ProcessRunner:
         self._is_dismissed = False
         context = get_context("fork")
         self._pipe, far = context.Pipe()
-        # The parent notices the death of a fork only if no other process has that end of the pipe.
+        # The parent notices the death of a fork only if no other process has the same end of the pipe.
         inherited = [self._pipe, *(other._pipe for other in others)]
         arguments = plan, sink, far, inherited, os.getpid()
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
@@ -99,7 +99,8 @@ class ProcessRunner:
             response = self._request(number)
             if response is not None:
                 return FinishedTask(number, {}, *response)
-            # Repeat the task in this process, with the memory of the fork: its error can be handled here.
+            # Repeat the task in this process with the memory of the fork, so that its error can be handled
+            # here.
             self.close()
             self._here = ThreadRunner(self._plan)
         return self._here(number, sink)
@@ -146,7 +147,7 @@ class ProcessRunner:
 
 
 def _describe_exit(code: int | None) -> str:
-    """Describe how a process ended; None if its exit code was lost."""
+    """Describe how a process ended; `code` is None if its exit code was lost."""
     if code is None:
         return "unknown exit code"
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -176,7 +177,7 @@ def _serve(
             else:
                 pipe.send((dict(entry.counts), entry.bindings, entry.digest))
         pipe.send(private_bytes())
-    # All bytes are with the system; a normal interpreter exit took 20 ms.
+    # All bytes have been passed to the system; a normal interpreter exit takes 20 ms.
     end_process(0)  # This flushes the output of plug-ins.
 
 
@@ -188,9 +189,9 @@ def _end_with(parent: int) -> None:
 
 
 def _keep_memory() -> None:
-    """Make the C library keep freed memory for the next numpy array: new pages cost more than the work.
+    """Make the C library keep freed memory for the next numpy array, since new pages are expensive.
 
-    Converting MXFP4 to bfloat16 takes 2.3 ns of a core per value, and 4.2 with 1.2 page faults per thousand
+    Converting MXFP4 to bfloat16 takes 2.3 ns per value and core, and 4.2 ns with 1.2 page faults per thousand
     values.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

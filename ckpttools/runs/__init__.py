@@ -1,1 +1,1 @@
-"""The contents of a run, the steps to keep, and the removal of others."""
+"""The contents of a run, the selection of steps to keep, and the removal of others."""

@@ -1,4 +1,4 @@
-"""List the checkpoints and runs in a directory that is none itself."""
+"""List the checkpoints and runs in a directory that is not itself a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from ckpttools.stores.concurrency import map_concurrently
 
 @dataclass(frozen=True, slots=True)
 class MemberListing:
-    """One checkpoint or run in a directory of several.
+    """A checkpoint or run in a directory of several.
 
     Attributes:
-        name: path below the directory; "" for the directory itself.
+        name: Path below the directory; "" for the directory itself.
         kind: "run", "step", "item", "hosts", "model", "adapter", "checkpoint", "file" or "interrupted
             conversion".
-        format: name of the format; None if it is not known.
-        steps: number of steps of a run; None for other kinds.
-        nbytes: bytes of its files, each counted once.
-        modified: when a file was last changed, in seconds since 1970; None if the store does not tell.
+        format: Name of the format; None if it is unknown.
+        steps: Number of steps of a run; None for other kinds.
+        nbytes: Bytes of all files, counting each file once.
+        modified: Time of the last change of a file, in seconds since 1970; None if the store does not report
+            it.
         state: "complete", "unfinished", "damaged" or "interrupted"; "unreadable" if it cannot be examined. A
             run has the state of its latest step, unless an earlier one is complete.
-        reason: why it is not complete; None if it is, or if the state says all.
+        reason: Why the member is not complete; None if it is complete, or if the state needs no explanation.
     """
 
     name: str
@@ -42,9 +43,9 @@ class CollectionListing:
     """A directory of checkpoints or runs that do not belong together.
 
     Attributes:
-        path: the directory.
-        members: the checkpoints and runs in it.
-        is_truncated: whether more directories are there than are searched.
+        path: The directory.
+        members: The checkpoints and runs in it.
+        is_truncated: Whether there are more directories than are searched.
     """
 
     path: str
@@ -56,10 +57,10 @@ class CollectionListing:
 
 
 def list_collection(detected: Detected) -> CollectionListing:
-    """List the members of a directory. Reads names and metadata, but no array.
+    """List the members of a directory. Reads names and metadata, but no arrays.
 
     Raises:
-        StorageError: the directory cannot be listed.
+        StorageError: The directory cannot be listed.
     """
     members = detected.members
     listings = map_concurrently(
@@ -92,7 +93,7 @@ def list_member(detected: Detected, name: str = "") -> MemberListing:
 
 
 def _measure(detected: Detected) -> tuple[int, float | None]:
-    """Return the bytes of the files, and when one was last changed."""
+    """Return the total size of the files, and the time of the last change."""
     if detected.is_directory:
         usage = measure_usage(detected.location)
         nbytes, modified = usage.nbytes, usage.modified

@@ -1,7 +1,7 @@
-"""Orbax's note of an item that it is deleting from a step (v1, `_CHECKPOINT_DELETION` in the step).
+"""The record of an item that Orbax is deleting from a step (v1, `_CHECKPOINT_DELETION` in the step).
 
-Until that is finished the item is deleted to all readers, and nothing else may change the step. Deleting a
-whole step leaves no such record.
+Until the deletion is finished, all readers consider the item deleted, and nothing else may change the step.
+Deleting a complete step leaves no such record.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Deletion:
     """An item of a step that is being deleted.
 
     Attributes:
-        item: its name.
-        destination: where it is moved to; None where it is removed.
+        item: Name of the item.
+        destination: Location to which the item is moved; None if it is removed.
     """
 
     item: str
@@ -28,11 +28,11 @@ class Deletion:
 
 
 def read_deletion(step: Location) -> Deletion | None:
-    """Return the deletion that is going on in a step, or was interrupted; None if none is.
+    """Return a step's running or interrupted deletion; None if there is none.
 
     Raises:
-        FormatError: the record is none.
-        StorageError: it cannot be read.
+        FormatError: The record is invalid.
+        StorageError: The record cannot be read.
     """
     location = step / RECORD
     if not location.is_file():

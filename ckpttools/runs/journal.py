@@ -1,9 +1,9 @@
-"""The journal of a prune, written before it changes anything, so that it can be finished or undone.
+"""The journal of a prune, written before any change, so that the prune can be finished or undone.
 
-RUN/.ckpttools-prune/plan.json        the plan; gone last
+RUN/.ckpttools-prune/plan.json        the plan, removed last
 RUN/.ckpttools-prune/stripped/STEP    a step without its optimizer, before it has the step's name
-RUN/.ckpttools-prune/removed/STEP     whole, and can be put back
-RUN/.ckpttools-prune/deleting/STEP    incomplete; in a bucket a file that marks RUN/STEP as incomplete
+RUN/.ckpttools-prune/removed/STEP     a complete step that can be restored
+RUN/.ckpttools-prune/deleting/STEP    incomplete; in a bucket, a file that marks RUN/STEP as incomplete
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class PruneJournal:
-    """A prune that has begun.
+    """A prune that was started.
 
     Attributes:
-        delete, strip: names of the steps -> fingerprint that distinguishes each from later steps of that
-            name.
-        stripped: the same for the replacements of those in `strip`.
-        keep: names of steps without which nothing may be deleted.
-        commits: content of the commit file of each step that had one.
-        token: unique ID of the prune.
-        version: of this file.
+        delete, strip: For each step name, a fingerprint that distinguishes the step from later steps of the
+            same name.
+        stripped: The same for the replacements of the steps in `strip`.
+        keep: Names of steps that must exist before anything is deleted.
+        commits: Content of the commit file of each step that had one.
+        token: Unique ID of the prune.
+        version: Version of the journal format.
     """
 
     delete: Mapping[str, str]
@@ -51,21 +51,21 @@ class PruneJournal:
     version: int = _VERSION
 
     def begin(self, run: Location) -> None:
-        """Write it down.
+        """Write the journal.
 
         Raises:
-            UsageError: another one was interrupted.
-            StorageError, NoSpaceError: it cannot be written.
+            UsageError: Another prune was interrupted.
+            StorageError, NoSpaceError: The journal cannot be written.
         """
         if not removing(run).claim(plan_of(run).key, json.dumps(render_all(asdict(self))).encode()):
             raise interrupted(run)
 
 
 def removing(run: Location) -> SupportsRemove:
-    """Return the store of a run, where it can delete.
+    """Return the store of a run, which must support deletion.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: The store cannot delete.
     """
     if isinstance(run.store, SupportsRemove):
         return run.store
@@ -78,11 +78,11 @@ def removing(run: Location) -> SupportsRemove:
 
 @contextmanager
 def locked_run(run: Location) -> Iterator[None]:
-    """Has a run to itself, among all that prune it.
+    """Lock a run, so that no other process prunes it.
 
     Raises:
-        LockedError: another process prunes it.
-        UsageError: nothing can be deleted there.
+        LockedError: Another process is pruning the run.
+        UsageError: Nothing can be deleted there.
     """
     with ExitStack() as stack:
         try:
@@ -94,7 +94,7 @@ def locked_run(run: Location) -> Iterator[None]:
 
 
 def at_work(run: Location, *names: str) -> Location:
-    """Return a place in the directory of the prune of a run."""
+    """Return a location in the directory of a run's prune."""
     location = run / PRUNE_DIRECTORY
     for name in names:
         location = location / name
@@ -107,10 +107,10 @@ def plan_of(run: Location) -> Location:
 
 
 def begun(run: Location) -> PruneJournal | None:
-    """Return the prune that was started; None if there is none, or it has changed nothing.
+    """Return the prune that was started; None if there is none, or if it has changed nothing.
 
     Raises:
-        FormatError: the journal is invalid, and something was changed.
+        FormatError: The journal is invalid, and something has been changed.
     """
     location = plan_of(run)
     if not location.is_file():
@@ -122,7 +122,7 @@ def begun(run: Location) -> PruneJournal | None:
         return PruneJournal(**declared)
     except (FormatError, TypeError) as error:
         if not any(at_work(run, name).is_dir() for name in ("removed", "deleting")):
-            # The crash was before the journal was durable, and so before all else.
+            # The process crashed before the journal was durable, and therefore before any change.
             return PruneJournal({}, {}, {}, (), {})
         raise FormatError(
             "the journal of a prune cannot be read",
@@ -142,12 +142,12 @@ def interrupted(run: Location) -> UsageError:
 
 
 def fingerprint(step: Location) -> str:
-    """Return a hash that changes when a step is saved again: of its files, without commit files.
+    """Return a hash of a step's files, without commit files, that changes when the step is saved again.
 
     S3 gives the same ETag to the same bytes, so the hash also covers the modification times.
 
     Raises:
-        StorageError: it cannot be listed.
+        StorageError: The step cannot be listed.
     """
     if isinstance(step.store, SupportsCacheInvalidation):
         step.store.forget(step.key)

@@ -1,6 +1,6 @@
-"""Symbolic links into steps of a run: deleting a step would break them.
+"""Find symbolic links into the steps of a run, which deleting a step would break.
 
-Hard links need nothing: a file stays as long as it has a name.
+Hard links need no care: a file exists as long as it has a name.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from itertools import chain
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.location import Location
 
-# Depth in directories next to the run: RUN/../other/checkpoints/STEP/ITEM.
+# Depth of the search in directories next to the run: RUN/../other/checkpoints/STEP/ITEM.
 _DEEPEST = 4
 MOST_BESIDE = 20_000
-"""Number of sibling directories to search, nearest first; more are not those of runs."""
+"""Number of directories next to the run to search, nearest first.
+
+Directories beyond this number do not belong to runs.
+"""
 
 
 def find_links_into(run: Location) -> Mapping[str, tuple[str, ...]]:
     """Return the links into each step, from anywhere in the run and from sibling directories.
 
     Raises:
-        StorageError: the run may not be listed.
+        StorageError: The run cannot be listed.
     """
     if run.store.scheme != "file":
         return {}
@@ -33,7 +36,7 @@ def find_links_into(run: Location) -> Mapping[str, tuple[str, ...]]:
             name = target.relative_to(top).partition("/")[0]
         except ValueError:
             continue
-        # One within a step is gone with it.
+        # A link inside a step is deleted with the step.
         if name and not _is_inside(location, run / name):
             result[name].append(str(location))
     return {name: tuple(links) for name, links in result.items()}
@@ -53,7 +56,7 @@ def _within(directory: Location) -> Iterator[Location]:
 
 
 def _beside(run: Location) -> Iterator[Location]:
-    """Links in the directory that a run is in, and below it, but for those in the run."""
+    """Yield the links in the directory that contains a run, and below it, except for those in the run."""
     waiting = deque([(run.parent, 0)])
     for _ in range(MOST_BESIDE):
         if not waiting:
@@ -62,7 +65,7 @@ def _beside(run: Location) -> Iterator[Location]:
         try:
             entries = directory.entries()
         except StorageError:
-            continue  # another user's
+            continue  # The directory belongs to another user.
         for entry in entries:
             location = directory / entry.name
             if entry.is_link:

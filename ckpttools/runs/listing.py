@@ -1,4 +1,4 @@
-"""The steps of a run: the contents of each, whether it is finished, and its disk usage."""
+"""The steps of a run: their contents, whether they are finished, and their disk usage."""
 
 from __future__ import annotations
 
@@ -41,23 +41,24 @@ from ckpttools.stores.location import Location
 _T = TypeVar("_T")
 # Number of times that a changing run is listed again.
 _LOOKS = 10
-# Kinds of trees that are laid out as MaxText does.
+# Prefixes of the kinds of trees with MaxText's layout.
 _MAXTEXT = ("stacked", "unstacked")
 
 
 @dataclass(frozen=True, slots=True)
 class ItemListing:
-    """One item of a step.
+    """An item of a step.
 
     Attributes:
-        name: of its directory; "" where the step is the item itself.
-        kind: of a tree "stacked-training" and so on, as `ckpttools.inspect` calls it, or "training",
-            "parameters", "optimizer" or "other", if it is not MaxText's; "adapter" for LoRA factors;
+        name: Name of the item's directory; "" if the step is the item itself.
+        kind: For a tree, "stacked-training" and so on, as in `ckpttools.inspect`, or "training",
+            "parameters", "optimizer" or "other" if it is not a MaxText tree; "adapter" for LoRA factors;
             "metrics"; "files" for anything else; "unreadable" for a tree that cannot be opened.
-        arrays: of a tree.
-        nbytes: of all its arrays.
-        missing_chunks: number of missing chunks; each host stores a part of an emergency checkpoint.
-        is_state: whether training resumes from it: it has an optimizer's state, even one without arrays.
+        arrays: Number of arrays in a tree.
+        nbytes: Total size of the arrays, in bytes.
+        missing_chunks: Number of missing chunks. Each host stores only a part of an emergency checkpoint.
+        is_state: Whether training can resume from the item: it has optimizer state, even if that has no
+            arrays.
     """
 
     name: str
@@ -70,19 +71,19 @@ class ItemListing:
 
 @dataclass(frozen=True, slots=True)
 class StepListing:
-    """One step of a run.
+    """A step of a run.
 
     Attributes:
-        step: its number.
-        name: of its directory.
-        items: in it.
-        nbytes: of its files, each counted once.
-        own_bytes: bytes of files without a link elsewhere, which deleting the step would free.
-        saved: time when it was finished or last changed, in seconds since 1970; None if unknown.
-        unfinished: why it is not a finished save; None if it is.
-        metrics: metrics stored next to its trees; None without any.
-        deleting: name of the item that is being deleted there; None if none is.
-        is_damaged: whether it was saved to the end, and has lost something since: see `unfinished`.
+        step: Step number.
+        name: Name of the directory.
+        items: Items in the step.
+        nbytes: Bytes of all files, counting each file once.
+        own_bytes: Bytes of files without links elsewhere, which deleting the step would free.
+        saved: Time when the step was finished or last changed, in seconds since 1970; None if unknown.
+        unfinished: Why the step is not a finished save; None if it is finished.
+        metrics: Metrics stored next to the trees; None if there are none.
+        deleting: Name of an item that is being deleted; None if there is none.
+        is_damaged: Whether the step was saved completely but has lost data since; see `unfinished`.
     """
 
     step: int
@@ -98,17 +99,17 @@ class StepListing:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of files with a link outside of the step, such as in a checkpoint with references."""
+        """Bytes of files with links outside the step, such as in a checkpoint with references."""
         return self.nbytes - self.own_bytes
 
     @property
     def missing_chunks(self) -> int:
-        """Number of missing chunks of all its trees."""
+        """Number of missing chunks of all trees."""
         return sum(item.missing_chunks for item in self.items)
 
     @property
     def kind(self) -> str:
-        """Kinds of its trees."""
+        """Kinds of the trees."""
         kinds = dict.fromkeys(item.kind for item in self.items if item.kind not in ("files", "metrics"))
         return ", ".join(kinds)
 
@@ -118,16 +119,16 @@ class RunListing:
     """A run.
 
     Attributes:
-        path: the directory above the steps.
-        steps: in order.
-        latest: the step that Orbax lists here as the latest, or `tracker` names; None where there is none.
-        resumes: the same, where a run that is started again goes on with it; None where none does.
-        resume_item: the tree in `latest` that MaxText loads; None if no tree has that name.
-        hindered: why no run goes on with `latest`; "" where it does, or where there is none.
-        passed_over: name of what looks like a later step -> why Orbax does not list it.
-        beside: names of other files and directories.
-        tracker: name of the file in which a trainer of PyTorch says what `latest` is, "" where there is none;
-            None in runs of Orbax.
+        path: Directory that contains the steps.
+        steps: The steps in order.
+        latest: The step that Orbax considers the latest, or that `tracker` names; None if there is none.
+        resumes: `latest`, if a restarted run resumes from it; otherwise None.
+        resume_item: Name of the tree in `latest` that MaxText loads; None if no tree has that name.
+        hindered: Why a restarted run does not resume from `latest`; "" if it does, or if there is no step.
+        passed_over: Entries that look like later steps, with the reason why Orbax does not list them.
+        beside: Names of other files and directories.
+        tracker: Name of the file in which a PyTorch trainer records `latest`; "" if there is none; None in
+            runs of Orbax.
     """
 
     path: str
@@ -142,7 +143,7 @@ class RunListing:
 
     @property
     def finished(self) -> tuple[StepListing, ...]:
-        """The steps that are finished saves."""
+        """The finished steps."""
         return tuple(step for step in self.steps if step.unfinished is None)
 
     def __repr__(self) -> str:
@@ -152,11 +153,11 @@ class RunListing:
 
 
 def find_run(path: Location) -> OrbaxRun:
-    """Return the run at a path, or that a step or an item at the path is of.
+    """Return the run at a path, or the run that contains the step or item at the path.
 
     Raises:
-        StorageError: nothing is there, or it may not be looked into.
-        FormatError: it is none.
+        StorageError: The path does not exist or cannot be read.
+        FormatError: The path is not a run.
     """
     detected = detect(path.absolute(), is_content=True)
     run = run_of(detected)
@@ -166,10 +167,10 @@ def find_run(path: Location) -> OrbaxRun:
 
 
 def run_of(detected: Detected) -> OrbaxRun | None:
-    """Return the run of Orbax or Flax at a location, or above a step or an item; None if there is none.
+    """Return the Orbax or Flax run at a location or above it; None if there is none.
 
     Raises:
-        StorageError: a directory cannot be listed, or a file cannot be read.
+        StorageError: A directory cannot be listed, or a file cannot be read.
     """
     match detected.orbax:
         case OrbaxItem(step=step) if step.number is not None:
@@ -182,21 +183,21 @@ def run_of(detected: Detected) -> OrbaxRun | None:
         return None
     if isinstance(detected.orbax, OrbaxRun) and detected.flax_states:
         return OrbaxRun(detected.location)
-    # Other formats recognize neither a run of old Orbax nor one of its items.
+    # Only this format recognizes legacy Orbax runs and their items.
     may_be_legacy = detected.format is None or detected.format.name == "zarr-tree"
     legacy = _find_legacy_run(detected.location) if may_be_legacy else None
     return None if legacy is None else OrbaxRun(legacy.path)
 
 
 def no_run_error(detected: Detected, path: Location) -> FormatError:
-    """Return the error for a location that is not a run of Orbax or Flax, and not in one.
+    """Return the error for a location that is neither a run of Orbax or Flax nor inside one.
 
     Args:
-        detected: what is there.
-        path: the location as the user gave it.
+        detected: The result of detection at the location.
+        path: The location as the user passed it.
 
     Raises:
-        StorageError: a directory cannot be listed.
+        StorageError: A directory cannot be listed.
     """
     if hosts := detected.hosts:
         return FormatError(
@@ -215,7 +216,7 @@ def no_run_error(detected: Detected, path: Location) -> FormatError:
 
 
 def _find_legacy_run(path: Location) -> LegacyRun | None:
-    """Return the run of old Orbax at a path, or above it if the path is a step or an item of the run."""
+    """Return the legacy Orbax run at a path, or the one that contains the step or item at the path."""
     if run := legacy_run(path):
         return run
     for step in (path, path.parent):
@@ -229,7 +230,7 @@ def looked_at(run: OrbaxRun, look: Callable[[OrbaxRun], _T]) -> _T:
     """Inspect a run, and repeat if a job starts, finishes or deletes steps in the meantime.
 
     Raises:
-        StorageError: the store cannot answer, or the run is never at rest.
+        StorageError: The store cannot be read, or the run keeps changing.
     """
     for _ in range(_LOOKS):
         try:
@@ -247,10 +248,10 @@ def _names(run: OrbaxRun) -> set[str]:
 
 
 def listed(run: OrbaxRun) -> RunListing:
-    """List the contents of a run. Reads indexes and metadata, no arrays.
+    """List the contents of a run. Reads indexes and metadata, but no arrays.
 
     Raises:
-        StorageError: the store cannot answer.
+        StorageError: The store cannot be read.
     """
     seen = list_committed_steps(run.path)
     latest = None if seen.latest is None else Step(seen.steps[seen.latest])
@@ -272,7 +273,7 @@ def listed(run: OrbaxRun) -> RunListing:
 
 
 def _list_flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
-    """Yield the steps next to those of Orbax that `flax.training.checkpoints` wrote as files."""
+    """Yield the steps that `flax.training.checkpoints` wrote as files next to those of Orbax."""
     if run.steps and not any(step.prefix == FLAX_PREFIX for step in run.steps.values()):
         return
     for step, location in numbered_states(run.path).items():
@@ -292,7 +293,7 @@ def _list_flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
 
 
 def _list_legacy_steps(run: OrbaxRun) -> Iterator[StepListing]:
-    """Yield the steps next to those with `_METADATA` that older versions of Orbax wrote."""
+    """Yield the steps of older Orbax versions next to those with `_METADATA`."""
     legacy = legacy_run_in(run.path, [step.path for step in run.steps.values()])
     if legacy is None:
         return
@@ -316,7 +317,7 @@ def _list_legacy_steps(run: OrbaxRun) -> Iterator[StepListing]:
 
 
 def _list_legacy_item(location: Location, step: Location) -> tuple[ItemListing, str | None]:
-    """List an item of old Orbax. Returns it, and why it cannot be opened."""
+    """List an item of a legacy run. Returns the item, and the reason if it cannot be opened."""
     name = "" if location == step else location.name
     try:
         return list_tree(open_tree(location), name), None
@@ -327,7 +328,7 @@ def _list_legacy_item(location: Location, step: Location) -> tuple[ItemListing, 
 
 
 def _resumed_item(step: Step) -> str | None:
-    """Return the item that MaxText restores: `items`, and of emergency checkpoints the other names."""
+    """Return the item that MaxText restores: `items`, or the corresponding name in emergency checkpoints."""
     names = {item.directory.name for item in step.items} or {item.name for item in legacy_items(step.path)}
     return next((name for name in (ITEM, *EMERGENCY_ITEMS) if name in names), None)
 
@@ -352,7 +353,7 @@ def _resume_obstacle(latest: Step, item: str | None, steps: Sequence[StepListing
 
 
 def list_step(step: Step) -> StepListing:
-    """List one step; errors as for `listed`."""
+    """List one step; raises the errors of `listed`."""
     usage = measure_usage(step.path)
     committed = step.declared.fields.get("commit_timestamp_nsecs")
     saved = committed if isinstance(committed, int) else usage.modified
@@ -378,7 +379,7 @@ def _read_metrics(step: Step) -> Mapping[str, float] | None:
     except StorageError:
         raise
     except CheckpointError:
-        return None  # doctor reports it; the step is usable
+        return None  # The step is usable, and doctor reports the problem.
 
 
 def _list_items(step: Step) -> Iterator[ItemListing]:
@@ -402,16 +403,17 @@ def _open_all_items(step: Step) -> Tree | None:
     except StorageError:
         raise
     except CheckpointError:
-        return None  # items are listed one by one, as far as they can be opened
+        return None  # Items are listed one by one, as far as they can be opened.
 
 
 def list_item(item: OrbaxItem, name: str, step_tree: Tree | None = None) -> ItemListing:
-    """List a tree, as far as it can be opened.
+    """List a tree as far as it can be opened.
 
     Args:
         item: The item.
         name: Its name in the listing.
-        step_tree: All items of its step, if there are several: the other items show what an item holds.
+        step_tree: All items of the step as one tree, if there are several; the other items help to identify
+            the kind of this one.
     """
     try:
         with suppress_step_warnings():
@@ -429,7 +431,7 @@ def _is_factor(path: Path) -> bool:
 
 
 def list_tree(tree: Tree, name: str, step_tree: Tree | None = None) -> ItemListing:
-    """List an open tree as the item of this name; `step_tree` as in `list_item`."""
+    """List an open tree as the item with the given name; see `list_item` for `step_tree`."""
     view = view_of(tree)
     has_parameters, has_optimizer = bool(view.of_role("parameter")), bool(view.of_role("optimizer"))
     is_state = view.is_training

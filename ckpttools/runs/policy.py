@@ -1,8 +1,8 @@
-"""Select the steps of a run to keep, as any of Orbax's preservation policies would.
+"""Select the steps of a run to keep, like Orbax's preservation policies.
 
-LatestN(n)              the last n
-EveryNSteps(m)          those whose number is a multiple of m
-BestN(metric, k)        the k best by a metric, and those that lack it
+LatestN(n)              the last n steps
+EveryNSteps(m)          steps whose number is a multiple of m
+BestN(metric, k)        the k best steps by a metric, and those without the metric
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Best:
     """The best steps by a metric.
 
     Attributes:
-        metric: its name.
-        count: how many.
-        lowest: whether the lowest value is the best.
+        metric: Name of the metric.
+        count: Number of steps to keep.
+        lowest: Whether the lowest value is the best.
     """
 
     metric: str
@@ -40,7 +40,7 @@ class Best:
         """Parse `METRIC:K`, `METRIC:K:min` or `METRIC:K:max`.
 
         Raises:
-            UsageError: it has another form, or the name does not show which value is best.
+            UsageError: The text has another form, or the name does not show which value is best.
         """
         name, _, rest = text.partition(":")
         count, _, mode = rest.partition(":")
@@ -65,9 +65,9 @@ class Keep:
     """The rules for steps to keep.
 
     Attributes:
-        last: how many of the latest steps; None for no such rule.
-        every: keep steps whose number is a multiple of this.
-        best: by a metric.
+        last: Number of latest steps to keep; None for no such rule.
+        every: Keep steps whose number is a multiple of this; None for no such rule.
+        best: Keep the best steps by a metric; None for no such rule.
     """
 
     last: int | None = None
@@ -84,13 +84,13 @@ class Keep:
         return self.last is None and self.every is None and self.best is None
 
     def reasons(self, steps: Mapping[int, Metrics | None]) -> Mapping[int, tuple[str, ...]]:
-        """Return why each step is kept, by number; other steps have no reasons.
+        """Return the reasons for keeping each step, by number; () for steps without a reason.
 
         Args:
-            steps: the finished ones, by number, with their metrics.
+            steps: Metrics of the finished steps, by number.
 
         Raises:
-            UsageError: no step has the metric, or it is NaN everywhere.
+            UsageError: No step has the metric, or the metric is NaN in all of them.
         """
         ordered = sorted(steps)
         latest = set(ordered[-self.last :]) if self.last else set()

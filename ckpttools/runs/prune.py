@@ -1,7 +1,7 @@
-"""Decide the fate of each step of a run: kept, stripped of its optimizer, deleted, or left alone.
+"""Decide what happens to each step of a run: it is kept, stripped of its optimizer, deleted, or left alone.
 
-What is not understood is left alone: a step is deleted only if it is a finished save whose every file is
-accounted for, and no rule, link or work in progress speaks against it.
+Anything unknown is left alone: a step is deleted only if it is a finished save in which every file is known,
+and no rule, link or running operation prevents it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _OF_A_STEP = frozenset((CHECKPOINT_FILE, COMMIT_FILE, RECORD, V1_FILE))
 
 @dataclass(frozen=True, slots=True)
 class StepFate:
-    """The fate of one step.
+    """The outcome for one step.
 
     Attributes:
-        step: its number.
-        name: of its directory.
+        step: Step number.
+        name: Name of the directory.
         fate: "kept", "stripped", "deleted" or "left alone".
-        why: in words.
-        nbytes: bytes of its files.
-        frees: bytes that are free once it is deleted, if no other step is.
+        why: Reason for the outcome.
+        nbytes: Size of the files, in bytes.
+        frees: Bytes that deleting only this step would free.
     """
 
     step: int
@@ -53,15 +53,15 @@ class StepFate:
 
 @dataclass(frozen=True)
 class PruneDecision:
-    """The decision about a run.
+    """The outcome for all steps of a run.
 
     Attributes:
-        run: with all of its steps.
-        listing: the run's contents.
-        fates: of all steps, in order.
-        fingerprints: name of each step -> what tells it from another that gets its name, as of when it was
-            looked at.
-        frees: bytes that are free once all are gone that are deleted: also of files that only these share.
+        run: The run with all of its steps.
+        listing: The run's contents.
+        fates: Outcome for each step, in order.
+        fingerprints: Fingerprint of each step by name, which distinguishes it from a later step with the same
+            name.
+        frees: Bytes that deleting all of these steps frees, including files that only these steps share.
     """
 
     run: OrbaxRun
@@ -71,25 +71,24 @@ class PruneDecision:
     frees: int
 
     def named(self, fate: Fate) -> list[str]:
-        """Return names of the steps with a fate."""
+        """Return the names of the steps with an outcome."""
         return [item.name for item in self.fates if item.fate == fate]
 
 
 def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
-    """Decide the fate of a run's steps. Reads indexes and metadata.
+    """Decide what happens to the steps of a run. Reads indexes and metadata.
 
     Args:
-        run: with its steps.
-        keep: rules for finished steps to keep.
-        strip_older: whether those that are kept, and are not among the latest by `keep.last`, lose their
-            optimizer.
+        run: The run with its steps.
+        keep: Rules for finished steps to keep.
+        strip_older: Whether kept steps that are not among the latest by `keep.last` lose their optimizer.
 
     Raises:
-        FormatError: no step is finished, so none may go.
-        UsageError: no step has the metric that decides.
-        StorageError: the store cannot answer.
+        FormatError: No step is finished, so nothing may be deleted.
+        UsageError: No step has the metric of the rule.
+        StorageError: The store cannot be read.
     """
-    # Do this first: a step that is written again from now on is another step.
+    # Compute fingerprints first: a step that is saved again after this point counts as another step.
     names = [step.path.name for step in run.steps.values()]
     prints = map_concurrently(run.path.store, lambda name: fingerprint(run.path / name), names)
     listing = listed(run)
@@ -131,7 +130,7 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
 
 
 def _no_whole_step(listing: RunListing, run: Location) -> FormatError:
-    """Return the error of a run without a complete step."""
+    """Return the error for a run without a complete step."""
     return FormatError(
         "no step of this run is finished and whole, so none is deleted",
         location=run,
@@ -169,7 +168,7 @@ def _strip_refusal(each: StepListing) -> str | None:
 
 
 def _find_obstacles(step: Step, links: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Yield the reasons against changing a step."""
+    """Yield reasons that prevent a change of the step."""
     if step.path.is_link():
         yield f"it is a link to {step.path.readlink()}"
     if step.path.name in links:
@@ -186,7 +185,7 @@ def _find_obstacles(step: Step, links: Mapping[str, tuple[str, ...]]) -> Iterato
 
 
 def _find_unowned(step: Step) -> Iterator[str]:
-    """Yield files in a step that belong to no format."""
+    """Yield the files in a step that do not belong to any format."""
     handlers = step.declared.handlers
     known = set(handlers) if isinstance(handlers, dict) else set()
     items = {item.directory: item for item in step.items}
@@ -202,7 +201,7 @@ def _find_unowned(step: Step) -> Iterator[str]:
 
 
 def _known(entry: DirEntry, items: set[str]) -> Collection[str]:
-    """Return names that such an entry of a step may have."""
+    """Return the names that a directory, or a file, of a step may have."""
     return items if entry.is_dir else _OF_A_STEP
 
 

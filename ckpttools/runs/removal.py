@@ -1,8 +1,9 @@
-"""Delete and replace steps so that a crash at any moment leaves everything that is needed.
+"""Delete and replace steps so that a crash at any time leaves everything that is needed.
 
-On a disk a step gets another name first, in one step, and only then is anything of it deleted: what Orbax
-lists is always whole. In a bucket nothing can be renamed: there the commit files go first, so that Orbax
-lists none of the steps, then their objects. The last finished step, and all that is kept, is never touched.
+On a disk, a step is renamed atomically before any of its files are deleted, so the steps that Orbax lists are
+always complete. Objects in a bucket cannot be renamed: there, the commit files are deleted first, so that
+Orbax does not list the steps, and then the other objects. The last finished step and all kept steps are never
+touched.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _PROBE = "probe"
 
 @dataclass(frozen=True)
 class Removal:
-    """A prune that has begun, and may have been interrupted anywhere.
+    """A prune that was started and may have been interrupted at any point.
 
     Attributes:
-        run: the directory above the steps.
-        journal: the decision.
+        run: Directory that contains the steps.
+        journal: The decision.
     """
 
     run: Location
@@ -40,11 +41,11 @@ class Removal:
         """Do the remaining work.
 
         Returns:
-            What was left alone, and why.
+            Descriptions of steps that were left alone, with reasons.
 
         Raises:
-            FormatError: a step to keep is missing; nothing more is deleted.
-            StorageError: the store reports an error; the same call resumes.
+            FormatError: A step to keep is missing. Nothing more is deleted.
+            StorageError: The store reports an error. The same call resumes.
         """
         self.check_kept()
         left = tuple(self._rename_steps() if self._renames else self._remove_commit_files())
@@ -55,13 +56,13 @@ class Removal:
         return left
 
     def undo(self) -> tuple[str, ...]:
-        """Restore what is intact, and delete what is not.
+        """Restore intact steps, and delete partly deleted ones.
 
         Returns:
-            What cannot be put back, and why.
+            Descriptions of steps that cannot be restored, with reasons.
 
         Raises:
-            StorageError: the store reports an error; the same call resumes.
+            StorageError: The store reports an error. The same call resumes.
         """
         if self._renames:
             self._put_back()
@@ -89,7 +90,7 @@ class Removal:
         return [name for name in self._names(_DELETING) if not self._is_saved_again(name)]
 
     def _is_saved_again(self, name: str) -> bool:
-        """Return whether a step of a bucket has its commit file, which is deleted first, or newer files."""
+        """Return whether a step in a bucket has a commit file, which is deleted first, or newer files."""
         location, marker = self.run / name, at_work(self.run, _DELETING, name)
         if self._renames:
             return False
@@ -110,7 +111,7 @@ class Removal:
         return [entry.name for entry in location.entries()] if location.is_dir() else []
 
     def _is_planned(self, name: str) -> bool:
-        """Return whether a step is the one that was to be deleted, all of it."""
+        """Return whether a step is complete and the one that was to be deleted."""
         location = self.run / name
         return location.is_dir() and fingerprint(location) == self.journal.delete.get(name)
 
@@ -140,7 +141,7 @@ class Removal:
             )
 
     def _check_stripped(self) -> None:
-        """Refuse to delete a step whose place nothing has taken."""
+        """Refuse to delete a step that has not been replaced by its stripped version."""
         for name in self._names(_REMOVED):
             if name in self.journal.strip and not (self.run / name).is_dir():
                 raise FormatError(
@@ -152,12 +153,14 @@ class Removal:
     # -- on a disk
 
     def _rename_steps(self) -> Iterator[str]:
-        """Give steps the names under which they are deleted; yield them. A name reused by another step is
-        left."""
+        """Rename steps for deletion, and yield the new names.
+
+        A name that another step reuses is left alone.
+        """
         for name, expected in self.journal.strip.items():
             step, stripped = self.run / name, at_work(self.run, _STRIPPED, name)
             if not stripped.is_dir():
-                continue  # it has its name, or was not made
+                continue  # The step already has its name, or was never written.
             if step.is_dir():
                 if fingerprint(step) != expected:
                     yield f"{name}: it was written again meanwhile"
@@ -223,11 +226,11 @@ def check_can_rename(run: Location, names: Iterable[str]) -> None:
     """Check that the store can rename each step, before anything is written or renamed.
 
     Args:
-        run: the directory above the steps.
-        names: of the steps that are to be deleted or replaced.
+        run: Directory that contains the steps.
+        names: Names of the steps to delete or replace.
 
     Raises:
-        StorageError: the file system cannot rename a step.
+        StorageError: The file system cannot rename a step.
     """
     if not isinstance(run.store, SupportsRename):
         return
@@ -244,7 +247,7 @@ def check_can_rename(run: Location, names: Iterable[str]) -> None:
 
 
 def tidy_all(run: Location) -> None:
-    """Remove the traces of a prune that is done, the journal after all others."""
+    """Remove all files of a finished prune, the journal last."""
     store = removing(run)
     for name in (_STRIPPED, _REMOVED, _DELETING):
         store.remove(at_work(run, name).key)
@@ -255,7 +258,7 @@ def tidy_all(run: Location) -> None:
 
 
 def tidy(run: Location) -> None:
-    """Remove the remains of a prune that ended, or was killed before it started; not those of steps."""
+    """Remove the remains of a prune that ended or was killed before it started, except steps."""
     location, store = at_work(run), removing(run)
     if plan_of(run).exists():
         return

@@ -1,7 +1,7 @@
-"""Runs of trainers of PyTorch: directories named after steps, with checkpoints of any format in them.
+"""Runs of PyTorch trainers: directories named after steps, with checkpoints of any format in them.
 
 verl saves `global_step_10/actor`, torchtitan `step-10`, the Trainer of transformers `checkpoint-10` and
-DeepSpeed `global_step10`; verl and DeepSpeed record the step to resume from in a file next to these.
+DeepSpeed `global_step10`. verl and DeepSpeed record the step to resume from in a file next to these.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _TRACKERS = ("latest_checkpointed_iteration.txt", LATEST)
 
 
 def find_trainer_run(location: Location) -> RunListing | None:
-    """Return the run of such a trainer at a place, or that a step or a checkpoint in one at the place is of.
+    """Return the PyTorch trainer's run at a location, or the one that contains the step or checkpoint there.
 
     Raises:
-        StorageError: the store cannot answer.
+        StorageError: The store cannot be read.
     """
     here = location.absolute()
     run = next((item.parent for item in (here.parent, here) if TRAINER_STEP.fullmatch(item.name)), here)
@@ -57,8 +57,7 @@ def find_trainer_run(location: Location) -> RunListing | None:
 
 
 def _read_tracker(run: Location) -> tuple[str, int | None]:
-    """Return the name of the file that records the step to resume from, and that step; "" and None without
-    one."""
+    """Return the name of the tracker file and the step to resume from; "" and None if there is no file."""
     for name in _TRACKERS:
         if (run / name).is_file():
             match = _TRACKED.fullmatch(text_in(run / name))

@@ -1,4 +1,4 @@
-"""Disk usage of directories, and the part of it that deleting them would free."""
+"""Disk usage of directories, and the part that deleting them would free."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ckpttools.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Bytes of files, each counted once, however many names it has.
+    """Bytes of files, counting each file once even if it has several names.
 
     Attributes:
-        nbytes: of all files.
-        own: bytes of files without a link elsewhere, which deleting the directories frees.
-        files: how many there are.
-        modified: time of the newest change, in nanoseconds since 1970; None if the store does not report it.
+        nbytes: Size of all files, in bytes.
+        own: Bytes of files without links elsewhere, which deleting the directories frees.
+        files: Number of files.
+        modified: Time of the last change, in nanoseconds since 1970; None if the store does not report it.
     """
 
     nbytes: int
@@ -24,7 +24,7 @@ class Usage:
 
     @property
     def shared(self) -> int:
-        """Bytes of files that have a name elsewhere, too: deleting these names frees nothing."""
+        """Bytes of files that have a name elsewhere, too, so that deleting these names frees nothing."""
         return self.nbytes - self.own
 
 
@@ -37,7 +37,7 @@ def measure_usage(*directories: Location) -> Usage:
     for location, result in (
         (directory / name, result) for directory in directories for name, result in directory.walk()
     ):
-        # A store without links knows no file by anything but its name.
+        # In a store without links, each name is a separate file.
         file = str(location) if result.identity is None else result.identity
         names[file] = names.get(file, 0) + 1
         sizes[file], links[file] = result.size, result.links

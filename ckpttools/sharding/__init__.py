@@ -1,1 +1,1 @@
-"""Where checkpoints meet devices: meshes and rules (which know nothing of jax), loading onto a mesh."""
+"""Meshes, sharding rules (neither of which needs jax), and loading onto the devices of a mesh."""

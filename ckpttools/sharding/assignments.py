@@ -1,4 +1,4 @@
-"""The device placement of each array, resolved from the caller's shardings, rules or template."""
+"""The placement of each array on devices, resolved from the caller's shardings, rules or template."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ckpttools.sharding.templates import ExpectedLeaf
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """The caller's choice of devices: `shardings`, else rules, else the shardings in the template.
+    """The caller's choice of devices: `shardings`, otherwise rules, otherwise the shardings of the template.
 
     Attributes:
-        shardings: one for all arrays, or one for each path of the caller's tree.
-        rules: sharding rules; they need `mesh`.
-        mesh: the devices.
-        memory_kind: such as "pinned_host"; None for that of the shardings.
+        shardings: A sharding for all arrays, or one for each path of the caller's tree.
+        rules: Sharding rules; they require `mesh`.
+        mesh: The devices.
+        memory_kind: Memory kind such as "pinned_host"; None for that of the shardings.
     """
 
     shardings: jax.sharding.Sharding | Mapping[Path, jax.sharding.Sharding] | None = None
@@ -44,15 +44,15 @@ class DeviceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One array to be loaded.
+    """An array to load.
 
     Attributes:
-        path: in the checkpoint, after all transforms.
-        array: the source.
-        target: the destination.
-        key_impl: the implementation of PRNG keys; None for other arrays.
-        number: the Python type, for an array that becomes a Python number.
-        expected: the caller's leaf.
+        path: Path in the checkpoint, after all transforms.
+        array: The source.
+        target: The destination.
+        key_impl: The implementation of PRNG keys; None for other arrays.
+        number: The Python type, for an array that becomes a Python number.
+        expected: The caller's leaf.
     """
 
     path: Path
@@ -69,10 +69,10 @@ class Assignment:
 
 
 class Assigner:
-    """Resolver of the placement of each array of a tree.
+    """Resolves the placement of each array of a tree.
 
     Raises:
-        UsageError: rules are given without a mesh, or name axes that it lacks.
+        UsageError: Rules are given without a mesh, or name axes that the mesh lacks.
     """
 
     def __init__(self, tree: Tree, devices: DeviceOptions) -> None:
@@ -105,7 +105,7 @@ class Assigner:
             )
 
     def unmatched_share(self, arrays: Sequence[Assignment]) -> float:
-        """Return the fraction of all bytes that belongs to arrays without a rule, as in `remarks`."""
+        """Return the fraction of all bytes in arrays that match no rule, as in `remarks`."""
         if self._rules is None:
             return 0.0
         ruled = [(self._named_array(item.path, item.expected), item.array) for item in arrays]
@@ -161,7 +161,7 @@ class Assigner:
 
 
 def is_abstract(sharding: Any) -> bool:
-    """Return whether a sharding is over a mesh without devices, as that of a traced array is."""
+    """Return whether a sharding is over a mesh without devices, like that of a traced array."""
     return isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
 
 

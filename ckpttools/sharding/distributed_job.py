@@ -1,7 +1,7 @@
-"""JAX's coordination service, by which the processes of a job communicate without their devices.
+"""JAX's coordination service, with which the processes of a job communicate without their devices.
 
-Nothing here looks up a device. A save that waits in a background thread must not interfere with the job's
-computations, and a conversion needs no devices at all.
+This module never looks up a device. A save that waits in a background thread must not interfere with the
+job's computations, and a conversion needs no devices.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ckpttools.plan.parts import Part, invalid_process_numbers
 T = TypeVar("T")
 # Memory that joining a job adds to a process: 128 MiB with jax 0.10, 138 with 0.12.
 JOB_BYTES = 144 << 20
-# Timeout of one request. It is repeated until it is answered, so that interruptions are noticed in between.
-# JAX's heartbeats detect a process that has died, and end the others.
+# Timeout of one request. The request is repeated until it is answered, so that interruptions are noticed in
+# between. JAX's heartbeats detect a process that has died and end the others.
 _PATIENCE_MS = 5_000
 # gRPC accepts at most 4 MiB per message.
 _MAX_VALUE_BYTES = 2 << 20
@@ -33,11 +33,11 @@ class Service:
     """The coordination service, as seen by one process.
 
     Attributes:
-        number: index of this process.
-        count: number of processes.
+        number: Index of this process.
+        count: Number of processes.
         client: JAX's client.
-        name: prefix of all topics.
-        on_wait: called with the topic regularly while a request is unanswered.
+        name: Prefix of all topics.
+        on_wait: Called regularly with the topic while a request is unanswered.
     """
 
     number: int
@@ -55,7 +55,7 @@ class Service:
         """Wait for the text of a topic.
 
         Raises:
-            OtherProcessError: the service does not answer any more.
+            OtherProcessError: The service no longer answers.
         """
         text: str = self._wait_for(self.client.blocking_key_value_get, topic)
         return text[1:]
@@ -68,7 +68,7 @@ class Service:
         self.put(topic, str(len(pieces)))
 
     def get_bytes(self, topic: str) -> bytes:
-        """Wait for the bytes of a topic; raises as `get`."""
+        """Wait for the bytes of a topic; raises the errors of `get`."""
         get_bytes = self.client.blocking_key_value_get_bytes
         return b"".join(
             self._wait_for(get_bytes, f"{topic}/{number}") for number in range(int(self.get(topic)))
@@ -100,7 +100,7 @@ class Service:
 
 def current_client() -> Any:
     """Return JAX's client; None outside a job."""
-    from jax._src import distributed  # which Orbax uses for the same
+    from jax._src import distributed  # Orbax uses the same private module.
 
     return distributed.global_state.client
 
@@ -109,11 +109,11 @@ def join_job(coordinator: str | None = None, process: Part | None = None) -> Ser
     """Join a job of `jax.distributed` with this process.
 
     Args:
-        coordinator: host and port where process 0 listens; None to detect it.
-        process: index and number of processes; None to detect them.
+        coordinator: Host and port where process 0 listens; None to detect it.
+        process: Index and number of processes; None to detect them.
 
     Raises:
-        UsageError: the environment does not describe a job, or the other processes do not join.
+        UsageError: The environment does not describe a job, or the other processes do not join.
     """
     import jax
     from jax._src import distributed
@@ -144,13 +144,13 @@ def _not_in_job_error(got: str) -> UsageError:
     )
 
 
-# How processes leave a job of `jax.distributed`: together if all are present, and without ending by a signal.
+# Processes leave a job of `jax.distributed` together if all are present, and must not be ended by a signal.
 #
-# JAX uses a barrier. If it times out, or a process has died before it, SIGABRT ends all connected processes,
-# those at the barrier and those that reach it later; the same happens when process 0 ends, which runs the
-# service. A process that is stopped at the barrier leaves it as the others do.
+# JAX uses a barrier. If the barrier times out, or a process died before reaching it, SIGABRT ends all
+# connected processes, both those at the barrier and those that reach it later. The same happens when process
+# 0 ends, which runs the service. A process that is stopped at the barrier leaves it like the others.
 #
-# Wait for late processes (stopped, swapped out, or on a busy machine). After 100 s JAX considers them dead.
+# Wait for late processes (stopped, swapped out, or on a busy machine). After 100 s, JAX considers them dead.
 _LATE_SECONDS = 60.0
 # Wait for processes that learn of a failure only when their current task ends.
 _FAILED_SECONDS = 10.0
@@ -179,7 +179,7 @@ def abandon_job(job: Service) -> None:
     """Leave a failed job without the barrier, since the other processes may be gone."""
     from jax._src import distributed
 
-    with contextlib.suppress(Exception):  # process 0 may be gone
+    with contextlib.suppress(Exception):  # Process 0 may have ended.
         job.set_status(_AWAY, "yes")
         if job.number == 0:
             _wait_for_all(job, _AWAY, _FAILED_SECONDS)
@@ -187,7 +187,8 @@ def abandon_job(job: Service) -> None:
     state = distributed.global_state
     for item in (state.client, state.service):
         if item is not None:
-            # Destroying these would wait at the barrier, and without an answer end the process by a signal.
+            # Destroying these objects would wait at the barrier and, without an answer, end the process by a
+            # signal.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
     state.client = state.service = None
 

@@ -1,4 +1,4 @@
-"""Saving of arrays that several processes share: each writes its shards, and process 0 everything else.
+"""Save arrays that several processes share: each process writes its shards, and process 0 everything else.
 
 All processes make the same plan. Its tasks are divided at shard boundaries and sorted by the process that can
 do them, so that each process does a contiguous part of the plan (`ckpttools.run.parts`).
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def check_chunk_owners(plan: Plan) -> None:
-    """Raise UsageError if a chunk must be written by one process and no process has all its elements."""
+    """Raise UsageError if a chunk must be written by one process but no process has all its elements."""
     single_writer_paths = _single_writer_paths(plan)
     for path, array in plan.tree.arrays.items():
         if (
@@ -78,17 +78,17 @@ def _is_cut_within(array: LazyArray, placement: Placement) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DistributedSave:
-    """A save by several processes that have all started it; a process that cannot continue must report it.
+    """A save that several processes have started. A process that cannot continue must report it.
 
     Attributes:
-        plan: of all arrays, the same in all processes.
-        writer: the plan's writer.
-        destination: final name, which must mean the same in all processes.
-        overwrite: as in `ckpttools.run.executor.execute`.
-        observe: called with every event of this process.
-        check: raises what prevents the save, before anything is written; called in process 0.
-        publish: performs the last steps for a plan with this fingerprint, in process 0.
-        processes: all processes of the save.
+        plan: Plan of all arrays, the same in all processes.
+        writer: The plan's writer.
+        destination: Final location, which must mean the same in all processes.
+        overwrite: See `ckpttools.run.executor.execute`.
+        observe: Called with every event of this process.
+        check: Raises the error that prevents the save, before anything is written; called in process 0.
+        publish: Performs the last steps for a plan and its fingerprint, in process 0.
+        processes: All processes of the save.
     """
 
     plan: Plan
@@ -101,20 +101,23 @@ class DistributedSave:
     processes: Processes
 
     def abort(self, error: BaseException) -> None:
-        """Report to the other processes that the save failed, in place of `run`; raise the error."""
+        """Report to the other processes that the save failed, and raise the error.
+
+        Call it instead of `run`.
+        """
         self.processes.check_all("begun", error)
 
     def run(self) -> Receipt:
         """Write the data of this process, and wait until the checkpoint is complete and published.
 
         Returns:
-            The receipt of the whole checkpoint; except in process 0, written bytes and seconds are those of
-            this process.
+            The receipt of the complete checkpoint. Except in process 0, written bytes and seconds are those
+            of this process.
 
         Raises:
-            UsageError: the processes do not save the same tree in the same way.
-            OtherProcessError: another process failed.
-            CheckpointError: as in `execute`.
+            UsageError: The processes do not save the same tree in the same way.
+            OtherProcessError: Another process failed.
+            CheckpointError: See `execute`.
         """
         started = time.monotonic()
         processes = self.processes
@@ -132,11 +135,11 @@ class DistributedSave:
         )
         if receipt is None:
             return _receipt(assigned.plan, built, self.destination, time.monotonic() - started)
-        # The last steps count all tasks as resumed, including those done here.
+        # The last steps count all tasks as resumed, including those of this save.
         return replace(receipt, tasks_resumed=built.tasks_resumed, bytes_resumed=built.bytes_resumed)
 
     def _in_process_0(self, do: Callable[[], T]) -> Callable[[], T | None]:
-        """Return the function in process 0, and a function that does nothing elsewhere."""
+        """Return the function in process 0, and a function without effect in other processes."""
         return do if self.processes.number == 0 else lambda: None
 
     def _prepare(self, own: str, nbytes: int) -> None:
@@ -169,7 +172,7 @@ class DistributedSave:
 
 
 def _agree_on_versions(tree: Tree, processes: Processes) -> None:
-    """Give arrays the same version in all processes: the same for the same objects in process 0."""
+    """Give arrays the same versions in all processes; the versions follow from those of process 0."""
     held = list(holders(tree))
 
     def token() -> str:
@@ -200,8 +203,8 @@ class _ProcessTasks:
     """A plan whose tasks are sorted by the process that does them.
 
     Attributes:
-        plan: with its tasks in that order.
-        tasks, groups: index of the first task or group of each process, and the total.
+        plan: The plan, with its tasks in that order.
+        tasks, groups: Index of the first task or group of each process, followed by the total.
     """
 
     plan: Plan
@@ -228,7 +231,7 @@ def _assign_tasks(plan: Plan, count: int) -> _ProcessTasks:
 
 
 def _owned_tasks(plan: Plan) -> Iterator[tuple[int, Task]]:
-    """Yield the tasks of all arrays, each with a process that has all its input."""
+    """Yield the tasks of all arrays, each with a process that has its complete input."""
     single_writer_paths, assigner = _single_writer_paths(plan), RegionAssigner()
     for task in plan.tasks:
         if task.path not in single_writer_paths:
@@ -282,12 +285,13 @@ def _receipt(plan: Plan, built: PartReceipt, destination: Location, seconds: flo
     )
 
 
-# Decides which process makes which region of an array that is computed from shared arrays.
+# Decide which process computes each region of an array that depends on shared arrays.
 #
-# A process makes a region if it has all its inputs. Otherwise the region is halved until one process has all.
+# A process computes a region if it has all inputs. Otherwise the region is halved until one process has all
+# of them.
 #
-# Limit per task. Shards of 64 processes along one axis give 64 regions, and some more if shard boundaries are
-# not at multiples of a half.
+# This limit applies per task. Shards of 64 processes along one axis give 64 regions, and some more if shard
+# boundaries are not at multiples of a half.
 _MOST_PIECES = 1024
 Piece: TypeAlias = tuple[int, Region]
 
@@ -296,16 +300,17 @@ Piece: TypeAlias = tuple[int, Region]
 class RegionAssigner:
     """Assigns regions of arrays to processes.
 
-    The result for one layer is tried first for the next, which is five times as fast as computing it again.
+    The result for one layer is tried first for the next one, which is five times as fast as computing it
+    again.
     """
 
     _known_pieces: dict[tuple[Shape, Region], Sequence[Piece]] = field(default_factory=dict)
 
     def pieces(self, path: Path, array: LazyArray, region: Region) -> Sequence[Piece]:
-        """Divide a region so that one process has all inputs of each piece; process 0 if every process has.
+        """Divide a region so that one process has all inputs of each piece; process 0 if all have them.
 
         Raises:
-            UsageError: there would be too many pieces.
+            UsageError: There would be too many pieces.
         """
         owners = _Owners(array)
         result = self._known_pieces.get((array.shape, region), ())
@@ -343,18 +348,18 @@ class _Owners:
         self._array = rebuild_arrays({"": array}, self._record_reads)[""]
 
     def of(self, region: Region) -> frozenset[int]:
-        """Return the processes that have inputs of a region which others lack."""
+        """Return the processes with inputs of a region that other processes lack."""
         self._recorded.clear()
         self._array.read_cost(region)
         return frozenset(self._recorded)
 
     def owner(self, region: Region) -> int | None:
-        """Return the process that has all inputs; 0 if every process has; None if no process has."""
+        """Return the process that has all inputs; 0 if every process has them; None if no process does."""
         processes = self.of(region)
         return min(processes, default=0) if len(processes) <= 1 else None
 
     def halves(self, region: Region) -> Sequence[Region]:
-        """Halve the region along the axis that separates processes best; the outermost of equal ones."""
+        """Halve the region along the axis that separates processes best, or the first of equal axes."""
         cuts = [
             [*region.pieces(axis, (length + 1) // 2)]
             for axis, length in enumerate(region.shape)
@@ -373,12 +378,12 @@ class _Owners:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _RecordingHolder:
-    """A holder of the same elements that records which processes have the regions that are read.
+    """A holder of the same elements that records the processes whose regions are read.
 
     Attributes:
-        holder: of the elements.
-        recorded: the recorded processes.
-        processes, start, stop: owners of elements, and the limits of their regions.
+        holder: Holder of the elements.
+        recorded: The recorded processes.
+        processes, start, stop: Owners of elements, and the limits of their regions.
     """
 
     holder: ShardHolder

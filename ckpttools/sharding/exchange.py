@@ -1,6 +1,6 @@
 """Move elements from the processes that read them to the devices that need them, in jitted functions.
 
-Elements travel as unsigned integers of their size and are converted back at the end. On CPU a jitted
+Elements travel as unsigned integers of the same size and are converted back at the end. On the CPU, a jitted
 transpose of bfloat16 changes bits of NaN, and a sum with zeros turns -0.0 into 0.0; both are exact for
 unsigned integers.
 """
@@ -27,7 +27,7 @@ _PROCESS, _DEVICE = "process", "device"
 
 
 def homes_of(target: ArrayTarget) -> Homes:
-    """Return the regions of an array that the devices of each process hold."""
+    """Return the regions of an array on the devices of each process."""
     result: dict[int, list[Region]] = {}
     placed: Mapping[Any, Any] = target.sharding.devices_indices_map(target.shape)
     for device, index in placed.items():
@@ -41,15 +41,15 @@ def _region(index: Any, target: ArrayTarget) -> Region:
 
 
 def is_movable(target: ArrayTarget) -> bool:
-    """Return whether elements of this dtype can be exchanged between the devices of this sharding."""
+    """Return whether elements of this dtype can be exchanged between the devices of the sharding."""
     dtype = target.dtype
-    # JAX cannot convert elements below one byte, or complex numbers, to a carrier.
+    # JAX cannot convert elements smaller than one byte, or complex numbers, to a carrier.
     has_carrier = dtype.value_bits in (None, 1) and not dtype.packed and dtype.kind != "complex"
     return has_carrier and isinstance(target.sharding, NamedSharding)
 
 
 def devices_per_process(target: ArrayTarget) -> int | None:
-    """Return the devices per process if all have the same number, contiguous in the mesh; None otherwise."""
+    """Return the devices per process if all have the same number, contiguous in the mesh, or None."""
     order = [device.process_index for device in _devices(target)]
     count = order.count(order[0])
     together = all(len(set(order[k : k + count])) == 1 for k in range(0, len(order), count))
@@ -73,7 +73,10 @@ def stretch_target(target: ArrayTarget, cut: Stretches, devices: int) -> ArrayTa
 
 
 def exchange_parts(parts: Parts, read: ArrayTarget, target: ArrayTarget) -> jax.Array:
-    """Assemble an array from the stretches that processes have read; all processes call this in turn."""
+    """Assemble an array from the stretches that processes have read.
+
+    All processes must make these calls in the same order.
+    """
     carriers = _global_array(parts, read)
     return _to_target(_mover(_auto_sharding(target.sharding))(carriers), target)
 
@@ -85,11 +88,13 @@ def first_replicas(target: ArrayTarget) -> Shards:
 
 
 def broadcast_parts(parts: Parts, target: ArrayTarget) -> jax.Array:
-    """Assemble an array from parts that were each read by one process; all processes call this in turn.
+    """Assemble an array from parts that were each read by one process.
+
+    All processes must make these calls in the same order.
 
     Args:
-        parts: those of `first_replicas`.
-        target: the array's target, in which several devices hold a part.
+        parts: The parts of `first_replicas`.
+        target: Target of the array, with several devices per part.
     """
     sharding = target.sharding
     assert isinstance(sharding, NamedSharding)
@@ -136,7 +141,7 @@ def _from_carrier(array: jax.Array, dtype: DType) -> jax.Array:
     return typed
 
 
-# Cached functions, since compiling a new jitted function takes 75 to 170 ms per array.
+# Cached because compiling a new jitted function takes 75 to 170 ms per array.
 
 
 @partial(jax.jit, static_argnames="dtype")

@@ -1,8 +1,8 @@
-"""The decision who reads what of an array if several processes load it: each for itself, or some for all.
+"""Decide which process reads which part of an array: each process for itself, or some for all.
 
-A process may need a bit of every row of an array; then it fetches full rows and discards most of each. In
-that case each process reads a stretch that is contiguous in storage, and they exchange what they have read.
-If several processes need the same parts, one of them can read for all.
+A process may need a small part of every row of an array; it would then fetch full rows and discard most of
+each. Instead, each process reads a contiguous stretch of the storage, and the processes exchange what they
+have read. If several processes need the same parts, one of them can read for all.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ckpttools.sharding.shards import LocalParts, Shards
 
 Way = Literal["direct", "exchange", "broadcast"]
 Homes = Mapping[int, Sequence[Region]]
-"""Process -> the region of an array that each of its devices holds, in the order of the devices."""
+"""For each process, the region of an array on each of its devices, in the order of the devices."""
 
-# Only a sample of many processes is examined, since they read similar parts.
+# If there are many processes, only a sample is examined, since their reads are similar.
 _MAX_SAMPLED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """Average bytes that a process fetches of one or more arrays.
+    """Average number of bytes that a process fetches for one or more arrays.
 
     Attributes:
-        needed: stored bytes that its devices need.
-        fetched: bytes that it reads for them.
+        needed: Stored bytes that the devices of a process need.
+        fetched: Bytes that the process reads for them.
     """
 
     needed: int = 0
@@ -48,7 +48,7 @@ class FetchPlan:
 
 
 def shards_from_boxes(shape: Shape, boxes: Iterable[Region]) -> Shards:
-    """Return equal regions of an array as its parts, without duplicates."""
+    """Return the parts of an array from equal regions, without duplicates."""
     result = list(dict.fromkeys(boxes))
     part = result[0].shape if result else shape
     cells = (tuple(a // max(1, n) for a, n in zip(box.start, part, strict=True)) for box in result)
@@ -56,7 +56,7 @@ def shards_from_boxes(shape: Shape, boxes: Iterable[Region]) -> Shards:
 
 
 def estimate_reads(array: LazyArray, homes: Homes) -> FetchPlan:
-    """Return the average bytes that a process fetches for itself, from a sample of processes."""
+    """Return the average bytes that a process fetches for itself, estimated from a sample of processes."""
     local = [
         LocalParts(array, shards_from_boxes(array.shape, homes[item]))
         for item in sample_processes(list(homes))
@@ -66,7 +66,7 @@ def estimate_reads(array: LazyArray, homes: Homes) -> FetchPlan:
 
 
 def sample_processes(processes: Sequence[int]) -> Sequence[int]:
-    """Return a sample of the processes that includes some from the middle."""
+    """Return a sample of the processes that includes some in the middle."""
     return processes[:: max(1, len(processes) // _MAX_SAMPLED)][:_MAX_SAMPLED]
 
 
@@ -75,8 +75,8 @@ class Stretches:
     """Division of an array for reading: one axis over processes, and one over the devices of each.
 
     Attributes:
-        over_processes: the axis divided among processes.
-        over_devices: the axis divided among the devices of a process.
+        over_processes: The axis divided among processes.
+        over_devices: The axis divided among the devices of a process.
     """
 
     over_processes: int
@@ -86,9 +86,9 @@ class Stretches:
         """Return the regions that the devices of sampled processes read.
 
         Args:
-            shape: of the array.
-            processes: number of processes.
-            devices: number of devices of each process.
+            shape: Shape of the array.
+            processes: Number of processes.
+            devices: Number of devices of each process.
         """
         return {
             location: [self._box(shape, processes, devices, location, device) for device in range(devices)]
@@ -107,12 +107,12 @@ def _stretch(box: Region, axis: int, count: int, location: int) -> Region:
 
 
 def best_stretches(array: LazyArray, processes: int, devices: int) -> tuple[Stretches, FetchPlan] | None:
-    """Return the division with which processes fetch least; None if no axes can be divided evenly.
+    """Return the division with which processes fetch the fewest bytes; None if no axes can be divided evenly.
 
     Args:
-        array: the array to read.
-        processes: number of processes.
-        devices: number of devices of each process.
+        array: The array to read.
+        processes: Number of processes.
+        devices: Number of devices of each process.
     """
     result = [
         (choice, estimate_reads(array, choice.homes(array.shape, processes, devices)))
@@ -126,7 +126,7 @@ def _stretch_choices(shape: Shape, processes: int, devices: int) -> Iterator[Str
         if length % processes:
             continue
         rest = (*shape[:first], length // processes, *shape[first + 1 :])
-        # Prefer the same axis, since each process then reads one contiguous stretch.
+        # Prefer the same axis, so that each process reads one contiguous stretch.
         order = [first, *(axis for axis in range(len(shape)) if axis != first)]
         second = next((axis for axis in order if rest[axis] % devices == 0), None)
         if second is not None:
@@ -142,16 +142,17 @@ def choose_way(
     max_over_read: float,
     single_replica: bool,
 ) -> tuple[Way, Stretches | None, FetchPlan]:
-    """Choose how an array is read, and return what that fetches.
+    """Choose how an array is read. Returns the number of fetched bytes as well.
 
     Args:
-        array: the array to read.
-        homes: the regions that the devices of each process need; without `single_replica` a sample of
-            processes suffices.
-        processes: number of processes.
-        devices: per process, if all have the same number, contiguous in the mesh; None otherwise.
-        max_over_read: bytes read per byte needed above which processes exchange.
-        single_replica: whether one process reads what several need.
+        array: The array to read.
+        homes: Regions that the devices of each process need; without `single_replica`, a sample of processes
+            suffices.
+        processes: Number of processes.
+        devices: Devices per process if all processes have the same number, contiguous in the mesh; otherwise
+            None.
+        max_over_read: Ratio of read to needed bytes above which processes exchange.
+        single_replica: Whether one process reads for all processes that need the same part.
     """
     own = estimate_reads(array, homes)
     if processes == 1 or prod(array.shape) == 0:
@@ -176,7 +177,7 @@ def is_shared(homes: Homes) -> bool:
 
 
 def first_homes(homes: Homes) -> Homes:
-    """Assign each region to the first process that needs it; omit processes that read nothing."""
+    """Assign each region to the first process that needs it, and omit processes that read nothing."""
     seen: set[Region] = set()
     result: dict[int, list[Region]] = {}
     for process, boxes in homes.items():

@@ -1,4 +1,4 @@
-"""The plan of a load, made before any read: who reads each array, and the memory that takes."""
+"""The plan of a load, made before any read: which process reads each array, and the required memory."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from ckpttools.sharding.shards import LocalParts, Shards
 
 @dataclass(frozen=True, slots=True)
 class LoadedArray:
-    """One array of a load plan.
+    """An array of a load plan.
 
     Attributes:
-        path: in the caller's tree.
-        shape, dtype: of the array.
-        sharding: over devices, as JAX prints it.
-        shard: the shape of each device's part.
-        way: "direct" if each process reads what its devices need, "exchange" if each reads a stretch of the
-            array, "broadcast" if one reads for several.
+        path: Path in the caller's tree.
+        shape, dtype: Shape and dtype of the array.
+        sharding: Sharding over devices, as JAX prints it.
+        shard: Shape of each device's part.
+        way: "direct" if each process reads what its devices need, "exchange" if each process reads a stretch
+            of the array, or "broadcast" if one process reads for several.
     """
 
     path: str
@@ -57,11 +57,11 @@ class Route:
     """The way of one array to its devices.
 
     Attributes:
-        leaf: the array and its placement.
-        way: as in `LoadedArray`.
-        local: the parts that this process reads.
-        needed: the parts that its devices need.
-        read: the placement after reading and before the exchange; None without an exchange.
+        leaf: The array and its placement.
+        way: See `LoadedArray`.
+        local: Parts that this process reads.
+        needed: Parts that the devices of this process need.
+        read: Placement after reading and before the exchange; None without an exchange.
     """
 
     leaf: Assignment
@@ -85,8 +85,8 @@ class ReadSharing:
     """How processes share reading.
 
     Attributes:
-        max_over_read: bytes read per byte needed above which processes exchange what they read.
-        single_replica: whether one process reads what several need.
+        max_over_read: Ratio of read to needed bytes above which processes exchange what they read.
+        single_replica: Whether one process reads for all processes that need the same part.
     """
 
     max_over_read: float = 1.5
@@ -98,20 +98,20 @@ class LoadPlan:
     """The work of a load in this process.
 
     Attributes:
-        arrays: number of arrays.
-        processes: number of processes that load together.
-        bytes_needed: stored bytes that the devices of this process need, each part once.
-        bytes_read: bytes that this process will fetch.
-        bytes_read_alone: bytes that it would fetch if it read exactly what its devices need.
-        reads: number of reads.
-        bytes_in_memory: decoded bytes of the parts that are read.
-        bytes_on_devices: bytes on the devices of this process, counting each copy.
-        bytes_exchanged: bytes that its devices receive from processes that read for others.
-        staging: bytes of host memory, in addition to the result, for parts on their way to devices.
-        memory: limit of host memory in bytes, in addition to the result.
-        notes: changes to values, and other notes for the user.
-        array_list: all arrays except Python numbers.
-        routes: the same with the details needed for execution.
+        arrays: Number of arrays.
+        processes: Number of processes that load together.
+        bytes_needed: Stored bytes that the devices of this process need, counting each part once.
+        bytes_read: Bytes that this process will fetch.
+        bytes_read_alone: Bytes that this process would fetch if it read exactly what its devices need.
+        reads: Number of reads.
+        bytes_in_memory: Decoded bytes of the parts that are read.
+        bytes_on_devices: Bytes on the devices of this process, counting each copy.
+        bytes_exchanged: Bytes that the devices of this process receive from other processes.
+        staging: Bytes of host memory, in addition to the result, for parts on their way to devices.
+        memory: Limit of host memory in bytes, in addition to the result.
+        notes: Changes to values, and other notes for the user.
+        array_list: All arrays except Python numbers.
+        routes: The same arrays, with the details needed for execution.
     """
 
     arrays: int
@@ -145,13 +145,14 @@ def plan_load(expected: Request, sharing: ReadSharing, *, memory: int, notes: No
     """Plan a load.
 
     Args:
-        expected: the arrays and their placements.
-        sharing: how processes share reading.
-        memory: bytes of host memory, in addition to the result.
-        notes: notes for the user, in addition to the request's.
+        expected: The arrays and their placements.
+        sharing: How processes share reading.
+        memory: Bytes of host memory, in addition to the result.
+        notes: Notes for the user, in addition to those of the request.
 
     Raises:
-        MemoryBudgetError: one worker, or an array that must be staged on its way to devices, does not fit.
+        MemoryBudgetError: There is not enough memory for one worker, or for an array that must be staged on
+            its way to devices.
     """
     room = _staging_room(memory)
     routes = tuple(_route(leaf, sharing, room) for leaf in expected.arrays if leaf.number is None)
@@ -186,7 +187,7 @@ def _loaded_array(route: Route) -> LoadedArray:
 
 
 def _route(leaf: Assignment, sharing: ReadSharing, room: int) -> Route:
-    """Decide how an array is read; the result is the same in all processes."""
+    """Decide how an array is read. The result is the same in all processes."""
     target = leaf.target
     direct = LocalParts(leaf.array, target.shards, leaf.name)
     homes = homes_of(target) if jax.process_count() > 1 and is_movable(target) else {}
@@ -214,15 +215,15 @@ def _route(leaf: Assignment, sharing: ReadSharing, room: int) -> Route:
 
 
 def _staging_room(memory: int) -> int:
-    """Return the bytes of parts on their way to devices; the same amount is being sent meanwhile."""
+    """Return the bytes available for parts on their way to devices; as much is being sent meanwhile."""
     return (memory - baseline_bytes() - 4 * PIECE_BYTES) // 2
 
 
 def _staging(routes: Sequence[Route], room: int, memory: int) -> int:
-    """Return the bytes of parts that are staged at once; 0 if no array needs staging.
+    """Return the number of bytes that are staged at once; 0 if no array needs staging.
 
     Raises:
-        MemoryBudgetError: the largest array does not fit.
+        MemoryBudgetError: There is not enough memory for the largest array.
     """
     sizes = [route.local.nbytes for route in routes if not route.is_in_place]
     if not sizes:
@@ -234,10 +235,10 @@ def _staging(routes: Sequence[Route], room: int, memory: int) -> int:
 
 
 def group_routes(routes: Sequence[Route], room: int) -> Iterator[list[Route]]:
-    """Yield groups of arrays that are read together, first all that need no staging.
+    """Yield groups of arrays that are read together, starting with all arrays that need no staging.
 
-    Arrays that processes exchange come last, in the order of the request, which is the same in all
-    processes; the others are in the order of their files.
+    Arrays that processes exchange come last, in the order of the request, which is the same in all processes.
+    The others are in the order of their files.
     """
     ordered = sort_by_location(routes)
     yield [route for route in ordered if route.is_in_place]
@@ -255,7 +256,7 @@ def group_routes(routes: Sequence[Route], room: int) -> Iterator[list[Route]]:
 
 
 def join_reads(routes: Sequence[Route]) -> list[JointRead]:
-    """Join arrays that read the same bytes; exchanged arrays keep their order, each by itself."""
+    """Join arrays that read the same bytes. Exchanged arrays keep their order and are not joined."""
     own = [number for number, route in enumerate(routes) if route.way == "direct"]
     built = join_arrays([routes[number].local for number in own])
     direct = [JointRead(item.local, tuple(own[member] for member in item.members)) for item in built]
@@ -276,11 +277,11 @@ def sort_by_location(routes: Iterable[Route]) -> list[Route]:
 
 @dataclass(frozen=True)
 class JointRead:
-    """Arrays that are read at once: one, or several along a new first axis.
+    """Arrays that are read together: one, or several along a new first axis.
 
     Attributes:
-        local: the parts to read.
-        members: the indices of the arrays; if several, in the order of the new axis.
+        local: The parts to read.
+        members: Indices of the arrays; if there are several, in the order of the new axis.
     """
 
     local: LocalParts
@@ -296,7 +297,7 @@ class JointRead:
 
 
 def join_arrays(local: Sequence[LocalParts]) -> list[JointRead]:
-    """Join arrays that read the same bytes; each joint takes the position of its first array."""
+    """Join arrays that read the same bytes. Each joint takes the position of its first array."""
     result: dict[Hashable, list[tuple[int, int]]] = {}
     sources: dict[Hashable, LazyArray] = {}
     known: dict[int, tuple[LazyArray, Hashable]] = {}
@@ -306,7 +307,8 @@ def join_arrays(local: Sequence[LocalParts]) -> list[JointRead]:
             result[number] = [(0, number)]
             continue
         source, index = whole
-        # Layers are mostly coordinates of one array: describe it once, and keep it alive for its id.
+        # Layers are mostly coordinates of one array: describe that array once, and keep it alive because its
+        # id is the key.
         known.setdefault(id(source), (source, _structure_key(source)))
         key = known[id(source)][1], item.shards.part, item.shards.local
         result.setdefault(key, []).append((index, number))
@@ -339,7 +341,7 @@ def _stack_parts(alone: Sequence[LocalParts], source: LazyArray) -> LocalParts:
 
 
 def _taken_source(array: LazyArray) -> tuple[LazyArray, int] | None:
-    """Return the array and coordinate of its first axis that this array takes; None if it takes none."""
+    """Return the array whose first axis this array indexes, and the coordinate; otherwise None."""
     if isinstance(array, Take) and array.axis == 0:
         return array.source, array.index
     if not isinstance(array, Stack):

@@ -24,16 +24,17 @@ class ProcessLoading:
     """The average reads of one process.
 
     Attributes:
-        processes: number of processes.
-        devices: number of devices of each process.
-        needed: stored bytes that its devices need, each part once.
-        fetched: bytes that it reads if each process reads what its devices need.
-        over_read: fetched / needed.
-        max_over_read: over-read of an array above which processes exchange what they have read.
-        exchanged: number of arrays that they exchange.
-        fetched_exchanging: bytes that a process then reads.
-        broadcast: number of arrays that several processes need, and one reads with `single_replica=True`.
-        fetched_single_replica: bytes that a process that reads for others then reads.
+        processes: Number of processes.
+        devices: Number of devices of each process.
+        needed: Stored bytes that the devices of a process need, counting each part once.
+        fetched: Bytes read if each process reads what its devices need.
+        over_read: Fetched / needed.
+        max_over_read: Over-read of an array above which processes exchange what they have read.
+        exchanged: Number of arrays that processes exchange.
+        fetched_exchanging: Bytes that a process reads if arrays are exchanged.
+        broadcast: Number of arrays that several processes need and that one process reads with
+            `single_replica=True`.
+        fetched_single_replica: Bytes read by a process that reads for others.
     """
 
     processes: int
@@ -54,16 +55,16 @@ def process_loading(
     mesh: MeshShape,
     processes: int,
 ) -> ProcessLoading:
-    """Predict what processes read; they own the devices in the order of the mesh.
+    """Predict what processes read. They own the devices in the order of the mesh.
 
     Args:
-        arrays: the arrays to load.
-        specs: the partition spec of each; axes that cannot be divided evenly are not sharded.
-        mesh: all devices.
-        processes: number of processes, which share the devices evenly.
+        arrays: The arrays to load.
+        specs: Partition spec of each array; axes that cannot be divided evenly are not sharded.
+        mesh: All devices.
+        processes: Number of processes, which must divide the number of devices.
 
     Raises:
-        UsageError: the devices cannot be shared evenly.
+        UsageError: The number of processes does not divide the number of devices.
     """
     if processes < 1 or mesh.size % processes:
         raise UsageError(
@@ -102,7 +103,7 @@ class _ReadTotals:
     broadcast: int = 0
 
     def __post_init__(self) -> None:
-        # A model has few distinct shapes, and each needs a region for every device of the mesh.
+        # A model has few distinct shapes, and each shape needs a region for every device of the mesh.
         self._homes = cache(partial(homes_on_mesh, mesh=self.mesh, processes=self.processes))
 
     def add(self, array: LazyArray, spec: Spec) -> None:
@@ -134,7 +135,7 @@ class _ReadTotals:
 
 
 def homes_on_mesh(shape: Shape, spec: Spec, mesh: MeshShape, processes: int) -> Homes:
-    """Return the regions of an array that the devices of each process hold."""
+    """Return the regions of an array on the devices of each process."""
     whole = drop_uneven_axes(shape, spec, mesh)
     part = shard_shape(shape, whole, mesh)
     devices = mesh.size // processes

@@ -38,7 +38,8 @@ from ckpttools.transforms.cast import CastMap, can_cast, cast, cast_notes
 
 LIKE = "like"
 _MAX_SUGGESTIONS = 20
-# Fraction of the loaded bytes. Norms of stacked layers, which rules leave out, are less than 1%.
+# Maximum fraction of the loaded bytes that may match no rule. Norms of stacked layers, which rules leave out,
+# are less than 1%.
 _MAX_UNMATCHED = 0.1
 
 
@@ -47,9 +48,9 @@ class Request:
     """All arrays to load.
 
     Attributes:
-        arrays: in the order in which `fill` takes them.
-        fill: builds the result from the values.
-        notes: notes for the user.
+        arrays: The arrays, in the order of the values that `fill` takes.
+        fill: Builds the result from the values.
+        notes: Notes for the user.
     """
 
     arrays: tuple[Assignment, ...]
@@ -67,16 +68,16 @@ def build_request(
     """Check a request against a checkpoint.
 
     Args:
-        tree: the checkpoint; without a template, all of it is loaded.
-        template: the expected leaves; None for the tree as it is.
-        devices: the destination.
-        dtype: of floating-point arrays; "like" for those of the template; None for those stored.
-        location: of the checkpoint, for messages.
+        tree: The checkpoint; without a template, all of it is loaded.
+        template: The expected leaves; None for the tree of the checkpoint.
+        devices: The destination.
+        dtype: Dtype of floating-point arrays; "like" for those of the template; None for the stored dtypes.
+        location: Location of the checkpoint, for messages.
 
     Raises:
-        CoverageError: the checkpoint lacks names, shapes or dtypes, axes cannot be divided, or JAX would
-            narrow dtypes; lists all problems.
-        UsageError: rules are given without a mesh, or name axes that it lacks.
+        CoverageError: The checkpoint lacks names, shapes or dtypes, axes cannot be divided, or JAX would
+            narrow dtypes. The message lists all problems.
+        UsageError: Rules are given without a mesh, or name axes that the mesh lacks.
     """
     if dtype == LIKE and template is None:
         raise UsageError(f"{option('dtype', LIKE)} needs {option('like')}")
@@ -142,7 +143,7 @@ def _match_leaves(
 
 
 def _kind_mismatches(matched: Pairs, tree: Tree) -> Iterator[str]:
-    """Yield the leaves that are an array instead of a string, or a string instead of an array."""
+    """Yield the leaves that are arrays on one side and strings on the other."""
     for path, item in matched:
         array = tree.arrays.get(path)
         if array is None and not item.is_text:
@@ -152,7 +153,7 @@ def _kind_mismatches(matched: Pairs, tree: Tree) -> Iterator[str]:
 
 
 def _template_filler(template: TreeTemplate, texts: Mapping[Path, str]) -> Callable[[Sequence[Any]], Any]:
-    """Return a function that builds the tree from the values of all leaves that are not strings."""
+    """Return a function that builds the tree from the values of all leaves except strings."""
 
     def fill(values: Sequence[Any]) -> Any:
         others = iter(values)
@@ -185,7 +186,10 @@ def _hint(arrays: Sequence[Assignment], tree: Tree) -> str | None:
 
 
 def _can_cast_like(assigned: Assignment, tree: Tree) -> bool:
-    """Return whether dtype="like" casts an array; it never casts PRNG keys, or arrays to lossy dtypes."""
+    """Return whether dtype="like" casts an array.
+
+    PRNG keys are never cast, and arrays never to lossy dtypes.
+    """
     expected, dtype = assigned.expected, assigned.array.dtype
     is_key = expected.key_impl is not None or assigned.path in tree.metadata.key_impls
     return expected.dtype is not None and not is_key and can_cast(dtype, expected.dtype)
@@ -197,7 +201,7 @@ def _cast(tree: Tree, pairs: Sequence[tuple[Path, ExpectedLeaf]], dtype: DType |
         return CastMap({}, dtype)(tree)
     both = [(path, tree.arrays[path], item.dtype) for path, item in pairs if item.dtype]
     differing = {path: (array, expected) for path, array, expected in both if array.dtype != expected}
-    # The transform decides about integers and arrays that may be quantized.
+    # The transform handles integers and arrays that may be quantized.
     if all(_is_plain(array.dtype) and expected.is_of_weights for array, expected in differing.values()):
         built = {path: cast(array, expected) for path, (array, expected) in differing.items()}
         kinds = {(array.dtype, expected): array for array, expected in differing.values()}
@@ -242,8 +246,8 @@ def mismatch_reasons(assigned: Assignment, stored_impl: str | None) -> Iterator[
     """Yield the reasons why an array cannot be loaded as expected.
 
     Args:
-        assigned: the array and the expected leaf.
-        stored_impl: the stored implementation of PRNG keys; None for other arrays.
+        assigned: The array and the expected leaf.
+        stored_impl: The stored implementation of PRNG keys; None for other arrays.
     """
     array, name, expected = assigned.array, assigned.name, assigned.expected
     if expected.shape is not None and expected.shape != array.shape:
@@ -290,14 +294,14 @@ def _supports_dtype(dtype: DType) -> bool:
     """Return whether JAX supports a dtype."""
     try:
         jax.device_put(np.zeros((0,), dtype.numpy), jax.local_devices()[0])
-    except Exception:  # the exception type differs by version and dtype
+    except Exception:  # The type of the exception depends on version and dtype.
         return False
     return True
 
 
 Name = tuple[str, ...]
 _VALUE = "value"
-# Names that are sampled to find the keys above or below which the others are.
+# Number of sampled names, from which the wrapper keys of all names are found.
 _SAMPLES = 16
 _MAX_SHARED_KEYS = 3
 
@@ -307,11 +311,11 @@ class Match:
     """The correspondence of names in two trees.
 
     Attributes:
-        result: caller's name -> path in the checkpoint.
-        missing: caller's names that the checkpoint lacks.
-        unread: paths in the same subtree of the checkpoint that the caller does not name.
-        below: keys of the checkpoint above the names.
-        others: if several subtrees match equally well, the path of the first name in each, starting with the
+        result: Path in the checkpoint for each of the caller's names.
+        missing: Caller's names that the checkpoint lacks.
+        unread: Paths in the same subtree of the checkpoint that the caller does not name.
+        below: Keys of the checkpoint above the names.
+        others: If several subtrees match equally well, the path of the first name in each, starting with the
             chosen one; empty if the match is unique.
     """
 
@@ -325,15 +329,15 @@ class Match:
 def match(
     expected: Sequence[Path], known: Iterable[Path], is_parameter: Callable[[Path], bool] = lambda path: True
 ) -> Match:
-    """Find the expected names in a checkpoint: unchanged, all below one key, or all without a wrapper key.
+    """Find the expected names in a checkpoint: unchanged, all under one key, or all without a wrapper key.
 
-    Integer keys equal their text and list indices; a trailing key `value`, as in NNX, is ignored.
+    Integer keys equal their text and list indices. A trailing key `value`, as in NNX, is ignored.
 
     Args:
-        expected: names of the caller.
-        known: paths of the checkpoint.
-        is_parameter: whether a path is a parameter; if several subtrees match equally well, the parameters
-            are preferred to their moments.
+        expected: Names of the caller.
+        known: Paths of the checkpoint.
+        is_parameter: Returns whether a path is a parameter. If several subtrees match equally well,
+            parameters are preferred to their moments.
     """
     paths = {_name(path): path for path in known}
     names = [(path, _name(path)) for path in expected]
@@ -359,11 +363,11 @@ def match(
 
 
 class _Choice(NamedTuple):
-    """A subtree in which the names may be.
+    """A subtree that may contain the names.
 
     Attributes:
-        below: keys of the checkpoint above the names.
-        names: all names with these keys.
+        below: Keys of the checkpoint above the names.
+        names: All names under these keys.
     """
 
     below: Name
@@ -380,7 +384,7 @@ def _name(path: Path) -> Name:
 
 
 def _best_choices(names: Sequence[Name], paths: Mapping[Name, Path]) -> list[_Choice]:
-    """Return the subtrees that contain the most names, all equally good, best first."""
+    """Return the subtrees that contain the most names, best first."""
     as_they_are = _Choice((), tuple(names))
     if all(name in paths for name in names):
         return [as_they_are]
@@ -403,9 +407,9 @@ def _best_choices(names: Sequence[Name], paths: Mapping[Name, Path]) -> list[_Ch
 
 
 def _candidates(name: Name, shared: int, same_last: Sequence[Name]) -> Iterator[tuple[Name, int]]:
-    """Yield where a name could be among names with the same last key: below keys, or without own wrappers.
+    """Yield the possible positions of a name: under other keys, or without its own wrapper keys.
 
-    Never both: `params/w` is not another name of `ema/w`.
+    The two are never combined: `params/w` is not another name of `ema/w`.
     """
     yield from ((known[: len(known) - len(name)], 0) for known in same_last if known[-len(name) :] == name)
     for above in range(1, shared + 1):

@@ -1,4 +1,4 @@
-"""Execution of a load plan: read, exchange, put on devices."""
+"""Execute a load plan: read, exchange, and put arrays on devices."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class ProcessProgress:
     """The progress of one process.
 
     Attributes:
-        process: its index.
-        nbytes: total bytes to produce.
-        bytes_done: bytes produced so far.
-        bytes_per_second: average rate since the start.
+        process: Index of the process.
+        nbytes: Total bytes to produce.
+        bytes_done: Bytes produced so far.
+        bytes_per_second: Average rate since the start.
     """
 
     process: int
@@ -49,10 +49,10 @@ class JobProgress:
     """The last reported progress of all processes that load together.
 
     Attributes:
-        count: number of processes.
-        processes: those that have reported.
-        waiting_for: the process that process 0, and so every process that has read its share, waits for;
-            None if no process waits.
+        count: Number of processes.
+        processes: Progress of the processes that have reported.
+        waiting_for: The process for which process 0 waits, and therefore every process that has read its
+            share; None if no process waits.
     """
 
     count: int
@@ -74,12 +74,12 @@ class JobProgress:
 
 @dataclass
 class ProgressReporter:
-    """Reporter of this process's progress; process 0 also passes on the progress of all.
+    """Reporter of this process's progress. Process 0 also passes on the progress of all processes.
 
     Attributes:
-        processes: all processes.
-        nbytes: total bytes of this process.
-        report: called regularly in process 0.
+        processes: All processes.
+        nbytes: Total bytes of this process.
+        report: Called regularly in process 0.
     """
 
     processes: Processes
@@ -90,13 +90,13 @@ class ProgressReporter:
     last_report: float = 0.0
 
     def add(self, nbytes: int) -> None:
-        """Add bytes that were produced."""
+        """Add bytes to this process's progress."""
         self.done += nbytes
         if time.monotonic() - self.last_report >= _REPORT_SECONDS or self.done == self.nbytes:
             self.publish()
 
     def publish(self, waiting_for: int | None = None) -> None:
-        """Report now."""
+        """Report the progress now."""
         self.last_report = time.monotonic()
         rate = self.done / max(1e-9, self.last_report - self.start_time)
         self.processes.set_status(_TOPIC, f"{self.nbytes} {self.done} {rate:.0f}")
@@ -123,17 +123,17 @@ def execute_load(
     """Read all arrays of a request.
 
     Args:
-        expected: the request.
-        plan: its plan.
-        jobs: maximum number of workers.
-        observe: called with the bytes that were produced.
-        observe_job: called regularly in process 0 of several, with the progress of all.
+        expected: The request.
+        plan: The plan of the request.
+        jobs: Maximum number of workers.
+        observe: Called with the number of bytes that were loaded.
+        observe_job: Called regularly in process 0, with the progress of all processes.
 
     Returns:
         The caller's tree, built by the request.
 
     Raises:
-        CheckpointError: an array cannot be read.
+        CheckpointError: An array cannot be read.
     """
     processes = _agreed_processes(plan)
     if processes is not None and observe_job is not None:
@@ -174,12 +174,12 @@ def _number(leaf: Assignment, kind: type) -> Any:
 
 
 def _agreed_processes(plan: LoadPlan) -> Processes | None:
-    """Return all processes after checking that their plans agree; None if this process loads alone.
+    """Return all processes after checking that their plans agree. Returns None if this process loads alone.
 
     Raises:
-        OtherProcessError: their plans differ.
+        OtherProcessError: Their plans differ.
     """
-    # A process loads arrays on its own devices by itself.
+    # Arrays on the devices of a single process need no other process.
     spread = [route for route in plan.routes if is_spread(route.leaf.target.sharding)]
     if plan.processes == 1 or not spread:
         return None
@@ -207,7 +207,7 @@ def _with_progress(
 
 
 def _warn_lost_values(lost: Mapping[str, Mapping[str, float]]) -> None:
-    """Warn of values that changed in a cast; docs/transforms.md explains the terms."""
+    """Warn about values that changed in a cast; docs/transforms.md explains the terms."""
     lines = [
         f"{name}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}"
         for name, counts in lost.items()
@@ -225,7 +225,7 @@ def _wait_for(arrays: list[jax.Array]) -> None:
 def _arrays(
     routes: Sequence[Route], result: Iterator[tuple[int, Parts]]
 ) -> Iterator[tuple[Route, jax.Array]]:
-    """Yield arrays as they are read; those that need all processes come in the order of the routes."""
+    """Yield arrays as they are read. Arrays that need all processes come in the order of the routes."""
     batches = Batches()
     for number, parts in result:
         route = routes[number]
@@ -241,13 +241,13 @@ def _arrays(
 def _synchronize_reads(
     result: Iterator[tuple[int, Parts]], routes: Sequence[Route], shared: deque[str], processes: Processes
 ) -> Iterator[tuple[int, Parts]]:
-    """Synchronize before each exchange: all processes have read the array, or all learn which one failed.
+    """Before each exchange, wait until all processes have read the array, or all know which one failed.
 
     Args:
-        result: route indices, with their parts.
-        routes: by index.
-        shared: names of all arrays that will be exchanged, in order; consumed as they come.
-        processes: all processes.
+        result: Route indices, with their parts.
+        routes: Routes by index.
+        shared: Names of all arrays that will be exchanged, in order; consumed in the process.
+        processes: All processes.
     """
     while True:
         try:
@@ -278,7 +278,7 @@ def _assemble(route: Route, parts: Parts) -> jax.Array:
 
 
 def reorder(built: Iterable[tuple[int, Parts]]) -> Iterator[tuple[int, Parts]]:
-    """Yield the items by index, starting from 0."""
+    """Yield the items in the order of their indices, starting from 0."""
     waiting: dict[int, Parts] = {}
     following = 0
     for number, parts in built:
@@ -289,5 +289,5 @@ def reorder(built: Iterable[tuple[int, Parts]]) -> Iterator[tuple[int, Parts]]:
 
 
 def _wrap_keys(array: jax.Array, leaf: Assignment) -> jax.Array:
-    """Return PRNG keys made of their data; other arrays unchanged."""
+    """Convert key data to PRNG keys; return other arrays unchanged."""
     return array if leaf.key_impl is None else jax.random.wrap_key_data(array, impl=leaf.key_impl)

@@ -26,7 +26,7 @@ class MeshShape:
     """A grid of devices.
 
     Attributes:
-        axes: name of each axis, and the number of devices along it.
+        axes: Number of devices along each axis, by axis name.
     """
 
     axes: Mapping[str, int]
@@ -38,7 +38,7 @@ class MeshShape:
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether the names of the axes are their indices."""
+        """Whether the axes are named after their indices."""
         return list(self.axes) == [str(number) for number in range(len(self.axes))]
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ def parse_mesh(text: str) -> MeshShape:
     """Parse a mesh.
 
     Raises:
-        UsageError: the text is not a mesh.
+        UsageError: The text is not a mesh.
     """
     words = text.split(",") if "=" in text else text.lower().split("x")
     pairs = [word.partition("=") for word in words]
@@ -74,14 +74,14 @@ def mesh_chunk(
     """Return the chunk shape of an array for a mesh.
 
     Args:
-        shape: of the array, no axis empty.
-        shard: the shape of each device's shard; divides `shape`.
-        itemsize: bytes of one element.
-        stacked: axes of layers and experts, which are divided first.
-        limit: maximum bytes of a chunk, in whole elements; None for `LARGEST`.
+        shape: Shape of the array; no axis is empty.
+        shard: Shape of each device's shard, which divides `shape`.
+        itemsize: Bytes per element.
+        stacked: Axes of layers and experts, which are divided first.
+        limit: Maximum bytes of a chunk, in full elements; None for `LARGEST`.
 
     Returns:
-        The shard, or an even division of it; the whole shape for a small array.
+        The shard or an even division of it; the full shape for a small array.
     """
     limit = LARGEST if limit is None else limit
     if prod(shape) * itemsize <= min(SMALLEST, limit):
@@ -96,5 +96,5 @@ def mesh_chunk(
 
 
 def _smallest_factor(number: int) -> int:
-    """Return the smallest prime factor of a number above 1."""
+    """Return the smallest prime factor of a number greater than 1."""
     return next((item for item in range(2, isqrt(number) + 1) if number % item == 0), number)

@@ -1,6 +1,6 @@
 """Synchronization of the processes of a JAX job.
 
-A process that fails to read must report it before the others wait for it in a computation.
+A process that fails to read must report this before the others wait for it in a computation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
 class Processes(Service):
     """The processes that save or load one tree.
 
-    The topic prefix names the call. It is the same in all processes, since they make calls in the same order.
+    The topic prefix names the call. It is the same in all processes, because all make calls in the same
+    order.
     """
 
     @classmethod
@@ -34,7 +35,7 @@ class Processes(Service):
         """Return all processes of the job, for the next call of this kind.
 
         Raises:
-            UsageError: there is no coordination service.
+            UsageError: There is no coordination service.
         """
         import jax
 
@@ -58,14 +59,14 @@ class Processes(Service):
         return self.get(f"{topic}/0")
 
     def gather(self, topic: str, declared: str) -> list[str]:
-        """Send a text to process 0; return all texts in process order there, and [] elsewhere."""
+        """Send a text to process 0. Returns all texts in process order there, and [] elsewhere."""
         self.put(f"{topic}/{self.number}", declared)
         if self.number:
             return []
         return [self.get(f"{topic}/{number}") for number in range(self.count)]
 
     def run_in_all(self, topic: str, do: Callable[[], T]) -> T:
-        """Run a function in each process and return its local result; raises as `check_all`."""
+        """Run a function in each process and return its local result; raises the errors of `check_all`."""
         error: BaseException | None = None
         try:
             built = do()
@@ -78,12 +79,12 @@ class Processes(Service):
         """Wait until all processes have finished a step.
 
         Args:
-            topic: the step.
-            error: the error of this process; None if it succeeded.
+            topic: Name of the step.
+            error: The error of this process; None if it succeeded.
 
         Raises:
             BaseException: `error`.
-            OtherProcessError: another process failed; names it.
+            OtherProcessError: Another process failed. The message names it.
         """
         declared = self.gather(topic, "" if error is None else _message(error))
         wrong = self.from_first(
@@ -116,7 +117,7 @@ class Processes(Service):
 
 @lru_cache(maxsize=256)
 def is_spread(sharding: jax.sharding.Sharding) -> bool:
-    """Return whether several processes have devices of an array, and therefore must synchronize.
+    """Return whether several processes have devices of an array and therefore must synchronize.
 
     Unlike `is_fully_addressable`, the answer is the same in all processes.
     """

@@ -1,4 +1,4 @@
-"""Division of the held parts of an array into regions that are cheap to read, each byte once."""
+"""Divide the local parts of an array into regions that are cheap to read, each byte once."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ckpttools.plan.task import prices
 from ckpttools.sharding.shards import LocalParts, Shards, merge_parts
 
 # A region within one part is read into its final memory. Any other region is read into a buffer and copied,
-# and the copy costs about half as much as reading from the page cache.
+# which costs about half as much as reading from the page cache.
 _COPY_BREAK_EVEN = 1.5
-# Regions that are sampled to estimate the cost of a division.
+# Number of sampled regions for estimating the cost of a division.
 _SAMPLES = 64
 
 
 class Cutter:
-    """Divider of arrays into regions; caches the tile shape, since all layers have the same.
+    """Divides arrays into regions. The tile shape is cached because all layers have the same one.
 
     Args:
-        local: the arrays, in the order in which they will be divided.
+        local: The arrays, in the order in which they will be divided.
     """
 
     def __init__(self, local: Sequence[LocalParts]) -> None:
@@ -70,7 +70,7 @@ def _sample_cost(array: LazyArray, regions: Iterable[Region]) -> ReadCost:
 
 
 def tile_parts(shards: Shards, tile: Shape, *, within_parts: bool) -> Iterator[Region]:
-    """Tile the held parts with regions of at most the shape `tile`, within single parts if `within_parts`."""
+    """Tile the local parts with regions up to the shape `tile`, within single parts if `within_parts`."""
     if within_parts:
         for index in shards.local:
             start = shards.region(index).start
@@ -81,7 +81,7 @@ def tile_parts(shards: Shards, tile: Shape, *, within_parts: bool) -> Iterator[R
 
 
 def tile_region(box: Region, tile: Shape) -> Iterator[Region]:
-    """Divide a region along the grid of tiles that starts at the array's origin, so chunks stay complete."""
+    """Divide a region along a grid of tiles that starts at the array's origin, so chunks stay complete."""
     for index in intersecting_cells(tile, box):
         start = tuple(i * n for i, n in zip(index, tile, strict=True))
         stop = tuple(a + n for a, n in zip(start, tile, strict=True))
@@ -91,11 +91,11 @@ def tile_region(box: Region, tile: Shape) -> Iterator[Region]:
 
 
 def projected_cost(local: Sequence[LocalParts], max_bytes: int) -> ReadCost:
-    """Return the cost of reading all held parts: bytes fetched and number of reads.
+    """Return the cost of reading all local parts: bytes fetched and number of reads.
 
     Args:
-        local: the arrays and their parts.
-        max_bytes: maximum bytes of a region in memory.
+        local: Arrays and their parts.
+        max_bytes: Maximum bytes of a region in memory.
     """
     local = [merge_parts(entry) or entry for entry in local]
     cutter = Cutter(local)
@@ -112,7 +112,10 @@ def projected_cost(local: Sequence[LocalParts], max_bytes: int) -> ReadCost:
 
 
 def _cost(array: LazyArray, regions: Iterable[Region]) -> ReadCost:
-    """Return the cost of reading all regions; counts regions of equally stored stacked arrays once."""
+    """Return the cost of reading all regions.
+
+    Regions of stacked arrays that are stored equally count once.
+    """
     uniform_axes = _uniform_stack_axes(array)
     counts: Counter[Region] = Counter()
     for region in regions:

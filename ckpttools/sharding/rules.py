@@ -3,9 +3,9 @@
     Rules(arrays=(("*/wo/kernel", (("tensor",), ("fsdp",))),))        a pattern of paths -> its spec
     Rules(axes=(("embed", ("fsdp",)), ("mlp", ("tensor",))))          a logical axis -> mesh axes, as MaxText
 
-If a pattern matches a path, its spec is used, whatever the names of the axes are. For all other arrays the
-axis rules are applied in order, as Flax does for `logical_axis_rules`: a rule applies if no other axis of the
-array uses one of its mesh axes yet; a name can be repeated with fewer mesh axes.
+If a pattern matches a path, its spec is used, whatever the names of the axes are. For all other arrays, axis
+rules are applied in order, as in Flax's `logical_axis_rules`: a rule applies if no other axis of the array
+already uses one of its mesh axes. A name can be repeated with fewer mesh axes.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Rules:
     """Rules for sharding arrays over meshes.
 
     Attributes:
-        arrays: patterns of paths (`ckpttools.array.patterns`) and their specs; the first match is used.
-        axes: logical axes and the mesh axes that shard them, in order.
-        absent: mesh axes that a mesh may lack; arrays are not sharded along these.
-        is_closed: whether a mesh can have no axes other than `absent`.
-        name: the name of the rules in messages.
+        arrays: Patterns of paths (`ckpttools.array.patterns`) and their specs; the first match is used.
+        axes: Logical axes and the mesh axes that shard them, in order.
+        absent: Mesh axes that a mesh may lack; arrays are not sharded along them.
+        is_closed: Whether a mesh can have no axes other than `absent`.
+        name: The name of the rules in messages.
     """
 
     arrays: tuple[tuple[str, Spec], ...] = ()
@@ -57,7 +57,7 @@ class Rules:
     def check(self, mesh: MeshShape) -> None:
         """Raise UsageError if a rule names a mesh axis that the mesh lacks and that is not optional.
 
-        Also raise it if no rule names an axis of the mesh whose name resembles a missing one.
+        Also raise it if the mesh has an axis without rules whose name resembles a missing one.
         """
         for pattern, spec in self.arrays:
             require_axes(spec, mesh, f"{self.name}: {pattern}")
@@ -98,10 +98,10 @@ class Rules:
         """Return the partition spec of an array.
 
         Args:
-            path: the array's path in its tree.
-            axes: names of its axes; for each axis, the first name that has a rule is used. () if the names
-                are unknown.
-            mesh: the devices.
+            path: The array's path in its tree.
+            axes: Names of the array's axes; for each axis, the first name that has a rule is used. () if the
+                names are unknown.
+            mesh: The devices.
         """
         pattern = first_match(path, (item for item, _ in self.arrays))
         if pattern is not None:
@@ -111,7 +111,7 @@ class Rules:
         return tuple(tuple(name for name in entry if mesh.axes.get(name, 1) > 1) for entry in result)
 
     def applies(self, path: Path, axes: AxisNames) -> bool:
-        """Return whether a rule applies to this array; other arrays are replicated."""
+        """Return whether a rule applies to this array. Other arrays are replicated."""
         known = {logical for logical, _ in self.axes}
         return first_match(path, (item for item, _ in self.arrays)) is not None or any(
             not known.isdisjoint(names) for names in axes
@@ -120,7 +120,7 @@ class Rules:
 
 @lru_cache(maxsize=1024)
 def _by_axes(rules: tuple[tuple[str, tuple[str, ...]], ...], axes: AxisNames) -> Spec:
-    # Cached, since all layers have the same result.
+    # Cached because all layers have the same result.
     known = {logical for logical, _ in rules}
     names = [
         next((alternative for alternative in alternatives if alternative in known), None)
@@ -136,7 +136,7 @@ def _by_axes(rules: tuple[tuple[str, tuple[str, ...]], ...], axes: AxisNames) ->
     return tuple(item or () for item in result)
 
 
-# MaxText's rules, for a mesh in which the axes that it does not list have length one.
+# MaxText's rules, for meshes in which axes that are not listed have length one.
 MAXTEXT = Rules(axes=LOGICAL_AXIS_RULES, absent=frozenset(MESH_AXES), is_closed=True, name="maxtext")
 PRESETS: Mapping[str, Rules] = {"maxtext": MAXTEXT}
 
@@ -145,16 +145,16 @@ RulesLike = Rules | str | Mapping[str, Any] | Sequence[tuple[str, Any]]
 
 
 def resolve_rules(value: RulesLike) -> Rules:
-    """Return the rules that a user's value stands for.
+    """Convert a user's value to rules.
 
     Args:
-        value: "maxtext"; a file that ends in .toml or .json (`ckpttools.sharding.rules`); or pairs, in a
-            mapping or a sequence. A pair is a logical axis and a mesh axis, several mesh axes or None; or a
-            pattern of paths and a `PartitionSpec` or its text, "P('fsdp', None)".
+        value: "maxtext", a file that ends in .toml or .json (`ckpttools.sharding.rules`), or pairs in a
+            mapping or sequence. A pair is a logical axis with a mesh axis, several mesh axes or None; or a
+            path pattern with a `PartitionSpec` or its text, "P('fsdp', None)".
 
     Raises:
-        UsageError: the value is none of these.
-        StorageError, FormatError, MappingError: the file cannot be read, or does not have this form.
+        UsageError: The value is none of these.
+        StorageError, FormatError, MappingError: The file cannot be read or is not valid.
     """
     if isinstance(value, Rules):
         return value
@@ -184,7 +184,7 @@ def _mesh_axes(name: str) -> Rules:
 
 
 def rules_from_pairs(pairs: Iterable[Any], name: str = "rules") -> Rules:
-    """Return rules from pairs, as in `resolve_rules`; a mesh may lack the axes that MaxText names."""
+    """Return rules from pairs, as in `resolve_rules`. A mesh may lack the axes that MaxText names."""
     arrays: list[tuple[str, Spec]] = []
     axes: list[tuple[str, tuple[str, ...]]] = []
     for pair in pairs:
@@ -201,7 +201,7 @@ def rules_from_pairs(pairs: Iterable[Any], name: str = "rules") -> Rules:
 
 
 def _parse_spec_value(value: object, location: str) -> Spec | None:
-    """Return the spec if the value is one (text with parentheses, or JAX's `PartitionSpec`), else None."""
+    """Return the spec if the value is one (text with parentheses, or a `PartitionSpec`), otherwise None."""
     if isinstance(value, str):
         return parse_spec(value) if "(" in value else None
     # A value can be a `PartitionSpec` only if JAX was imported.
@@ -231,9 +231,9 @@ def read_rules(file: str) -> Rules:
     """Read rules from a file.
 
     Raises:
-        StorageError: the file cannot be read.
-        FormatError: the file is not TOML or JSON.
-        MappingError: the file has other keys, or a value is not a rule; names the value.
+        StorageError: The file cannot be read.
+        FormatError: The file is not TOML or JSON.
+        MappingError: The file has other keys, or a value is not a rule. The message names the value.
     """
     location = parse(file)
     document = _read_document(location)
@@ -277,11 +277,11 @@ def _parse_axis_pairs(value: object, location: str) -> list[tuple[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class NamedArray:
-    """The names of an array that rules are matched against.
+    """The names by which rules match an array.
 
     Attributes:
-        path: the array's path in the caller's tree, which can differ from the checkpoint's.
-        axes: names of its axes.
+        path: Path of the array in the caller's tree, which can differ from the path in the checkpoint.
+        axes: Names of the array's axes.
     """
 
     path: Path
@@ -293,12 +293,12 @@ class AppliedRules:
     """Rules applied to the arrays of one tree on one mesh.
 
     Attributes:
-        rules: the rules.
-        tree: the tree, whose arrays have axis names.
-        mesh: the devices.
+        rules: The rules.
+        tree: The tree, whose arrays have axis names.
+        mesh: The devices.
 
     Raises:
-        UsageError: a rule names an axis that the mesh lacks.
+        UsageError: A rule names an axis that the mesh lacks.
     """
 
     rules: Rules
@@ -314,9 +314,9 @@ class AppliedRules:
         """Return the names of an array for matching.
 
         Args:
-            path: the array's path in the tree.
-            caller_path: its path in the caller's tree; None if it is the same.
-            axes: the caller's names of its axes; () if there are none.
+            path: The array's path in the tree.
+            caller_path: Path in the caller's tree; None if it is the same.
+            axes: The caller's names of the array's axes; () if there are none.
         """
         known = self._names.get(path, ())
         if len(axes) == len(known):
@@ -334,14 +334,14 @@ class AppliedRules:
         return ((path, self.spec(self.named_array(path))) for path in self.tree.arrays)
 
     def is_unmatched(self, array: NamedArray, rank: int) -> bool:
-        """Return whether no rule applies to an array of several axes."""
+        """Return whether no rule applies to an array with several axes."""
         return rank > 1 and not self.rules.applies(array.path, array.axes)
 
     def remarks(self, arrays: Mapping[NamedArray, int] | None = None) -> Iterator[str]:
         """Yield remarks on arrays that match no rule.
 
         Args:
-            arrays: arrays and their number of axes; None for all arrays of the tree.
+            arrays: Number of axes of each array; None for all arrays of the tree.
         """
         if arrays is None:
             arrays = {self.named_array(path): array.ndim for path, array in self.tree.arrays.items()}

@@ -1,4 +1,4 @@
-"""Background saves of host copies, in a thread that the process waits for before it exits."""
+"""Background saves of host copies, in a thread for which the process waits before it exits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ckpttools.stores.concurrency import map_in_threads
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import LockedError
 
-# Concurrent copies from devices: while one waits for its device, another is copied into place.
+# Number of concurrent copies from devices: while one waits for its device, another is copied into place.
 _COPIES = 4
 
 
@@ -33,7 +33,7 @@ class Saving:
     receipt = saving.wait()                                          # raises the save's error
 
     Attributes:
-        destination: the location being written.
+        destination: The location being written.
     """
 
     def __init__(self, destination: Location) -> None:
@@ -45,18 +45,18 @@ class Saving:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, successfully or not."""
+        """Whether the save has ended, successfully or not."""
         return self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> Receipt:
         """Wait until everything is written, and return the receipt of `ckpttools.save`.
 
         Args:
-            timeout: maximum seconds to wait; None to wait without a limit.
+            timeout: Maximum wait in seconds; None for no limit.
 
         Raises:
-            TimeoutError: it has not ended in that time, and continues.
-            CheckpointError: as `ckpttools.save`.
+            TimeoutError: The save has not ended within that time, and continues.
+            CheckpointError: See `ckpttools.save`.
         """
         if not self._ended.wait(timeout):
             raise TimeoutError(f"{self.destination} is still being written")
@@ -93,8 +93,8 @@ class _Background:
         """Reserve memory for the copies of another save.
 
         Raises:
-            LockedError: a save to the same destination is running.
-            MemoryBudgetError: the copies do not fit.
+            LockedError: A save to the same destination is running.
+            MemoryBudgetError: The copies do not fit.
         """
         with self.lock:
             self.savings = [item for item in self.savings if not (item.done and item._is_reported)]
@@ -113,7 +113,7 @@ class _Background:
             self.savings.remove(saving)
 
     def await_all(self) -> None:
-        """Wait for all saves at the end of the process, and print the errors that were not raised."""
+        """Wait for all saves at the end of the process, and print errors that were not raised."""
         for saving in self.savings:
             try:
                 if not saving._is_reported:
@@ -147,16 +147,16 @@ def start(
     """Copy arrays to the host, then save them in the background.
 
     Args:
-        destination: where they are saved.
-        holders: the holders of the arrays; their contents are replaced by the copies.
-        save: writes them.
-        host_memory: maximum bytes of the copies, including those of other running saves; None for half of
-            the available memory.
+        destination: Destination of the save.
+        holders: Holders of the arrays; their contents are replaced by the copies.
+        save: Writes the copies.
+        host_memory: Maximum bytes of the copies, including those of other running saves; None for half of the
+            available memory.
 
     Raises:
-        LockedError: a save to the same destination is running.
-        MemoryBudgetError: the copies would exceed `host_memory`.
-        SourceChangedError: an array was deleted.
+        LockedError: A save to the same destination is running.
+        MemoryBudgetError: The copies would exceed `host_memory`.
+        SourceChangedError: An array was deleted.
     """
     shards = [item for item in holders if isinstance(item, ShardHolder)]
     nbytes = sum(shard.nbytes for shard in shards)
@@ -180,10 +180,10 @@ def start(
 
 
 def refuse_concurrent_save(destination: Location) -> None:
-    """Refuse a destination of a running save of this process, even if its thread has not started.
+    """Refuse the destination of a running save of this process, even if its thread has not started.
 
     Raises:
-        LockedError: such a save exists.
+        LockedError: A save to the destination is running.
     """
     with _BACKGROUND.lock:
         _check_location(destination, _BACKGROUND.savings)
@@ -219,10 +219,11 @@ def _check_room(nbytes: int, reserved: int, allowed: int | None) -> None:
 
 
 def _await_at_exit() -> None:
-    """Make the process wait for saves before anything is closed that they need."""
+    """Make the process wait for saves before the resources that they need are closed."""
     if not _BACKGROUND.is_awaited:
         _BACKGROUND.is_awaited = True
-        # `atexit` functions run too late, when thread pools take no more work. These run last to first.
+        # `atexit` functions run too late, when thread pools no longer accept work. These functions run in
+        # reverse order.
         import concurrent.futures.thread  # noqa: F401  (registers its own)
 
         threading._register_atexit(_BACKGROUND.await_all)  # type: ignore[attr-defined]

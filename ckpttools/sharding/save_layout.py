@@ -1,8 +1,8 @@
 """File layouts for arrays that several processes share, in which each process writes its own chunks.
 
-An encoded chunk is written as a unit, and an object in a bucket is written from first to last byte. So chunks
-are then divided within shards, and each process has its own data files. Raw chunks in a directory need
-neither: all processes write into the files that a single process would write.
+An encoded chunk is written as a unit, and an object in a bucket from first to last byte. In these cases,
+chunks are divided within shards, and each process has its own data files. Raw chunks in a directory need
+neither: all processes write to the files that a single process would write.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class PlacedChunks(DataFile):
     """Data files in which each chunk has an explicit location.
 
     Attributes:
-        files: names of the data files.
-        locations: for each chunk, in order, the index of its file and its first byte.
+        files: Names of the data files.
+        locations: File index and first byte of each chunk, in order.
     """
 
     files: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class PlacedChunks(DataFile):
         return self.files[number], offset
 
     def __str__(self) -> str:
-        """Text that is equal for equal locations."""
+        """Return text that is equal for equal locations."""
         return f"placed {hashlib.sha256(repr((self.files, self.locations)).encode()).hexdigest()}"
 
 
@@ -65,8 +65,8 @@ class OwnedWriter:
     """A writer whose files are divided so that each process can write its own data.
 
     Attributes:
-        writer: the underlying writer.
-        streams: how the store writes files; None if it can write at any offset.
+        writer: The underlying writer.
+        streams: How the store writes files; None if it can write at any offset.
     """
 
     writer: Writer
@@ -80,7 +80,7 @@ class OwnedWriter:
         """See `Writer.layout`.
 
         Raises:
-            UsageError: the format needs one sequential file, or the shards of an array differ in shape.
+            UsageError: The format needs one sequential file, or the shards of an array differ in shape.
         """
         result = self.writer.layout(tree, limit)
         if self.streams is None and not any(placement.codec for placement in result.placements.values()):
@@ -114,14 +114,14 @@ class OwnedWriter:
 
 
 def owners_of(array: LazyArray) -> Mapping[Region, int]:
-    """Return the owner of each shard; process 0 owns all of an array that every process has."""
+    """Return the owner of each shard. Process 0 owns arrays that every process has in full."""
     holder = array.holder if isinstance(array, InMemoryArray) else None
     owners = holder.owners if isinstance(holder, ShardHolder) else ()
     return {box: process for process, box in owners} or {Region.whole(array.shape): 0}
 
 
 def owned_chunks(array: LazyArray, placement: Placement) -> Iterator[tuple[int, Shape]]:
-    """Yield the owner and index of each chunk, in order; every chunk must be within one shard."""
+    """Yield the owner and index of each chunk, in order. Every chunk must be within one shard."""
     owners = owners_of(array)
     box = next(iter(owners)).shape
     starts = {region.start: process for region, process in owners.items()}
@@ -131,7 +131,7 @@ def owned_chunks(array: LazyArray, placement: Placement) -> Iterator[tuple[int, 
 
 
 def _within_shards(path: Path, array: LazyArray, placement: Placement, limit: int) -> Placement:
-    """Return the placement with chunks that are each within one shard."""
+    """Return the placement with each chunk within one shard."""
     boxes = {region.shape for region in owners_of(array)}
     if len(boxes) > 1:
         raise UsageError(
@@ -148,7 +148,7 @@ def _within_shards(path: Path, array: LazyArray, placement: Placement, limit: in
 
 
 def _largest_divisor(length: int, limit: int) -> int:
-    """Return the largest divisor of a length that is at most `limit`."""
+    """Return the largest divisor of a length up to `limit`."""
     pieces = range(ceil_div(length, limit), length + 1)
     return next(length // count for count in pieces if length % count == 0)
 
@@ -158,8 +158,8 @@ class _ProcessFiles:
     """Data files that each belong to one process.
 
     Attributes:
-        limit: maximum bytes of a file.
-        sizes: bytes of each file.
+        limit: Maximum bytes of a file.
+        sizes: Bytes of each file.
     """
 
     limit: int
@@ -191,10 +191,10 @@ class _ProcessFiles:
 
 
 def keep_shardings(writer: Writer, tree: Tree) -> Writer:
-    """Return a writer that records the arrays' shardings; arrays without a mesh are unchanged.
+    """Return a writer that records the shardings of arrays. Arrays without a mesh are unchanged.
 
     Raises:
-        UsageError: the format cannot record shardings, or chunks are given.
+        UsageError: The format cannot record shardings, or chunks are given.
     """
     if not isinstance(writer, OrbaxWriter):
         raise UsageError("only Orbax records shardings", got=writer.name, hint='format="orbax"')

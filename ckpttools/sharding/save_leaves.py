@@ -1,4 +1,4 @@
-"""Conversion of a pytree of arrays to a tree of lazy arrays, with the paths and metadata that Orbax uses."""
+"""Convert a pytree of arrays to a tree of lazy arrays, with the paths and metadata of Orbax."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def tree_from_pytree(pytree: Any, custom: Mapping[str, Any] | None = None) -> Tr
     """Convert a pytree to a tree without reading any element.
 
     Args:
-        pytree: dictionaries, lists, named tuples, Flax states and modules, or any other JAX pytree, of JAX
+        pytree: Dictionaries, lists, named tuples, Flax states and modules, or any other JAX pytree, of JAX
             and numpy arrays, lazy arrays, numbers, strings and `jax.ShapeDtypeStruct`s.
-        custom: the user's own metadata.
+        custom: User metadata.
 
     Raises:
-        UsageError: a leaf is none of these, or there is no array.
-        UnknownNameError: no format supports an array's dtype.
+        UsageError: A leaf is none of these, or there are no arrays.
+        UnknownNameError: No format supports an array's dtype.
     """
     _refuse_path(pytree)
     result = _LeafCollector()
@@ -59,7 +59,7 @@ def _refuse_path(pytree: Any) -> None:
 
 
 def holders(tree: Tree) -> Iterator[ShardHolder | Abstract]:
-    """Yield the holders of the arrays in a tree, each once."""
+    """Yield the holders of the arrays in a tree, without duplicates."""
     seen: set[int] = set()
     for array in distinct_arrays(tree.arrays.values()):
         if isinstance(array, InMemoryArray) and id(array.holder) not in seen:
@@ -104,7 +104,7 @@ def is_shared(tree: Tree | Any) -> bool:
 
 @dataclass
 class _LeafCollector:
-    """Leaves collected so far; an array that occurs several times is held once."""
+    """The leaves collected so far. An array that occurs several times is held once."""
 
     leaves: dict[Path, Leaf] = field(default_factory=dict)
     scalars: list[Path] = field(default_factory=list)
@@ -142,7 +142,7 @@ class _LeafCollector:
 
 
 def _leaves(pytree: Any) -> Iterator[tuple[Path, Any]]:
-    """Yield leaves with their paths; empty nodes and None are leaves, as in Orbax."""
+    """Yield leaves with their paths. Empty nodes and None are leaves, as in Orbax."""
     from jax import tree_util
 
     result, _ = tree_util.tree_flatten_with_path(_replace_modules(pytree), is_leaf=_is_empty)
@@ -151,7 +151,7 @@ def _leaves(pytree: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _replace_modules(pytree: Any) -> Any:
-    """Replace Flax modules, which are graphs with more than arrays, by their states."""
+    """Replace Flax modules, which are graphs that contain more than arrays, by their states."""
     from jax import tree_util
 
     nnx: Any = sys.modules.get("flax.nnx")
@@ -179,7 +179,7 @@ def _is_empty(node: Any) -> bool:
 
 
 def _empty_kind(leaf: Any) -> str | None:
-    """Return Orbax's name of a node without children; None for a leaf with a value."""
+    """Return Orbax's name for a node without children; None for a leaf with a value."""
     if leaf is None or (isinstance(leaf, tuple) and hasattr(leaf, "_fields")):
         return "None"
     if isinstance(leaf, list):

@@ -1,7 +1,7 @@
-"""Holders of the elements of one array to be saved: shards on devices, or a numpy array.
+"""Holders of the elements of an array to save: shards on devices, or a numpy array.
 
 Each distinct shard is read once, region by region, by the process that has its first replica, so that no full
-array is on the host. Elements are read as unsigned carriers to keep every bit of a NaN.
+array is on the host. Elements are read as unsigned carriers, which keep every bit of a NaN.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 # Versions of arrays in memory let a failed save resume with the same arrays, and only with these.
 #
-# JAX arrays are immutable, so an object's identity is its version as long as it lives. Numpy arrays are
-# mutable: small ones are hashed, and large ones get a new version each time.
+# JAX arrays are immutable, so an object's identity is its version as long as the object lives. Numpy arrays
+# are mutable: small ones are hashed, and large ones get a new version each time.
 
 _MOST_HASHED = 1 << 20
 _lock = threading.Lock()
@@ -53,7 +53,7 @@ def object_version(array: Any) -> str:
 
 def _forget_callback(key: int, built: str) -> Any:
     def forget(gone: object) -> None:
-        # Take no lock, since this thread may hold it. Another array may already have the same id.
+        # Take no lock, since this thread may already hold it. Another array may have the same id by now.
         result = _known.get(key)
         if result is not None and result[1] == built:
             _known.pop(key, None)
@@ -68,7 +68,7 @@ def content_version(array: np.ndarray) -> str:
     return hashlib.sha256(array.tobytes()).hexdigest()
 
 
-# Bytes fetched from a device at once. Three copies exist for a moment: on the device, in the runtime's
+# Bytes fetched from a device at once. For a moment there are three copies: on the device, in the runtime's
 # buffer, and in the destination.
 PIECE_BYTES = 16 << 20
 CONVERT_LATER_HINT = (
@@ -76,7 +76,7 @@ CONVERT_LATER_HINT = (
     "ckpttools.convert, "
     "maxtext_to_hf or hf_to_maxtext"
 )
-"""The hint for transforms of arrays that several processes share."""
+"""Hint for transforms of arrays that several processes share."""
 
 
 @dataclass(slots=True)
@@ -84,8 +84,8 @@ class Shard:
     """A region of an array and its elements.
 
     Attributes:
-        region: the region.
-        data: its elements: a numpy array of any strides, or a JAX array on one device.
+        region: The region.
+        data: Elements of the region: a numpy array of any strides, or a JAX array on one device.
     """
 
     region: Region
@@ -98,7 +98,7 @@ class Shard:
 
         if isinstance(self.data, np.ndarray):
             return True
-        # JAX copies elements below one byte, and keeps the copy as long as the array.
+        # JAX copies elements smaller than one byte, and keeps the copy as long as the array.
         (device,) = self.data.devices()
         is_of_host = device.platform == "cpu" or "host" in str(self.data.sharding.memory_kind)
         return is_of_host and _bits(self.data.dtype) >= 8
@@ -111,7 +111,8 @@ class Shard:
             return np.array(self.data)
         import jax
 
-        # Use a temporary array of the same memory: a JAX array keeps its host copy as long as it lives.
+        # Use a temporary array with the same memory, because a JAX array keeps its host copy as long as it
+        # lives.
         fresh = jax.make_array_from_single_device_arrays(self.data.shape, self.data.sharding, [self.data])
         fetched = np.asarray(fresh)
         return fetched.copy() if _may_alias(self.data) else fetched
@@ -145,13 +146,14 @@ class ShardHolder:
     ) -> None:
         """
         Args:
-            name: of the array, for messages.
-            dtype: of its elements.
-            shards: tile the array, or the part of it that this process saves.
-            version: see `Holder.version`.
-            owners: the processes that save the array, each with a region; empty if one process has all of it.
-            sharding: of a JAX array; None for numpy.
-            elements: all elements, if they are mutable and `version` is derived from them.
+            name: Name of the array, for messages.
+            dtype: Dtype of the elements.
+            shards: Shards that tile the array, or the part of it that this process saves.
+            version: See `Holder.version`.
+            owners: Processes that save the array, each with a region; empty if one process has the complete
+                array.
+            sharding: Sharding of a JAX array; None for numpy.
+            elements: All elements, if they are mutable and determine `version`.
         """
         self._name, self._dtype, self._shards = name, dtype, tuple(shards)
         self.version, self.owners, self.sharding = version, tuple(owners), sharding
@@ -180,7 +182,7 @@ class ShardHolder:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of two copies of a fetched region, if elements come from a device."""
+        """Bytes of two copies of a fetched region if elements are fetched from a device."""
         far = (shard.region.size for shard in self._shards if not shard.is_on_host)
         return 2 * min(PIECE_BYTES, max(far, default=0) * self._dtype.itemsize)
 
@@ -191,8 +193,8 @@ class ShardHolder:
         """Raise an error if the elements cannot be read.
 
         Raises:
-            SourceChangedError: they do not exist any more, as in `refuse_deleted`.
-            UsageError: another process has all of them.
+            SourceChangedError: The elements no longer exist; see `refuse_deleted`.
+            UsageError: Another process has all elements.
         """
         import numpy as np
 
@@ -216,7 +218,7 @@ class ShardHolder:
                 refuse_deleted(self._name, shard.data)
 
     def refresh_version(self) -> None:
-        """Update `version`, since a numpy array may have changed since it was computed."""
+        """Update `version`, because a numpy array may have changed since `version` was computed."""
         if self._elements is not None:
             self.version = content_version(self._elements)
 
@@ -224,8 +226,8 @@ class ShardHolder:
         """Write the elements of a region into `out` as carriers.
 
         Raises:
-            SourceChangedError: as in `check`.
-            UsageError: other processes have some of the elements.
+            SourceChangedError: See `check`.
+            UsageError: Other processes have some of the elements.
         """
         self.check()
         count = 0
@@ -256,7 +258,7 @@ class ShardHolder:
         self._elements = None
 
     def discard(self) -> None:
-        """Release the elements; they cannot be read any more."""
+        """Release the elements. They can no longer be read."""
         self._shards, self._is_discarded = (), True
 
 
@@ -275,7 +277,7 @@ class Abstract:
     """Holder of an array without elements, such as a `jax.ShapeDtypeStruct`.
 
     Attributes:
-        name: of the array, for messages.
+        name: Name of the array, for messages.
     """
 
     name: str
@@ -286,7 +288,7 @@ class Abstract:
         return 1
 
     def check(self) -> None:
-        """Raise UsageError, since there is nothing to save."""
+        """Raise UsageError, because there are no elements to save."""
         raise UsageError(
             "the array has no elements",
             location=self.name,
@@ -299,13 +301,13 @@ class Abstract:
 
 
 def shards_of(name: str, array: jax.Array, dtype: DType, identity: Any = None) -> ShardHolder:
-    """Return the holder of the shards of a JAX array that this process saves: its first replicas.
+    """Return a holder of the shards of a JAX array that this process saves: the first replicas.
 
     Args:
-        name: for messages.
-        array: of any sharding.
-        dtype: of its elements.
-        identity: the user's object that identifies the array; None for `array`.
+        name: Name of the array, for messages.
+        array: The array, with any sharding.
+        dtype: Dtype of the elements.
+        identity: The user's object that identifies the array; None for `array`.
     """
     version = object_version(array if identity is None else identity)
     owners = () if array.is_fully_addressable else _owners(array.sharding, array.shape)
@@ -314,9 +316,9 @@ def shards_of(name: str, array: jax.Array, dtype: DType, identity: Any = None) -
 
 @lru_cache(maxsize=256)
 def _owners(sharding: jax.sharding.Sharding, shape: Shape) -> tuple[tuple[int, Region], ...]:
-    """Return the process that has the first replica of each shard, with its region."""
+    """Return the process with the first replica of each shard, and its region."""
     first: dict[Region, int] = {}
-    # Devices are in the order in which JAX numbers replicas.
+    # The devices are in the order in which JAX numbers replicas.
     devices: Mapping[Any, Any] = sharding.devices_indices_map(shape)
     for device, index in devices.items():
         first.setdefault(_region(index, shape), device.process_index)
@@ -342,7 +344,7 @@ def _may_alias(array: jax.Array) -> bool:
 
 
 def _bits(dtype: Any) -> int:
-    """Return the bits of an element on a device."""
+    """Return the size of an element on a device, in bits."""
     from ml_dtypes import finfo, iinfo
 
     if dtype.itemsize > 1 or dtype.kind == "b":

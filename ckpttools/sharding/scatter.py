@@ -1,4 +1,4 @@
-"""Reading of local parts of arrays into one buffer per part, each byte once.
+"""Read local parts of arrays into one buffer per part, each byte once.
 
 A buffer is allocated for one read and never reused: on CPU, `jax.device_put` aliases memory that is aligned
 to 64 bytes instead of copying it, even if asked to copy (jax 0.10 and 0.12).
@@ -29,9 +29,9 @@ class ReadResources:
     """Resources and callbacks of a read.
 
     Attributes:
-        memory, jobs, reserved, observe: as in `ckpttools.run.scanning.scan`.
-        lost: called with the name of an array whose values changed in a cast, and their number by the value
-            that they became.
+        memory, jobs, reserved, observe: See `ckpttools.run.scanning.scan`.
+        lost: Called with the name of an array whose values changed in a cast, and the number of these values
+            by new value.
     """
 
     memory: int
@@ -42,18 +42,18 @@ class ReadResources:
 
 
 def read_parts(local: Sequence[LocalParts], reading: ReadResources) -> Iterator[tuple[int, Parts]]:
-    """Read the parts of all arrays; yield each array as soon as all of it was read.
+    """Read the parts of all arrays. Yields each array as soon as it is complete.
 
     Args:
-        local: the arrays, best in the order of their files.
-        reading: memory in addition to the parts, workers, and callbacks.
+        local: The arrays, preferably in the order of their files.
+        reading: Memory in addition to the parts, workers, and callbacks.
 
     Yields:
-        The index of an array, and its parts.
+        The index of an array and its parts.
 
     Raises:
-        MemoryBudgetError: the memory does not suffice for one worker.
-        CheckpointError: as in `scan`, after the arrays before the one that cannot be read.
+        MemoryBudgetError: The memory does not suffice for one worker.
+        CheckpointError: See `scan`; raised after all arrays before the one that cannot be read.
     """
     built = dict(enumerate(map(buffers, local)))
     expected = [item.local for item in built.values()]
@@ -104,11 +104,11 @@ class Buffers:
     """Memory of parts, and the layout in which the array is read into it.
 
     Attributes:
-        local: the array and its parts, or the same with axes split at part boundaries, which makes all of
-            them one part.
-        targets: memory of each part of `local`.
-        parts: the same memory as the expected parts.
-        memory: all of it.
+        local: The array and its parts, or the same with axes split at part boundaries, which makes all parts
+            one.
+        targets: Memory of each part of `local`.
+        parts: The same memory, divided into the expected parts.
+        memory: The complete memory.
     """
 
     local: LocalParts
@@ -126,8 +126,8 @@ class Buffers:
 def buffers(local: LocalParts) -> Buffers:
     """Allocate memory for the local parts of an array.
 
-    A region across parts must be copied to several buffers. With axes split at part boundaries it has one
-    view, into which it is read directly.
+    A region across parts must be copied to several buffers. If axes are split at part boundaries, the region
+    has one view, and is read into it directly.
     """
     one = merge_parts(local)
     shards, carrier = local.shards, local.array.dtype.carrier
@@ -154,13 +154,13 @@ def buffers(local: LocalParts) -> Buffers:
 
 
 ALIGNMENT = 64
-# From this size on numpy requests huge pages. A virtual machine returns free huge pages to its host, and
-# getting them back takes longer than clearing them: loading 2.47 GB took 3.9 to 4.4 CPU seconds with small
-# pages and 8.4 to 8.9 with huge ones; a load that transposes nothing took 2.5 to 3.6 and 4.4 to 5.6.
+# From this size on, numpy requests huge pages. A virtual machine returns free huge pages to its host, and
+# getting them back takes longer than clearing them. Loading 2.47 GB took 3.9 to 4.4 CPU seconds with small
+# pages and 8.4 to 8.9 with huge ones; a load without transposes took 2.5 to 3.6 and 4.4 to 5.6.
 _MAPPED_BYTES = 4 << 20
-# Bytes of one call to the kernel, so that workers take turns.
+# Bytes per system call, so that workers take turns.
 _POPULATE_BYTES = 4 << 20
-# Linux 5.14 and later; elsewhere the call fails and pages are mapped when they are touched.
+# Requires Linux 5.14. Elsewhere the call fails, and pages are mapped when they are touched.
 _MADV_POPULATE_WRITE = 23
 
 _madvise = ctypes.CDLL(None).madvise
@@ -179,13 +179,13 @@ def aligned_array(shape: Shape, dtype: np.dtype[np.generic]) -> np.ndarray:
 
 
 class PagePopulator:
-    """Maps the pages of arrays from `aligned_array` in few calls, made by any worker.
+    """Maps the pages of arrays from `aligned_array` with few system calls, which any worker may make.
 
-    Without it each page causes a fault when it is touched: 64 MiB took 1.9 GB/s that way and 2.8 GB/s in one
-    call.
+    Otherwise each page causes a fault when it is touched: 64 MiB took 1.9 GB/s with faults and 2.8 GB/s in
+    one call.
 
     Args:
-        arrays: must stay alive until no thread is in `populate`.
+        arrays: Arrays, which must stay alive until no thread is in `populate`.
     """
 
     def __init__(self, arrays: Iterable[np.ndarray]) -> None:
@@ -197,7 +197,7 @@ class PagePopulator:
         )
 
     def populate(self) -> None:
-        """Map the pages that no other thread has started on; other threads may still be mapping theirs."""
+        """Map the pages that no other thread has started on. Other threads may still be mapping theirs."""
         while self._left:
             try:
                 _madvise(*self._left.popleft(), _MADV_POPULATE_WRITE)

@@ -1,4 +1,4 @@
-"""The equal parts of an array that one process holds, and how they are joined."""
+"""The equal parts of an array that one process has, and how they are joined."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ckpttools.core.region import Region, Shape, ceil_div, intersecting_cells
 
 @dataclass(frozen=True)
 class Shards:
-    """Parts of one array, as a grid of equal cells.
+    """Parts of an array, as a grid of equal cells.
 
     Attributes:
-        shape: of the array.
-        part: the shape of each part; divides `shape`.
-        local: grid indices of the parts that the devices of this process hold, without duplicates.
+        shape: Shape of the array.
+        part: Shape of each part, which divides `shape`.
+        local: Grid indices of the parts on the devices of this process, without duplicates.
     """
 
     shape: Shape
@@ -29,12 +29,12 @@ class Shards:
 
     @property
     def size(self) -> int:
-        """Number of elements of all held parts."""
+        """Number of elements of all local parts."""
         return len(self.local) * prod(self.part)
 
     @cached_property
     def boxes(self) -> tuple[Region, ...]:
-        """Few regions that cover exactly the held parts."""
+        """A few regions that cover exactly the local parts."""
         if prod(self.shape) == 0:
             return ()
         return _boxes(self.part, self.local)
@@ -45,13 +45,13 @@ class Shards:
         return Region(start, tuple(a + n for a, n in zip(start, self.part, strict=True)))
 
     def intersect_parts(self, region: Region) -> Iterator[tuple[Shape, Region]]:
-        """Yield the parts that a region meets, with their intersection; the array must not be empty."""
+        """Yield the parts that a region intersects, with their intersection. The array must not be empty."""
         for index in intersecting_cells(self.part, region):
             if (common := region.intersect(self.region(index))) is not None:
                 yield index, common
 
     def containing_part(self, region: Region) -> Shape | None:
-        """Return the part that contains a non-empty region; None if the region meets several."""
+        """Return the part that contains a non-empty region; None if the region intersects several parts."""
         index = tuple(a // n for a, n in zip(region.start, self.part, strict=True))
         last = tuple((b - 1) // n for b, n in zip(region.stop, self.part, strict=True))
         return index if index == last else None
@@ -63,7 +63,7 @@ def _scale(index: Shape, part: Shape) -> Shape:
 
 @lru_cache(maxsize=1024)
 def _boxes(part: Shape, local: tuple[Shape, ...]) -> tuple[Region, ...]:
-    # Cached, since all layers have the same result.
+    # Cached because all layers have the same result.
     return tuple(Region(_scale(box.start, part), _scale(box.stop, part)) for box in join_cells(local))
 
 
@@ -89,12 +89,12 @@ def _join_along(axis: int, boxes: list[Region]) -> list[Region]:
 
 @dataclass(frozen=True)
 class LocalParts:
-    """An array and the parts of it that this process holds.
+    """An array and the parts of it that this process has.
 
     Attributes:
-        array: the array.
-        shards: its held parts.
-        name: of the array, for messages.
+        array: The array.
+        shards: The local parts.
+        name: Name of the array, for messages.
     """
 
     array: LazyArray
@@ -103,17 +103,20 @@ class LocalParts:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the held parts in memory."""
+        """Bytes of the local parts in memory."""
         return self.shards.size * self.array.dtype.itemsize
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the held parts as stored, before they are encoded."""
+        """Stored bytes of the local parts, before encoding."""
         return ceil_div(self.shards.size * self.array.stored_bits, 8)
 
 
 def merge_parts(local: LocalParts) -> LocalParts | None:
-    """Split axes at part boundaries so that all parts become one; None if impossible or costlier to read."""
+    """Split axes at part boundaries so that all parts become one.
+
+    Returns None if this is impossible or costlier to read.
+    """
     shards = local.shards
     if len(shards.local) < 2 or len(shards.boxes) != 1:
         return None
@@ -138,8 +141,8 @@ def split_axes(array: LazyArray, groups: Sequence[Shape]) -> LazyArray | None:
     """Return an array with the same elements in the same order and more axes.
 
     Args:
-        array: any array.
-        groups: for each axis, the lengths that replace it, outermost first; their product is its length.
+        array: Any array.
+        groups: Lengths that replace each axis, outermost first; their product is the length of the axis.
 
     Returns:
         None if elements would be moved once more than without the split, or chunks of a grid would be cut.

@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     import jax
 
 Spec = tuple[tuple[str, ...], ...]
-"""Axes of the array beyond the last entry are not sharded, as in `jax.sharding.PartitionSpec`."""
+"""A partition spec.
+
+Axes of the array beyond the last entry are not sharded, as in `jax.sharding.PartitionSpec`.
+"""
 
 _EXPECTED = "such as P('fsdp', None) or P(('data', 'fsdp'))"
 
 
 def parse_spec(text: str) -> Spec:
-    """Parse text such as `P('fsdp', None)`; names need no quotes.
+    """Parse text such as `P('fsdp', None)`. Names need no quotes.
 
     Raises:
-        UsageError: the text is not a partition spec, or names a mesh axis twice.
+        UsageError: The text is not a partition spec, or names a mesh axis twice.
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -55,7 +58,7 @@ def spec_from_entries(entries: Iterable[object], location: object) -> Spec:
     """Return the spec for a sequence whose entries are None, names, or sequences of names.
 
     Raises:
-        UsageError: an entry is something else, or a mesh axis is named twice.
+        UsageError: An entry is something else, or a mesh axis is named twice.
     """
     return check_spec(tuple(_parse_entry(entry, location) for entry in entries), location)
 
@@ -73,7 +76,7 @@ def _parse_entry(entry: object, location: object) -> tuple[str, ...]:
 
 
 def to_partition_spec(spec: Spec) -> jax.sharding.PartitionSpec:
-    """Return the spec as a `PartitionSpec` of JAX; `spec_from_entries` is the reverse conversion."""
+    """Convert the spec to JAX's `PartitionSpec`; `spec_from_entries` is the reverse conversion."""
     import jax
 
     built: Any = jax.sharding.PartitionSpec
@@ -84,10 +87,10 @@ def to_partition_spec(spec: Spec) -> jax.sharding.PartitionSpec:
 
 
 def check_spec(spec: Spec, location: object) -> Spec:
-    """Return the spec unchanged.
+    """Check a spec, and return it unchanged.
 
     Raises:
-        UsageError: it names a mesh axis twice.
+        UsageError: The spec names a mesh axis twice.
     """
     names = mesh_axes(spec)
     if len(set(names)) != len(names):
@@ -120,11 +123,11 @@ def shard_counts(rank: int, spec: Spec, mesh: MeshShape) -> Shape:
 
 
 def shard_shape(shape: Shape, spec: Spec, mesh: MeshShape) -> Shape:
-    """Return the shape of each device's shard of an array; all are equal, as JAX requires.
+    """Return the shape of each device's shard of an array. All shards are equal, as JAX requires.
 
     Raises:
-        ShapeError: the spec has more entries than the array has axes, or an axis is not divisible.
-        UsageError: the mesh lacks an axis of the spec.
+        ShapeError: The spec has more entries than the array has axes, or an axis is not divisible.
+        UsageError: The mesh lacks an axis of the spec.
     """
     require_axes(spec, mesh, None)
     if len(spec) > len(shape):

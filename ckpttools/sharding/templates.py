@@ -1,4 +1,4 @@
-"""Templates: the pytree that a caller wants, flattened into leaves with shapes and dtypes."""
+"""Templates: the caller's pytree, flattened into leaves with shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.core.region import Shape
 from ckpttools.maxtext.axis_names import AxisNames
 
-# NNX variables and Linen boxes hold their array under this key; checkpoints omit it.
+# NNX variables and Linen boxes have their array under this key, which checkpoints omit.
 _VALUE = "value"
 _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLeaf:
-    """One leaf that the caller wants.
+    """A leaf of the caller's tree.
 
     Attributes:
-        path: its keys in the caller's tree, without the `value` of variables and boxes.
-        shape, dtype: of the array in the checkpoint; None if any is accepted. For PRNG keys those of their
-            data.
-        sharding: its placement; None if the tree has none.
-        key_impl: the implementation of PRNG keys; None for other leaves.
-        number: the Python type, for a leaf that is a number.
-        is_text: whether it is a string.
-        axes: names of its axes, if a variable or box has them.
+        path: Keys in the caller's tree, without the `value` of variables and boxes.
+        shape, dtype: Shape and dtype of the array in the checkpoint, or of the data of PRNG keys; None if any
+            is accepted.
+        sharding: Sharding of the leaf; None if the tree has none.
+        key_impl: Implementation of PRNG keys; None for other leaves.
+        number: Python type of a number; None for other leaves.
+        is_text: Whether the leaf is a string.
+        axes: Names of the array's axes, if a variable or box has them.
     """
 
     path: Path
@@ -56,8 +56,8 @@ class TreeTemplate:
     """A flattened tree.
 
     Attributes:
-        leaves: the expected leaves, in the tree's order.
-        fill: builds the tree from the values of all leaves.
+        leaves: The expected leaves, in the tree's order.
+        fill: Builds the tree from the values of all leaves.
     """
 
     leaves: tuple[ExpectedLeaf, ...]
@@ -68,11 +68,11 @@ def flatten_template(like: Any) -> TreeTemplate:
     """Flatten a pytree into expected leaves.
 
     Args:
-        like: a pytree of `jax.ShapeDtypeStruct`s, arrays, PRNG keys, numbers or strings; an `nnx.State`; or
+        like: A pytree of `jax.ShapeDtypeStruct`s, arrays, PRNG keys, numbers or strings; an `nnx.State`; or
             an `nnx.Module`, whose variables, except random states, are filled in place.
 
     Raises:
-        UsageError: it has no leaves, or a leaf is not an array.
+        UsageError: The pytree has no leaves, or a leaf is not an array.
     """
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(like, nnx.Module):

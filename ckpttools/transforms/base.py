@@ -28,5 +28,5 @@ class Transform(Protocol):
         """Return the new tree without changing `tree`.
 
         Raises:
-            CheckpointError: the transform does not apply to the tree; the error states where and why.
+            CheckpointError: The transform does not apply to the tree; the error states where and why.
         """

@@ -28,10 +28,10 @@ from ckpttools.transforms.base import Transformed
 class Dequantize:
     """A transform that dequantizes weights and leaves other arrays unchanged.
 
-    It reads stored shapes, which some schemes keep as arrays, and scales on local disks.
+    Reads the shapes that some schemes store as arrays, and scales on local disks.
 
     Attributes:
-        dtype: of the dequantized values, or its name; None for bfloat16.
+        dtype: Dtype of the dequantized values, or its name; None for bfloat16.
         like: "float32" rounds products once; "maxtext" rounds the scales to bfloat16 first.
     """
 
@@ -42,7 +42,7 @@ class Dequantize:
         """Return the dequantized tree; its configuration no longer mentions quantization.
 
         Raises:
-            FormatError: weights use an unsupported scheme, lack their scales, or have scales that do not fit
+            FormatError: Weights use an unsupported scheme, lack their scales, or have scales that do not fit
                 or are not finite; lists all.
         """
         dtype = None if self.dtype is None else parse_dtype(self.dtype)
@@ -67,8 +67,8 @@ class CastTo:
     """A cast of all floating-point arrays, except tables of integers, to `dtype`.
 
     Attributes:
-        dtype: the dtype, or its name.
-        force: cast also to an integer or exponent dtype.
+        dtype: The dtype, or its name.
+        force: Cast also to an integer or exponent dtype.
     """
 
     dtype: DType | str
@@ -85,12 +85,13 @@ class CastMap:
     """A cast of arrays to the dtypes of the patterns; the first matching pattern counts.
 
     Attributes:
-        dtypes: pattern, as for `Select`, -> dtype or its name; also applies to integer arrays.
-        dtype: dtype of unmatched floating-point arrays, except tables of integers; None to
-            leave them.
-        force: cast even if integers can be lost (they are rounded, and clipped to the dtype's range), if
-            signs and zeros can be lost in float8_e8m0fnu, or if float8 values may have lost their scales.
-        dequantize_like: rounding of the products of quantized weights and their scales, as for `Dequantize`.
+        dtypes: Dtype or dtype name for each pattern (see `Select`); also applies to integer arrays.
+        dtype: Dtype of unmatched floating-point arrays, except tables of integers; None to leave them
+            unchanged.
+        force: Whether to cast even if integers can be lost (they are rounded, and clipped to the dtype's
+            range), if signs and zeros can be lost in float8_e8m0fnu, or if float8 values may have lost their
+            scales.
+        dequantize_like: Rounding of the products of quantized weights and their scales; see `Dequantize`.
     """
 
     dtypes: Mapping[str, DType | str] = field(default_factory=dict)
@@ -99,18 +100,19 @@ class CastMap:
     dequantize_like: Like = "float32"
 
     def __call__(self, tree: Tree) -> Transformed:
-        """Return the tree with cast values; quantized weights are dequantized if `dtype` holds plain numbers.
+        """Return the tree with cast values.
+
+        Quantized weights are dequantized if `dtype` is a type for plain numbers.
 
         Otherwise, and for unsupported schemes, quantized weights and their auxiliary tensors are left
         unchanged.
 
         Raises:
-            UsageError: a pattern matches no array.
-            UnknownNameError: a dtype name is unknown.
-            MappingError: integers or signs can be lost, without `force`; or an array cannot be cast at all,
-                even with it.
-            FormatError: a quantized weight, which has scales, is to be cast; a pattern names one of its
-                auxiliary tensors; or values may have lost their scales, without `force`.
+            UsageError: A pattern matches no array.
+            UnknownNameError: A dtype name is unknown.
+            MappingError: Integers or signs can be lost without `force`, or an array cannot be cast at all.
+            FormatError: A quantized weight with scales is to be cast, a pattern names one of its auxiliary
+                tensors, or values may have lost their scales and `force` is not set.
         """
         plain = self._dequantize(tree)
         tree = plain.tree
@@ -153,7 +155,7 @@ class CastMap:
     def _dequantize(self, tree: Tree) -> Transformed:
         """Dequantize the tree.
 
-        It is left unchanged if no plain numbers are requested or the scheme is unsupported.
+        The tree is left unchanged if no plain numbers are requested or the scheme is unsupported.
         """
         dtype = None if self.dtype is None else parse_dtype(self.dtype)
         if dtype is None or not (is_plain(dtype) and quantized_view(tree).is_supported):
@@ -161,7 +163,7 @@ class CastMap:
         return Dequantize(dtype, self.dequantize_like)(tree)
 
     def _expected(self, tree: Tree) -> Iterator[tuple[Path, DType]]:
-        """Return the arrays that change, with the new dtype of each."""
+        """Yield the arrays that change, with their new dtypes."""
         dtypes = {pattern: parse_dtype(item) for pattern, item in self.dtypes.items()}
         default = None if self.dtype is None else parse_dtype(self.dtype)
         for path, array in tree.arrays.items():
@@ -198,12 +200,15 @@ def can_cast(dtype: DType, to: DType) -> bool:
 
 
 def cast(array: LazyArray, dtype: DType) -> LazyArray:
-    """Cast `array` to `dtype`; return it unchanged if it has that dtype or is not floating-point."""
+    """Cast `array` to `dtype`.
+
+    Arrays that have this dtype or are not floating-point are returned unchanged.
+    """
     return _convert_array(array, dtype) if array.dtype.is_float and array.dtype != dtype else array
 
 
 def _is_lossless(dtype: DType, to: DType) -> bool:
-    # Few casts are of integers.
+    # Casts of integers are rare.
     from ckpttools.transforms.conversion import is_lossless
 
     return is_lossless(dtype, to)

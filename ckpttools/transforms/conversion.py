@@ -24,7 +24,7 @@ from ckpttools.mapping.values import blockwise, round_constant
 if TYPE_CHECKING:
     import numpy as np
 
-# The bits of an int64 that a float64 cannot represent.
+# Number of bits of an int64 that a float64 cannot represent.
 _SURPLUS_BITS = 11
 # Elements rounded at a time: 1 MiB of float32.
 _ROUNDED = 1 << 18
@@ -32,13 +32,13 @@ _ROUNDED = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """A conversion to another dtype, to nearest even, including integers to floats and back.
+    """A conversion to another dtype, rounding to nearest even, including integers to floats and back.
 
     Out-of-range values become the nearest integer in range; NaN becomes 0.
 
     Attributes:
-        to: the new dtype.
-        name: the name of the array, for the message about bytes that are not booleans.
+        to: The new dtype.
+        name: The name of the array, for the message about bytes that are not booleans.
     """
 
     to: DType
@@ -63,7 +63,7 @@ class Convert:
         return counts
 
     def _round(self, source: np.ndarray, target: np.ndarray, dtype: DType, counts: Counter[str]) -> None:
-        """Round values; this is the fast path for most means and merges."""
+        """Round values. This is the fast path for most means and merges."""
         import numpy as np
 
         for start in range(0, source.size, _ROUNDED):
@@ -92,7 +92,7 @@ def is_lossless(dtype: DType, to: DType) -> bool:
     least, limit = dtype.limits
     if to.kind in ("int", "uint"):
         return to.limits[0] <= least and limit <= to.limits[1]
-    # Some smaller dtypes have enough digits but not the range.
+    # Some smaller dtypes have enough digits but not enough range.
     return dtype == to or (to.bits >= 16 and limit.bit_length() <= to.digits)
 
 
@@ -102,7 +102,7 @@ def _as_float64(block: np.ndarray, dtype: DType) -> np.ndarray:
 
     if dtype.bits < 64:
         return block.astype(np.float64)
-    # Rounded to odd: float64's last bit records whether anything was cut off, which decides ties later.
+    # Rounded to odd: float64's last bit records whether bits were cut off, which later decides ties.
     cut = block & block.dtype.type((1 << _SURPLUS_BITS) - 1) != 0
     odd = (block >> _SURPLUS_BITS | cut.astype(block.dtype)) << _SURPLUS_BITS
     limit = 1 << 53
@@ -155,7 +155,10 @@ def _are_flat(*arrays: np.ndarray) -> bool:
 
 
 def _underflowed(block: np.ndarray, converted: np.ndarray, dtype: DType) -> int | None:
-    """Count 16-bit values that became zero; None if some are infinite or NaN. Takes half of the passes."""
+    """Count 16-bit values that became zero; None if some are infinite or NaN.
+
+    Takes half as many passes as counting all outcomes.
+    """
     import numpy as np
 
     bits = converted.view(np.uint16)
@@ -196,7 +199,7 @@ def _is_zero(converted: np.ndarray, to: DType) -> np.ndarray:
     if to.bits <= 8:
         zero = (_values(to) == 0)[converted.view(np.uint8)]
     elif to.bits == 16:
-        # ml_dtypes compares one element at a time, numpy turns float16 into float32 first.
+        # ml_dtypes compares one element at a time, and numpy first converts float16 to float32.
         zero = converted.view(np.uint16) << 1 == 0
     else:
         zero = converted == 0
@@ -218,7 +221,7 @@ def _is_beyond(converted: np.ndarray, to: DType) -> np.ndarray:
 
 
 def _count(mask: np.ndarray, but: Callable[[], np.ndarray] | None = None) -> int:
-    """Count the elements where `mask` holds but `but` does not; `but` is computed only if needed."""
+    """Count the elements where `mask` is true and `but` is false; `but` is computed only if needed."""
     import numpy as np
 
     count = int(np.count_nonzero(mask))
@@ -230,7 +233,7 @@ def _numbers(block: np.ndarray, dtype: DType) -> np.ndarray:
     import numpy as np
 
     if dtype.is_float and dtype.bits <= 8:
-        # ml_dtypes converts one element at a time: 8 times slower than looking them up.
+        # ml_dtypes converts one element at a time, which is 8 times slower than a lookup.
         values: np.ndarray = _values(dtype)[block.view(np.uint8)]
         return values
     is_small = dtype.is_float and dtype.bits <= 32
@@ -246,7 +249,7 @@ def _values(dtype: DType) -> np.ndarray:
 
 
 def _limit(dtype: DType) -> float:
-    """Return the midpoint between the largest number and the next larger one if it existed."""
+    """Return the midpoint between the largest number and the next larger one, which the dtype lacks."""
     import numpy as np
 
     second, largest = np.unique(np.abs(_values(dtype)[: 1 << dtype.bits]))[-2:]

@@ -45,8 +45,8 @@ class MapArrays:
     """A transform that applies a function to every array and keeps other leaves.
 
     Attributes:
-        function: a function as the module describes.
-        name: the name of the function, for messages.
+        function: A function as described in the module docstring.
+        name: The name of the function, for messages.
     """
 
     function: Function
@@ -56,9 +56,9 @@ class MapArrays:
         """Apply the function to every array.
 
         Raises:
-            MappingError: the function raises or returns an invalid result; two arrays get the same path; or
+            MappingError: The function raises or returns an invalid result; two arrays get the same path; or
                 no array is left.
-            FormatError: a list would have gaps.
+            FormatError: A list would have gaps.
         """
         moves_by_path = {path: self._map_array(path, array) for path, array in tree.arrays.items()}
         dropped = tuple(keystr(path) for path, move in moves_by_path.items() if move is None)
@@ -94,21 +94,19 @@ def mapped_by(by: Mapper, *, strict: bool = False) -> Transform:
     """Create a transform from rules or a function, given directly or by name.
 
     Args:
-        by: one of:
-            a file of rules, `module:function` or `file.py:function`, as text or a path;
-            template -> template, where None drops: `{"a.{layer}.w": "b.{layer}.w", "rope.{...}": None}`;
-            rules from `ckpttools.transforms.rename.read_rules`;
-            a function over (path, array).
-        strict: refuse unmatched arrays.
+        by: One of: a file of rules, `module:function` or `file.py:function`, as text or a path; a mapping of
+            templates, in which None drops arrays: `{"a.{layer}.w": "b.{layer}.w", "rope.{...}": None}`; rules
+            from `ckpttools.transforms.rename.read_rules`; a function of (path, array).
+        strict: Whether to reject unmatched arrays.
 
     Raises:
-        MissingPathError: the file does not exist.
-        FormatError: running the file fails.
-        UsageError: the function does not exist, or `strict`, which only applies to rules, is set for a
+        MissingPathError: The file does not exist.
+        FormatError: Running the file fails.
+        UsageError: The function does not exist, or `strict`, which only applies to rules, is set for a
             function.
-        CodeNotAllowedError: only a plan file names the function.
-        MappingError: a template is invalid.
-        CheckpointError: see `ckpttools.transforms.rename.read_rules`, for files.
+        CodeNotAllowedError: Only a plan file names the function.
+        MappingError: A template is invalid.
+        CheckpointError: See `ckpttools.transforms.rename.read_rules`, for files.
     """
     match by:
         case str() | FilePath():
@@ -161,14 +159,14 @@ def _module(home: str, spec: str) -> ModuleType:
 
 
 def _load(file: FilePath) -> ModuleType:
-    """Execute a file once and return it as a module."""
+    """Execute a file once, and return it as a module."""
     name = f"ckpttools_map:{file.resolve()}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None  # The file name ends in .py.
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look up their module while it is executed.
+    # Dataclasses look up their module while it is being executed.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -181,10 +179,10 @@ def _load(file: FilePath) -> ModuleType:
 def as_checkpoint_conversion_fn(
     *makers: Transform | Function | Mapping[str, str | None],
 ) -> Callable[[Any], Any]:
-    """Return a function over a whole checkpoint for MaxText's `checkpoint_conversion_fn`.
+    """Return a function of a complete checkpoint for MaxText's `checkpoint_conversion_fn`.
 
     Args:
-        makers: transforms or arguments of `mapped_by`, applied in this order.
+        makers: Transforms or arguments of `mapped_by`, applied in this order.
 
     Returns:
         A function from a dictionary of numpy or JAX arrays, flat or nested, to such a dictionary. Arrays that
@@ -205,7 +203,7 @@ def _transform(maker: Any) -> Transform:
 
 
 # In-memory arrays as leaves of a tree, and the conversion of the resulting tree back to arrays. Any arrays
-# with numpy's methods work, especially JAX's: these methods move elements, so an array stays on its device.
+# with numpy's methods work, especially JAX's: their methods move elements, so an array stays on its device.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -213,7 +211,7 @@ class InMemory(LazyArray):
     """An array in memory.
 
     Attributes:
-        value: an array of numpy, JAX or another library with the same methods.
+        value: An array of numpy, JAX or another library with the same methods.
     """
 
     value: Any
@@ -245,7 +243,7 @@ def tree_of(nested: Any) -> Tree:
     """Build a tree from nested dictionaries and lists of arrays; empty containers and strings are leaves.
 
     Raises:
-        UnknownNameError: no format has the dtype of an array.
+        UnknownNameError: No format has the dtype of an array.
     """
     return Tree(dict(_leaves(nested, ())))
 
@@ -293,7 +291,7 @@ def _plain_value(node: Any) -> Any:
 
 
 def value_of(array: LazyArray) -> Any:
-    """Return the array itself, in the library of its source arrays or else in numpy."""
+    """Return the array itself, in the library of its source arrays or otherwise in numpy."""
     match array:
         case InMemory():
             return array.value

@@ -1,4 +1,4 @@
-"""Compute the weights of checkpoints in a mean: explicit numbers, or points of a curve.
+"""Compute the weights of checkpoints in a mean, from explicit numbers or from points of a curve.
 
 Decay weights turn a mean of evenly spaced checkpoints, saved at a constant learning rate, into the result of
 training with a decaying learning rate on that curve: w_i = l(i/n) - l((i+1)/n), with l falling from 1 to 0
@@ -16,7 +16,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 
 Decay = Literal["cosine", "linear", "sqrt"]
-# Maximum power of two between the largest weight and 1: products beyond it leave float32's range.
+# Maximum power of two between the largest weight and 1: beyond it, products leave float32's range.
 _MOST_EXPONENT = 16
 DECAYS: Mapping[str, Callable[[float], float]] = {
     "cosine": lambda t: (1 + cos(pi * t)) / 2,
@@ -33,7 +33,7 @@ class WeightedMean(NamedTuple):
 
     @property
     def is_far_from_one(self) -> bool:
-        """Return whether products leave float32's range although the numbers themselves do not."""
+        """Return whether products leave float32's range although the weights themselves do not."""
         return abs(_exponent(self.weights)) > _MOST_EXPONENT
 
 
@@ -42,10 +42,10 @@ class MeanWeights:
     """Options for the weights of checkpoints; equal weights by default.
 
     Attributes:
-        weights: one weight for each checkpoint.
-        ema: the decay b of an exponential moving average: (1 - b) b^(n - i), and b^(n - 1) for the first.
-        decay: the decay curve of a learning rate.
-        normalize: divide by the sum of the weights; without it they are used unchanged.
+        weights: One weight for each checkpoint.
+        ema: The decay b of an exponential moving average: (1 - b) b^(n - i), and b^(n - 1) for the first.
+        decay: The decay curve of a learning rate.
+        normalize: Whether to divide by the sum of the weights; otherwise they are used unchanged.
     """
 
     weights: Sequence[float] | None = None
@@ -59,8 +59,8 @@ class MeanWeights:
         The weights of a mean are scaled by a power of two if they are far from 1.
 
         Raises:
-            UsageError: several options are set; a weight is not a number; the number of weights differs from
-                that of the checkpoints; all are 0, or those of a mean add up to 0.
+            UsageError: Several options are set, a weight is not a number, the number of weights is not that
+                of the checkpoints, all weights are 0, or the weights of a mean add up to 0.
         """
         options = [name for name in ("weights", "ema", "decay") if getattr(self, name) is not None]
         if len(options) > 1:

@@ -1,4 +1,4 @@
-"""Construction of a tree from leaves with new paths; overwriting and conflicting paths are refused."""
+"""Construct a tree from leaves with new paths, rejecting duplicate and conflicting paths."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Move:
     """A leaf and its new path.
 
     Attributes:
-        source: its old path, or None for an array built from several.
-        target: its new path.
-        leaf: the leaf at the new path.
-        made_by: the creator of the leaf, for messages, if `source` is None.
+        source: Old path, or None for an array built from several leaves.
+        target: New path.
+        leaf: Leaf at the new path.
+        made_by: Creator of the leaf, for messages, if `source` is None.
     """
 
     source: Path | None
@@ -44,9 +44,9 @@ def move_leaves(tree: Tree, moves: Iterable[Move]) -> Tree:
     """Build the tree that `moves` describe, with the metadata of `tree`.
 
     Raises:
-        MappingError: two leaves get the same path, or one is below another; no array is left; or a quantized
-            weight would lose its scale.
-        FormatError: a list would have gaps that it does not have in `tree`.
+        MappingError: Two leaves get the same path, a leaf is below another leaf, no array is left, or a
+            quantized weight would lose its scale.
+        FormatError: A list would have gaps that it does not have in `tree`.
     """
     listed = list(moves)
     _check_paths(listed, tree.metadata.location)
@@ -103,7 +103,7 @@ def _check_paths(moves: Iterable[Move], location: str) -> None:
 
 
 def _check_lists(new_tree: Tree, tree: Tree) -> None:
-    """Refuse gaps in lists, except those that exist because a format left out unreadable entries."""
+    """Reject gaps in lists, except those that exist because a format left out unreadable entries."""
     fault = _list_fault(new_tree)
     if fault is not None and _list_fault(tree) is None:
         raise fault.at(

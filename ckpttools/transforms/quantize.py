@@ -39,7 +39,7 @@ from ckpttools.transforms.select import require_matches
 
 _FP8, _MXFP4 = "fp8-block128", "mxfp4"
 _BLOCK = 128
-# The bits per element of unquantized arrays of published models.
+# Bits per element of unquantized arrays in published models.
 _PUBLISHED_BITS = 16
 # Maximum number of patterns listed in a command.
 _FEW = 4
@@ -48,11 +48,11 @@ _TEXT, _HIDDEN, _KIND, _GPT_OSS = "text_config", "hidden_size", "model_type", "g
 
 @dataclass(frozen=True)
 class Model:
-    """Facts of a configuration that decide which arrays are quantized.
+    """Facts from a configuration that determine which arrays are quantized.
 
     Attributes:
-        kind: the `model_type`, from the text model if there is one; empty if unknown.
-        hidden: the hidden size.
+        kind: The `model_type`, from the text model if there is one; empty if unknown.
+        hidden: The hidden size.
     """
 
     kind: str
@@ -64,11 +64,11 @@ class TargetScheme:
     """The output of a quantization scheme for the weights of a model.
 
     Attributes:
-        takes: a function that returns whether the scheme applies to an array.
-        built: a function that returns the quantized arrays of an array: name -> array.
-        declared: the `quantization_config`, without the list of unquantized modules.
-        words: a description of the action, for notes.
-        what: a description of the arrays, for messages.
+        takes: Returns whether the scheme applies to an array.
+        built: Returns the quantized arrays of an array, by name.
+        declared: The `quantization_config`, without the list of unquantized modules.
+        words: Description of the action, for notes.
+        what: Description of the arrays, for messages.
     """
 
     takes: Callable[[str, LazyArray, Model], bool]
@@ -139,10 +139,10 @@ class Quantize:
     """A transform that quantizes the weights of a Hugging Face model and updates `config.json`.
 
     Attributes:
-        scheme: one of `SCHEMES`.
-        exclude: patterns, as for `Select`, of arrays that are not quantized.
-        dtype: of the floating-point arrays that are not quantized, except tables of integers; None to leave
-            them. Weights are quantized from their original values, not from rounded ones.
+        scheme: One of `SCHEMES`.
+        exclude: Patterns (see `Select`) of arrays that are not quantized.
+        dtype: Dtype of the floating-point arrays that are not quantized, except tables of integers; None to
+            leave them unchanged. Weights are quantized from their original values, not from rounded ones.
     """
 
     scheme: str = _FP8
@@ -164,11 +164,11 @@ class Quantize:
     def __call__(self, tree: Tree) -> Transformed:
         """Return the quantized tree.
 
-        Values without a fitting scale, such as NaN, are refused when they are read.
+        Values without a valid scale, such as NaN, raise an error when they are read.
 
         Raises:
-            UsageError: a pattern matches nothing, or no array can be quantized.
-            FormatError: weights are already quantized.
+            UsageError: A pattern matches nothing, or no array can be quantized.
+            FormatError: Weights are already quantized.
         """
         refuse_quantized(tree, by_config=True)
         named = by_name(tree.arrays)
@@ -220,9 +220,9 @@ def refuse_quantized(tree: Tree, *, by_config: bool = False, hint: str | None = 
     """Raise FormatError if weights are quantized.
 
     Args:
-        tree: the weights.
-        by_config: whether a declaration in the configuration is sufficient.
-        hint: what to do; None suggests how to dequantize them.
+        tree: The weights.
+        by_config: Whether a declaration in the configuration is sufficient.
+        hint: Next step; None to suggest how to dequantize the weights.
     """
     view = quantized_view(tree)
     if view.weights or (by_config and view.declared is not None):
@@ -237,7 +237,7 @@ def refuse_quantized(tree: Tree, *, by_config: bool = False, hint: str | None = 
 
 
 def _renamed(path: Path, arrays: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
-    """Return the quantized arrays by path; names that are a single key remain a single key."""
+    """Return the quantized arrays by path. Names that are a single key remain a single key."""
     if len(path) == 1:
         return {(name,): item for name, item in arrays.items()}
     above = dotted(path[:-1]) + "."
@@ -267,7 +267,7 @@ def _with_scheme(
 
 
 def _wide(unquantized: Mapping[Path, LazyArray]) -> Iterator[str]:
-    """Warn if most unquantized numbers have more bits than in published models."""
+    """Yield a warning if most unquantized values have more bits than in published models."""
     wide: list[Path] = []
     elements = 0
     for path, array in unquantized.items():
@@ -311,7 +311,7 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterato
 
 
 def _half_quantized(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterator[str]:
-    """Warn about excluded matrices that vLLM fuses with quantized ones."""
+    """Yield a warning about excluded matrices that vLLM fuses with quantized ones."""
     model, names = _model(tree.metadata.config), {dotted(path) for path in chosen}
     quantizable = [
         dotted(path) for path, array in tree.arrays.items() if how.takes(dotted(path), array, model)
@@ -335,7 +335,7 @@ def _half_quantized(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> 
 
 
 def _patterns(names: Sequence[str], quantized: Collection[str]) -> list[str]:
-    """Shorten names to patterns: one per kind, if it matches no other quantized name."""
+    """Shorten names to patterns: one per kind, if it matches no quantized name."""
     kinds: dict[str, list[str]] = {}
     for name in names:
         kind = f"*{EXPERTS}*" if EXPERTS in name else f"*.{'.'.join(name.rsplit('.', 2)[1:])}"

@@ -1,6 +1,6 @@
 """Registry of named transforms, each with a command and a function.
 
-Other packages add theirs by entry points.
+Other packages register transforms with entry points.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from ckpttools.transforms.base import Transform, Transformed
 T = TypeVar("T")
 GROUP = "ckpttools.transforms"
 Maker = Callable[..., Transform]
-"""A factory named by an entry point. It creates a transform from the options in its `options` attribute."""
+"""A factory named by an entry point.
+
+It creates a transform from the options declared in its `options` attribute.
+"""
 
 
 @cache
@@ -31,12 +34,14 @@ def transforms() -> Mapping[str, Maker]:
 
 
 def transform_named(name: str, declared: Mapping[str, Any]) -> Transform:
-    """Create a transform with its options. Unexpected exceptions in its code become errors that name it.
+    """Create a transform with its options.
+
+    Unexpected exceptions in its code become errors that name the transform.
 
     Raises:
-        UnknownNameError: the transform does not exist.
-        UsageError: an option is unknown or invalid.
-        MappingError: the transform cannot be created with these options.
+        UnknownNameError: The transform does not exist.
+        UsageError: An option is unknown or invalid.
+        MappingError: The transform cannot be created with these options.
     """
     make = _build_transform(name)
     set_options = {key: value for key, value in declared.items() if value is not None}
@@ -51,8 +56,8 @@ class _GuardedTransform:
     """A transform of another package.
 
     Attributes:
-        name: its registered name.
-        transform: the transform of the package.
+        name: Its registered name.
+        transform: The transform of the package.
     """
 
     name: str
@@ -62,8 +67,8 @@ class _GuardedTransform:
         """Apply the transform.
 
         Raises:
-            MappingError: it fails, or returns something other than a tree.
-            CheckpointError: raised by the transform on purpose.
+            MappingError: The transform fails, or returns something other than a tree.
+            CheckpointError: The error that the transform raised.
         """
         transformed = _guard(self.name, self.transform, tree)
         if not isinstance(transformed, Transformed):

@@ -39,11 +39,12 @@ class Rule:
     """A rule for all leaves whose names match a template.
 
     Attributes:
-        source: template of their names. Keys are joined by "/" if it or `target` contains one, else by ".".
-        target: template of the new names; None drops them.
-        axes: axes of each source array; None if arrays are unchanged.
-        target_axes: axes of each target array; None to use `axes`.
-        optional: whether the rule may match nothing.
+        source: Template of the names. Keys are joined by "/" if it or `target` contains a slash, otherwise by
+            ".".
+        target: Template of the new names; None drops the leaves.
+        axes: Axes of each source array; None if arrays are unchanged.
+        target_axes: Axes of each target array; None to use `axes`.
+        optional: Whether the rule may match nothing.
     """
 
     source: str
@@ -64,7 +65,7 @@ class Rule:
             _ = self.row
 
     def _check_labels(self) -> None:
-        """Raise MappingError if labels would become their indices, or nothing."""
+        """Raise MappingError if labels would be replaced by their indices, or lost."""
         targets = {slot(item): item for item in self.target_template.fields} if self.target_template else {}
         for mine in self.template.fields:
             other = targets.get(slot(mine))
@@ -107,7 +108,7 @@ class Rule:
 
     @cached_property
     def row(self) -> Row:
-        """Return the rule as a row with the source on the right; for rules with axes."""
+        """Return the rule as a row with the source on the right. Only for rules with axes."""
         if _has_text(self.template) or (self.target_template and _has_text(self.target_template)):
             raise MappingError("a rule cannot have both {...} and axes", location=self)
         axes = self.axes or ""
@@ -123,12 +124,12 @@ class Rule:
         return keystr(path) if self.has_slash else dotted(path)
 
     def path(self, name: str, source: Path) -> Path:
-        """Convert a new name to a path; `path_like` is the path of its leaf."""
+        """Convert a new name to a path; `source` is the old path of the leaf."""
         return path_like(self._keys(name, source), source)
 
     @property
     def has_slash(self) -> bool:
-        """Return whether "/" joins keys to names, in both templates."""
+        """Return whether "/" joins keys in both templates."""
         return "/" in self.source or "/" in (self.target or "")
 
     def _keys(self, name: str, source: Path) -> list[str]:
@@ -146,13 +147,13 @@ def _has_text(template: Template) -> bool:
 
 @dataclass(frozen=True)
 class Remap:
-    """A transform that renames leaves by rules; the first matching rule counts.
+    """A transform that renames leaves by rules. The first matching rule applies.
 
     Attributes:
-        rules: the rules.
-        sizes: lengths of axes that neither names nor shapes determine.
-        strict: refuse unmatched arrays; otherwise they are left unchanged.
-        location: the location of the rules, for messages.
+        rules: The rules.
+        sizes: Lengths of axes that neither names nor shapes determine.
+        strict: Whether to reject unmatched arrays; otherwise they are left unchanged.
+        location: The location of the rules, for messages.
     """
 
     rules: Sequence[Rule]
@@ -161,13 +162,13 @@ class Remap:
     location: str = "the rules"
 
     def __call__(self, tree: Tree) -> Transformed:
-        """Return the tree under its new names; the step and custom metadata stay.
+        """Return the tree under its new names. The step and custom metadata are kept.
 
         Raises:
-            MappingError: a rule matches nothing; two leaves get the same name; or nothing is left.
-            CoverageError: an array has no rule, with `strict`; or arrays are missing, or do not have the
+            MappingError: A rule matches nothing, two leaves get the same name, or no leaf is left.
+            CoverageError: An array has no rule and `strict` is set, or arrays are missing, or do not have the
                 shape that a rule with axes requires.
-            ShapeError: the length of an axis cannot be inferred.
+            ShapeError: The length of an axis cannot be inferred.
         """
         matches = {path: self._taken(path) for path in tree}
         self._check_used(tree, [match[0] for match in matches.values() if match])
@@ -186,7 +187,7 @@ class Remap:
         for rule in self.rules:
             if rule.optional or any(rule is item for item in used):
                 continue
-            # Both ways of joining keys are listed, because the other one may be the mistake.
+            # Both ways of joining keys are listed, because joining may be the mistake.
             names = dict.fromkeys(join(path) for join in (rule.name, keystr, dotted) for path in tree)
             near = near_names(rule.source, names, 1)
             raise MappingError(
@@ -276,8 +277,8 @@ def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
     """Read the rules in a TOML or JSON file.
 
     Raises:
-        StorageError: the file cannot be read.
-        MappingError: the file is not text, not TOML or JSON, or does not contain rules; the error states
+        StorageError: The file cannot be read.
+        MappingError: The file is not text, not TOML or JSON, or does not contain rules. The message states
             which.
     """
     try:
@@ -295,10 +296,10 @@ def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
 
 
 def parse_rules(document: object, location: str = "the rules", *, strict: bool = False) -> Remap:
-    """Parse the rules of a file: a list `rules`, and `sizes` of axes that are unknown otherwise.
+    """Parse the rules of a file: a list `rules`, and `sizes` of axes that are otherwise unknown.
 
     Raises:
-        MappingError: the file has unknown keys or wrong types, or a rule is invalid.
+        MappingError: The file has unknown keys or wrong types, or a rule is invalid.
     """
     if not isinstance(document, dict) or "rules" not in document:
         raise MappingError(
@@ -353,8 +354,8 @@ class Bindings:
     """The values of a template's fields in a name.
 
     Attributes:
-        numbers: the number of each field, counted from 0.
-        text: the match of `{...}`, or None.
+        numbers: Index of each field.
+        text: Text matched by `{...}`, or None.
     """
 
     numbers: Mapping[Slot, int]
@@ -366,8 +367,8 @@ class Template:
     """A template of names.
 
     Attributes:
-        before: the text before `{...}`, or the whole template.
-        after: the text after `{...}`, or None without one.
+        before: Text before `{...}`, or the full template.
+        after: Text after `{...}`; None if the template has no `{...}`.
     """
 
     before: Key
@@ -378,7 +379,7 @@ class Template:
         return self.before.fields + (self.after.fields if self.after else ())
 
     def match(self, name: str) -> Bindings | None:
-        """Match `name`; return its field values, or None."""
+        """Match `name`. Returns its field values, or None if it does not match."""
         readings = ((self._numbers(numbers), text) for numbers, text in self._readings(name))
         return next((Bindings(numbers, text) for numbers, text in readings if numbers is not None), None)
 
@@ -393,7 +394,7 @@ class Template:
                     yield from [((*numbers, *rest), name[end:start])] if stop == len(name) else ()
 
     def _numbers(self, numbers: Sequence[int]) -> dict[Slot, int] | None:
-        """Return the numbers by slot; None if a slot has several."""
+        """Return the numbers by slot; None if a slot has several numbers."""
         pairs = set(zip(map(slot, self.fields), numbers, strict=True))
         by_slot = dict(pairs)
         return by_slot if len(by_slot) == len(pairs) else None
@@ -402,7 +403,7 @@ class Template:
         """Format the name with these field values.
 
         Raises:
-            MappingError: the template has no label for a number.
+            MappingError: The template has no label for a number.
         """
         before, after = (
             key.filled(filled.numbers[slot(field)] for field in key.fields) if key else ""
@@ -418,7 +419,7 @@ def parse_template(text: str) -> Template:
     """Parse a template.
 
     Raises:
-        MappingError: invalid row notation, or several `{...}`.
+        MappingError: The row notation is invalid, or there are several `{...}`.
     """
     before, *after = text.split(_ANY)
     if len(after) > 1:
@@ -427,6 +428,6 @@ def parse_template(text: str) -> Template:
 
 
 def slot(field: Field) -> Slot:
-    """Return the identity of a field; `{layer}`, `{layer+3}` and `{layer:a,b}` share one."""
+    """Return the identity of a field; `{layer}`, `{layer+3}` and `{layer:a,b}` have the same identity."""
     plain = len(field.axes) == 1 and field.strides in ((), (1,))
     return field.axes, () if plain else field.strides, field.counts

@@ -22,13 +22,13 @@ _MOST_NAMED = 8
 class Select:
     """A transform that keeps the leaves matching `keep` (all if it is empty), except those matching `drop`.
 
-    A pattern is a glob of a whole path, its keys joined by "/" or by ".", or a key with everything below it:
+    A pattern is a glob of a full path, with keys joined by "/" or by ".", or a key with everything below it:
     `params/*`, `opt_state`, `*.bias`; see `ckpttools.array.patterns`.
 
     Attributes:
-        keep: the patterns of leaves to keep.
-        drop: the patterns of leaves to drop, which take precedence over `keep`.
-        prefix: common prefix of the kept names, which is stripped: "policy", or "policy.model".
+        keep: The patterns of leaves to keep.
+        drop: The patterns of leaves to drop, which take precedence over `keep`.
+        prefix: Common prefix of the kept names, which is stripped: "policy", or "policy.model".
     """
 
     keep: Sequence[str] = ()
@@ -36,11 +36,11 @@ class Select:
     prefix: str = ""
 
     def __call__(self, tree: Tree) -> Transformed:
-        """Return the tree of the selected leaves; the step and custom metadata stay.
+        """Return the tree of the selected leaves. The step and custom metadata are kept.
 
         Raises:
-            UsageError: a pattern matches nothing, no name has the prefix, or no array is left.
-            FormatError: the remaining elements of a list are not its first ones.
+            UsageError: A pattern matches nothing, no name has the prefix, or no array is left.
+            FormatError: The remaining elements of a list are not its first ones.
         """
         kept = _matched(tree, self.keep) if self.keep else set(tree)
         kept -= _matched(tree, self.drop)
@@ -64,10 +64,10 @@ class Select:
 
 
 def _cut_prefix(tree: Tree, prefix: str) -> dict[Path, Path]:
-    """Strip a prefix; return each path that begins with it, with the rest of the path.
+    """Strip a prefix. Returns each path that begins with it, with the rest of the path.
 
     Raises:
-        UsageError: no path has the prefix; the error suggests similar names.
+        UsageError: No path has the prefix. The message suggests similar names.
     """
     expected = prefix.rstrip("./") + "."
     cut = {path: remainder for path in tree if (remainder := _path_below(path, expected))}
@@ -87,7 +87,7 @@ def _cut_prefix(tree: Tree, prefix: str) -> dict[Path, Path]:
 
 
 def _path_below(path: Path, prefix: str) -> Path:
-    """Return the rest of a path after a prefix that ends in a dot; empty if it does not begin with it."""
+    """Return the rest of a path after a prefix that ends in a dot; empty if the path lacks the prefix."""
     for location, key in enumerate(path):
         text = str(key)
         if text.startswith(prefix):
@@ -101,10 +101,10 @@ def _path_below(path: Path, prefix: str) -> Path:
 
 
 def require_matches(patterns: Iterable[str], paths: Iterable[Path], location: str) -> None:
-    """Require every pattern to match a path.
+    """Check that every pattern matches a path.
 
     Raises:
-        UsageError: a pattern matches nothing; the error suggests similar paths.
+        UsageError: A pattern matches nothing. The message suggests similar paths.
     """
     known = list(paths)
     for pattern in patterns:
@@ -127,7 +127,7 @@ def unmatched(pattern: str, paths: Sequence[Path], location: str, expected: str 
 
 
 def _as_pattern(name: str, paths: Sequence[Path]) -> str:
-    """Turn a word within paths into a pattern; the name of a path or of its parent is unchanged."""
+    """Turn a word within paths into a pattern. The name of a path or of its parent is unchanged."""
     return name if any(first_match(path, (name,)) for path in paths) else f"'*{name}*'"
 
 
@@ -137,7 +137,7 @@ def _matched(tree: Tree, patterns: Sequence[str]) -> set[Path]:
 
 
 def _names(paths: Iterable[Path]) -> list[str]:
-    """Yield every path, its prefixes that end before a slash or a dot, and the words between, each once."""
+    """Return all paths, their prefixes up to a slash or a dot, and the words between, without duplicates."""
     names: dict[str, None] = {}
     for path in paths:
         names.update(dict.fromkeys(prefixes(keystr(path), "/")))

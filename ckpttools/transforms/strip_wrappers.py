@@ -18,22 +18,23 @@ from ckpttools.transforms.moves import Move, move_leaves
 
 # Keys under which trainers store the state dict of a model: torchtitan and accelerate, Lightning, DeepSpeed.
 _OUTER = frozenset(("app", "model", "model_state_dict", "module", "policy", "state_dict", "weights"))
-# Wrappers insert these keys anywhere in a name; models do not use them for their own modules.
+# Wrappers insert these keys anywhere in a name. Models do not use them for their own modules.
 _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-# PyTorch's name for the result of `Module.get_extra_state`: never a weight.
+# PyTorch's name for the result of `Module.get_extra_state`, which is never a weight.
 _STATE = "_extra_state"
 _MODULE, _MODEL = "module.", "model."
 
 
 def strip_wrappers(tree: Tree, drop: Collection[str] = ()) -> Transformed:
-    """Return the tree with plain weight names, or unchanged unless all arrays have the same wrappers.
+    """Return the tree with plain weight names. It is unchanged unless all arrays have the same wrappers.
 
     Python numbers next to a state dict (`epoch`) are left out with the wrappers, except those in a list with
-    arrays, which would have a gap.
+    arrays, which would then have a gap.
 
     Args:
-        tree: the tree of a PyTorch checkpoint; other formats do not have such names and are left unchanged.
-        drop: patterns of dotted names of arrays that will be left out; these may have any name.
+        tree: Tree of a PyTorch checkpoint. Trees of other formats do not have such names and are left
+            unchanged.
+        drop: Patterns of dotted names of arrays that will be left out; these may have any name.
     """
     weights = [path for path in tree.arrays if path not in tree.metadata.scalars]
     weights = [path for path in weights if not matches_any(dotted(path), drop)]
@@ -76,11 +77,11 @@ def find_buffers(tree: Tree, drop: Collection[str] = ()) -> list[Path]:
 def drop_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     """Leave out arrays that PyTorch modules store in addition to weights.
 
-    They are states, such as scales of Transformer Engine, and buffers, which models recompute.
+    These are states, such as scales of Transformer Engine, and buffers, which models recompute.
 
     Args:
-        tree: a model.
-        drop: patterns of dotted names of arrays that are left out anyway; these stay here.
+        tree: A model.
+        drop: Patterns of dotted names of arrays that are left out anyway; this function keeps them.
     """
     names = {path: dotted(path) for path in tree.arrays}
     names = {path: name for path, name in names.items() if name.rpartition(".")[2] == _STATE}
@@ -102,13 +103,13 @@ def drop_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
 
 
 def patterns_of_others(tree: Tree, drop: Collection[str] = ()) -> list[str]:
-    """Return patterns for the arrays outside a model's state dict, such as an optimizer's.
+    """Return patterns for the arrays outside a model's state dict, such as those of an optimizer.
 
-    Empty if there are none.
+    The list is empty if there are none.
 
     Args:
-        tree: the tree of a PyTorch checkpoint.
-        drop: see `strip_wrappers`.
+        tree: The tree of a PyTorch checkpoint.
+        drop: See `strip_wrappers`.
     """
     arrays = [path for path in tree.arrays if not matches_any(dotted(path), drop)]
     weights = (path for path in arrays if path not in tree.metadata.scalars)
@@ -136,7 +137,7 @@ def _outer_keys(paths: Collection[Path]) -> Path:
 
 
 def _strip_names(names: dict[Path, str]) -> tuple[dict[Path, str], list[str]]:
-    """Strip common prefixes and wrappers from names; return also the stripped parts."""
+    """Strip common prefixes and wrappers from names. Also returns the stripped parts."""
     stripped: dict[str, None] = {}
     for _ in range(4):
         before = names
@@ -168,7 +169,7 @@ def _all_start_with(names: Iterable[str], prefix: str) -> bool:
 
 
 def _has_doubled_prefix(names: Collection[str], prefix: str) -> bool:
-    """Return whether a prefix that models have themselves occurs twice: `model.model.layers`."""
+    """Return whether a prefix that models themselves have occurs twice: `model.model.layers`."""
     inside = (prefix + prefix, f"{prefix}lm_head.")
     return _all_start_with(names, prefix) and any(name.startswith(inside) for name in names)
 

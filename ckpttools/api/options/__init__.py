@@ -1,10 +1,12 @@
-"""Options that several functions and commands share; the modules beside have those of each function.
+"""Options that several functions and commands share.
+
+The other modules of this package have the options of single functions.
 
     @validate_arguments(DIFF)
     def diff(a: Source, b: Source, *, atol: float = 0.0, …, **common: Unpack[Scanning]) -> DiffReport: ...
 
-Type, default and help of an option are declared here. The command line makes its flags of the declarations
-(`ckpttools.cli.options.flags`), and docstrings get their entries from them.
+The type, default and help of each option are declared here. The command line generates its flags from the
+declarations (`ckpttools.cli.options.flags`), and docstrings their entries.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def patterns(name: str, help: str) -> Option:
 
 
 def count(name: str, help: str, **more: Any) -> Option:
-    """Declare an option that takes an integer from 1."""
+    """Declare an option that takes a positive integer."""
     return Option(name, int, None, help, "N", least=1, **more)
 
 
@@ -37,7 +39,7 @@ def _family_names() -> Iterable[str]:
     return families()
 
 
-# How a path is opened.
+# How to open a path.
 OPENING = shared(
     "Source",
     Option("step", int, None, "Training step to open. Default: the latest finished one.", "N"),
@@ -74,7 +76,7 @@ MAX_HEADER_BYTES, MAX_INDEX_BYTES, WITH_OPTIMIZER, PREFER_RANK = READING
     switch("download", "Download hf:// inputs to the Hugging Face cache first, and verify them.", env=True),
 )
 
-# How much a function may use.
+# Limits of a function's resources.
 LIMITS = shared(
     "Performance",
     Option("memory", parse_size, "1GiB", "Peak memory limit, such as 512MiB or 2GB.", "SIZE", env=True),
@@ -189,7 +191,7 @@ MAXTEXT = Option(
     env=True,
 )
 
-# Which arrays.
+# Selection of arrays.
 FILTER = Option("filter", any_text, "*", "Only arrays whose full name matches, such as '*/mlp/*'.", "GLOB")
 PARAMETERS = switch("parameters", "Ignore optimizer state, step and random states.")
 PADDING_ROWS = Option(

@@ -19,10 +19,10 @@ from ckpttools.transforms.mean_weights import DECAYS
 
 
 def parse_numbers(text: str) -> list[float]:
-    """Parse numbers that commas separate.
+    """Parse comma-separated numbers.
 
     Raises:
-        UsageError: one is not a number.
+        UsageError: An item is not a number.
     """
     try:
         return [float(item) for item in text.split(",")]
@@ -82,10 +82,10 @@ AVERAGE_READING = (MAX_HEADER_BYTES, MAX_INDEX_BYTES, PREFER_RANK)
 
 
 def parse_layers(text: str) -> int | list[int]:
-    """Parse a number of layers, or the numbers of several.
+    """Parse a number of layers, or a list of layer indexes.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: The text is neither.
     """
     try:
         if text.isdecimal():

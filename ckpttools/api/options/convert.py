@@ -1,4 +1,4 @@
-"""Options of conversions, of how a converted checkpoint is stored, and of its MaxText configuration."""
+"""Options of conversions, of storing a converted checkpoint, and of its MaxText configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parse_format(name: str) -> str:
     """Return the name of a writable format.
 
     Raises:
-        UsageError: no writable format has this name.
+        UsageError: No writable format has this name.
     """
     names = format_names()
     if name not in names:
@@ -43,14 +43,14 @@ def parse_format(name: str) -> str:
 
 
 def format_names() -> list[str]:
-    """Return the names of the formats that can be written; plug-ins are loaded only now."""
+    """Return the names of the writable formats. Plug-ins are loaded only now."""
     from ckpttools.formats.known_formats import writable
 
     return list(writable())
 
 
 def split_words(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Split settings that contain several words into single words."""
+    """Split texts with several settings into single settings."""
     return tuple(word for text in texts for word in split(text))
 
 
@@ -66,12 +66,12 @@ def split_words(texts: tuple[str, ...]) -> tuple[str, ...]:
     ),
 )
 TARGET = (FORMAT, *STORAGE)
-"""Options of the format that is written, and how Orbax stores it."""
+"""Options of the output format, and of storing Orbax output."""
 NEW_TARGET = (
     with_help(FORMAT, "Format of {destination}. Default: that of the framework whose names it has."),
     *(item for item in STORAGE if item.name != "reference"),
 )
-"""The same options for functions that read no checkpoint."""
+"""The same options, for functions that do not read a checkpoint."""
 CHANGING = (*TARGET, *OPENING, *ALL_WRITING)
 """Options of all functions that change and write a tree."""
 

@@ -13,8 +13,8 @@ def parse_dtype_of_pattern(text: str) -> tuple[str, DType]:
     """Parse PATTERN=DTYPE: `("*/mlp/*", bfloat16)`.
 
     Raises:
-        UsageError: a part is missing.
-        UnknownNameError: there is no such dtype.
+        UsageError: The pattern or the dtype is missing.
+        UnknownNameError: The dtype does not exist.
     """
     pattern, equals, dtype = text.rpartition("=")
     if not (pattern and equals):
@@ -85,7 +85,7 @@ PARAMETERS = (
         "How parameters are nested: as in {source}, params/params/…, or …/value.",
     ),
 )
-"""Options of the parameters that remain."""
+"""Options for the remaining parameters."""
 STRIP_OPTIMIZER = (
     *PARAMETERS,
     patterns("keep", "Keep matching arrays; a key such as 'ema_params' includes everything below it."),

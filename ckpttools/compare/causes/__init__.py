@@ -1,4 +1,4 @@
-"""The causes that `ckpt diff` knows; their order does not matter."""
+"""The causes that `ckpt diff` recognizes. Their order does not matter."""
 
 from ckpttools.compare.causes.axes import padded, reshaped, rope_layout, transposed
 from ckpttools.compare.causes.base import Detector

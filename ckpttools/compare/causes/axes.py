@@ -1,4 +1,4 @@
-"""The same elements with other axes, in another order of axes, or with more of them on one."""
+"""The same elements with axes in another order, or with another number of axes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORDS = {"halves": "in halves", "interleaved": "interleaved"}
 
 @detector("rope-layout", Claim.AXES_MOVED)
 def rope_layout(case: Case) -> Iterator[Hypothesis]:
-    """Yield rotary pairs that are adjacent on one side and half a head apart on the other."""
+    """Detect rotary pairs that are adjacent on one side and half a head apart on the other."""
     a, b = case.alike
     for axis, length in enumerate(a.shape):
         for dim in head_dims(case, axis):
@@ -35,7 +35,7 @@ def rope_layout(case: Case) -> Iterator[Hypothesis]:
             ):
                 built = _with_parts_swapped(a, axis, (length // dim, *parts))
                 text = f"rotary pairs of heads of {dim} are {_WORDS[was]} in A, {_WORDS[layout]} in B"
-                # Only a conversion from Hugging Face lays pairs out.
+                # Only a conversion from Hugging Face determines the layout of pairs.
                 advice = (
                     "to get what A has, convert the Hugging Face model that B came from (or is) again, with "
                     f"{option('rope_layout', was)}"
@@ -44,7 +44,7 @@ def rope_layout(case: Case) -> Iterator[Hypothesis]:
 
 
 def _with_parts_swapped(array: LazyArray, axis: int, parts: tuple[int, int, int]) -> LazyArray:
-    """Return the last two of three parts of an axis in the other order."""
+    """Swap the last two of three parts of an axis."""
     split: list[Shape] = [(length,) for length in array.shape]
     split[axis] = parts
     numbers = list(range(len(array.shape) + 2))
@@ -54,7 +54,7 @@ def _with_parts_swapped(array: LazyArray, axis: int, parts: tuple[int, int, int]
 
 @detector("transposed", Claim.AXES_MOVED, shapes="any")
 def transposed(case: Case) -> Iterator[Hypothesis]:
-    """Yield the axes are in another order; several axes may count as one."""
+    """Detect axes in another order; several axes may count as one."""
     a, b = case.alike
     for built, how in transposes(a, b.shape):
         yield Hypothesis(Cause("transposed", f"B is A transposed ({how})", REMAP), ((built, b),))
@@ -62,7 +62,7 @@ def transposed(case: Case) -> Iterator[Hypothesis]:
 
 @detector("reshaped", Claim.AXES_CHANGED, shapes="unequal")
 def reshaped(case: Case) -> Iterator[Hypothesis]:
-    """Yield the same elements in the same order, under another shape."""
+    """Detect the same elements in the same order under another shape."""
     a, b = case.alike
     built = reshape(a, b.shape)
     if built is not None:
@@ -72,7 +72,7 @@ def reshaped(case: Case) -> Iterator[Hypothesis]:
 
 @detector("padded", Claim.AXES_CHANGED, shapes="unequal")
 def padded(case: Case) -> Iterator[Hypothesis]:
-    """Yield padding: one side is longer on one axis, as with a padded vocabulary."""
+    """Detect padding: one side is longer on one axis, as with a padded vocabulary."""
     a, b = case.alike
     axes = [k for k, (n, m) in enumerate(zip(a.shape, b.shape, strict=False)) if n != m]
     if len(a.shape) != len(b.shape) or len(axes) != 1:

@@ -1,8 +1,9 @@
-"""Causes of differences, and detectors that look for them.
+"""Causes of differences, and detectors for them.
 
-A detector yields hypotheses: arrays that would be the same if its cause applied. `ckpttools.compare.explain`
-tests them, first on a few elements, then on all. To add a cause, decorate a function with `detector` and add
-it to `ckpttools.compare.causes`, anywhere: of several causes that fit, the one with the weakest claim wins.
+A detector yields hypotheses: pairs of arrays that would be equal if its cause applied.
+`ckpttools.compare.explain` tests them, first on a few elements, then on all. To add a cause, decorate a
+function with `detector` and add it to `ckpttools.compare.causes`, at any position: if several causes fit, the
+one with the weakest claim wins.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ REMAP = f"convert again with the right rows, or rearrange the axes with {action(
 
 
 class Claim(IntEnum):
-    """How much a cause assumes in order to fit: fewer assumptions are stronger evidence."""
+    """How much a cause assumes in order to fit. Fewer assumptions are stronger evidence."""
 
     ONE_SIDE_EMPTY = 0
     REST_EMPTY = 1
@@ -48,9 +49,9 @@ class Cause:
     """Why two arrays differ.
 
     Attributes:
-        name: a short name that stays the same, such as "rope-layout".
-        text: description of the difference.
-        advice: suggested action; may be empty.
+        name: Short, stable name, such as "rope-layout".
+        text: Description of the difference.
+        advice: Suggested action; may be empty.
     """
 
     name: str
@@ -63,10 +64,10 @@ class Hypothesis:
     """A possible cause and its predictions.
 
     Attributes:
-        cause: the cause.
-        pairs: arrays that would be the same, two by two.
-        ulps: units in the last place that they may differ by.
-        origin: A's name for the array that B has under this name; None if nothing was renamed.
+        cause: The cause.
+        pairs: Pairs of arrays that would be equal.
+        ulps: Allowed difference in units in the last place.
+        origin: A's name for the array that has this name in B; None if nothing was renamed.
     """
 
     cause: Cause
@@ -86,14 +87,14 @@ class Sides(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """Two arrays that are not the same.
+    """Two arrays that differ.
 
     Attributes:
-        name: of both.
-        a, b: the arrays.
-        first: index of the first element that differs; None if shapes do.
-        sizes: known lengths of the model's axes.
-        candidates: all arrays of A, to be looked up by content.
+        name: Name of both arrays.
+        a, b: The arrays.
+        first: Index of the first differing element; None if the shapes differ.
+        sizes: Known lengths of the model's axes.
+        candidates: All arrays of A, to find arrays by content.
     """
 
     name: str
@@ -105,17 +106,17 @@ class Case:
 
     @cached_property
     def alike(self) -> tuple[LazyArray, LazyArray]:
-        """Both in one dtype."""
+        """Return both arrays in the same dtype."""
         return in_one_dtype(self.a, self.b)
 
     @cached_property
     def sides(self) -> tuple[Sides, Sides]:
-        """Both orders of the sides: a cause may apply to either."""
+        """Both orders of the sides, because a cause may apply to either."""
         return Sides("A", self.a, "B", self.b), Sides("B", self.b, "A", self.a)
 
     @property
     def are_floats(self) -> bool:
-        """Whether both are floating-point numbers."""
+        """Whether both are floating-point arrays."""
         return self.a.dtype.is_float and self.b.dtype.is_float
 
 
@@ -124,14 +125,15 @@ Look = Callable[[Case], Iterator[Hypothesis]]
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """Looks for one cause.
+    """A detector for one cause.
 
     Attributes:
-        name: of its causes, mostly.
-        claim: how much it assumes; with the name it decides between causes that fit.
-        hypotheses: yields them, the likeliest first.
-        shapes: whether it applies to arrays of equal shapes, unequal ones, or both.
-        of_single_arrays: whether it may apply to a single layer: then all are searched, not only probes.
+        name: Name of its cause, usually.
+        claim: How much the cause assumes; the claim, then the name, decides between causes that fit.
+        hypotheses: Yields hypotheses, most likely first.
+        shapes: Whether the cause applies to arrays of equal shapes, unequal shapes, or both.
+        of_single_arrays: Whether the cause may apply to single layers, so that it is tried on all arrays and
+            not only on probes.
     """
 
     name: str
@@ -157,12 +159,12 @@ def detector(
     shapes: Literal["equal", "unequal", "any"] = "equal",
     of_single_arrays: bool = False,
 ) -> Callable[[Look], Detector]:
-    """Make a detector from the function that yields its hypotheses."""
+    """Create a detector from the function that yields its hypotheses."""
     return lambda look: Detector(name, claim, look, shapes, of_single_arrays)
 
 
 def head_dims(case: Case, axis: int) -> list[int]:
-    """Return widths that heads on an axis may have, the likeliest first."""
+    """Return possible widths of the heads on an axis, most likely first."""
     length = case.a.shape[axis]
     known = [n for name, n in case.sizes.items() if "head_dim" in name or name in ("query", "rope")]
     last = [length] if axis == len(case.a.shape) - 1 and length <= max(_HEAD_DIMS) else []
@@ -170,10 +172,10 @@ def head_dims(case: Case, axis: int) -> list[int]:
     return [dim for dim in dims if dim > 2 and dim % 2 == 0 and length % dim == 0]
 
 
-# Widths of heads in released models, tried if the model's own is unknown.
+# Head widths in released models, tried if the model's own is unknown.
 _HEAD_DIMS = (64, 128, 256, 96, 80, 112, 192, 32)
 
 
 def zeros_like(array: LazyArray) -> LazyArray:
-    """Zeros of an array's shape and dtype."""
+    """Return zeros of an array's shape and dtype."""
     return Constant(array.shape, array.dtype, bytes(array.dtype.itemsize))

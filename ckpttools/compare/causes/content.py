@@ -1,4 +1,4 @@
-"""One side holds nothing, or the same in another encoding."""
+"""One side has no content, or the same content in another encoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckpttools.core.region import Region, Shape
 
 @detector("zeros", Claim.ONE_SIDE_EMPTY)
 def all_zeros(case: Case) -> Iterator[Hypothesis]:
-    """One side is zeros, as arrays are that were made and never filled."""
+    """Detect that one side is all zeros, as in arrays that were allocated and never filled."""
     for side in case.sides:
         if side.array.dtype.has_zero:
             advice = f"{side.name} was not written, or never initialized"
@@ -27,7 +27,7 @@ def all_zeros(case: Case) -> Iterator[Hypothesis]:
 
 @detector("nan", Claim.ONE_SIDE_EMPTY)
 def all_nan(case: Case) -> Iterator[Hypothesis]:
-    """One side is NaN throughout."""
+    """Detect that one side is all NaN."""
     for side, array, _, _ in case.sides:
         if array.dtype.is_float and array.dtype.has_nan:
             nan = np.array(np.nan).astype(array.dtype.numpy).tobytes()
@@ -37,7 +37,7 @@ def all_nan(case: Case) -> Iterator[Hypothesis]:
 
 @detector("truncated", Claim.REST_EMPTY)
 def truncated(case: Case) -> Iterator[Hypothesis]:
-    """Yield a truncation: one side is zero from some element on, as in an incompletely written file."""
+    """Detect truncation: one side is zero after some element, as in an incompletely written file."""
     tail = list(_tail(case.a.shape, case.first)) if case.first else []
     if not case.first or sum(part.size for part in tail) < ENOUGH:
         return
@@ -65,7 +65,7 @@ _PASSED_THROUGH = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5
 
 @detector("cast", Claim.OTHER_ENCODING)
 def cast(case: Case) -> Iterator[Hypothesis]:
-    """One side is the other, rounded to a coarser dtype; it may have come back from that since."""
+    """Detect that one side is the other rounded to a coarser dtype, and possibly converted back."""
     a, b = case.a, case.b
     if not case.are_floats:
         return
@@ -73,7 +73,7 @@ def cast(case: Case) -> Iterator[Hypothesis]:
         to = coarser(a.dtype, b.dtype)
         other, one = ("A", "B") if to == b.dtype else ("B", "A")
         yield Hypothesis(_rounded(one, other, to), (case.alike,))
-        # Of bfloat16 and float16 neither holds all numbers of the other.
+        # Neither bfloat16 nor float16 represents all numbers of the other.
         for one, array, other, source in case.sides:
             if array.dtype != to:
                 built = as_dtype(source, array.dtype)
@@ -93,7 +93,7 @@ def _rounded(one: str, other: str, to: DType) -> Cause:
 
 @detector("byte-order", Claim.OTHER_ENCODING)
 def byte_order(case: Case) -> Iterator[Hypothesis]:
-    """Yield the bytes of every element are in the other order."""
+    """Detect that the bytes of every element are in reverse order."""
     if case.a.dtype == case.b.dtype and case.a.dtype.kind != "complex" and case.a.dtype.itemsize > 1:
         cause = Cause("byte-order", "bytes are swapped: one side is big-endian", "write it little-endian")
         yield Hypothesis(cause, ((elementwise(case.a, _SwapBytes()), case.b),))

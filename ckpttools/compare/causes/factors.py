@@ -1,4 +1,4 @@
-"""Causes by which all elements are multiplied by one number, or increased by 1."""
+"""Causes that multiply all elements by one number, or increase them by 1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ckpttools.mapping.values import Add, blockwise, round_constant
 
 @detector("norm-offset", Claim.KNOWN_NUMBER)
 def norm_offset(case: Case) -> Iterator[Hypothesis]:
-    """Yield the offset of a norm whose scale is stored minus one on one side."""
+    """Detect that the scale of a norm is stored minus one on one side."""
     if not case.are_floats or _one_is_nothing(*case.alike):
         return
     for offset, text in ((1.0, "+ 1"), (-1.0, "- 1")):
@@ -34,7 +34,7 @@ def norm_offset(case: Case) -> Iterator[Hypothesis]:
 
 
 def _one_is_nothing(a: LazyArray, b: LazyArray) -> bool:
-    """Return whether adding 1 would disappear in rounding: the values are very large, or equal."""
+    """Return whether adding 1 is lost to rounding, because the values are very large or equal."""
     x, y = sampled_numbers(a), sampled_numbers(b)
     with np.errstate(over="ignore", invalid="ignore"):
         return not np.any(np.abs(x - y) > 4 * a.dtype.epsilon * np.maximum(np.abs(x), np.abs(y)))
@@ -42,7 +42,7 @@ def _one_is_nothing(a: LazyArray, b: LazyArray) -> bool:
 
 @detector("factor", Claim.FITTED_NUMBER)
 def factor(case: Case) -> Iterator[Hypothesis]:
-    """Yield all elements are multiplied by one number."""
+    """Detect that all elements are multiplied by one number."""
     if not case.are_floats:
         return
     a, b = case.alike
@@ -52,7 +52,7 @@ def factor(case: Case) -> Iterator[Hypothesis]:
         return
     with np.errstate(over="ignore", invalid="ignore"):
         ratio = _ratio(x[good], y[good], a.dtype)
-    # Rounding alone makes a factor that is nearly one.
+    # Rounding alone can result in a factor of nearly one.
     if np.isfinite(ratio) and ratio != 0 and abs(ratio - 1) >= 2 * a.dtype.epsilon:
         built = as_dtype(elementwise(a, _ByFactor(ratio)), b.dtype)
         yield Hypothesis(_of_factor(case, ratio), ((built, b),), ulps=2)
@@ -67,7 +67,7 @@ def _ratio(x: np.ndarray, y: np.ndarray, dtype: DType) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _ByFactor:
-    """x * factor in float64, rounded to x's dtype."""
+    """Computes x * factor in float64, rounded to x's dtype."""
 
     factor: float
 
@@ -87,7 +87,7 @@ def _of_factor(case: Case, ratio: float) -> Cause:
     lengths = {n: f"axis {k}" for k, n in reversed(list(enumerate(case.a.shape)))}
     lengths |= {n: axis for axis, n in case.sizes.items()}
     for length, what in lengths.items():
-        # An axis that a model does without has the length 0.
+        # An axis that the model does not use has length 0.
         for value, text in _roots(length) if length > 1 else ():
             if isclose(abs(ratio), value, rel_tol=tolerance):
                 return _of_root(case.name.lower(), "-" * (ratio < 0) + text, what)

@@ -1,4 +1,4 @@
-"""The entries of an axis, or whole heads on it, are in another order."""
+"""The entries of an axis, or complete heads, are in another order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckpttools.array.nodes import relayout, stack, take
 from ckpttools.compare.causes.base import REMAP, Case, Cause, Claim, Hypothesis, detector, head_dims
 from ckpttools.core.region import Region, Shape
 
-# An axis with more entries is not searched for another order.
+# Axes with more entries are not searched for another order.
 _MOST_ENTRIES = 512
 # Number of elements by which entries are distinguished.
 _SAMPLE = 4096
@@ -20,7 +20,7 @@ _SHOWN = 8
 
 @detector("order", Claim.FITTED_ORDER)
 def entry_order(case: Case) -> Iterator[Hypothesis]:
-    """Yield the entries of an axis, or whole heads on it, are in another order."""
+    """Detect entries of an axis, or complete heads, in another order."""
     a, b = case.alike
     for axis, length in enumerate(a.shape):
         for width in (1, *head_dims(case, axis)):
@@ -33,7 +33,7 @@ def entry_order(case: Case) -> Iterator[Hypothesis]:
 
 
 def _order(a: LazyArray, b: LazyArray, axis: int, width: int) -> tuple[int, ...] | None:
-    """Return A's index of each entry of B; None if they are ambiguous or all in place."""
+    """Return A's index of each entry of B; None if the entries are ambiguous or all in place."""
     room = max(1, _SAMPLE // a.shape[axis])
     stop = list(a.shape)
     for k in reversed(range(len(stop))):
@@ -52,7 +52,7 @@ def _order(a: LazyArray, b: LazyArray, axis: int, width: int) -> tuple[int, ...]
 
 
 def _in_order(array: LazyArray, axis: int, width: int, order: Sequence[int]) -> LazyArray:
-    """Return an array with groups of entries of an axis reordered."""
+    """Reorder groups of entries of an axis."""
     split: list[Shape] = [(n,) for n in array.shape]
     split[axis] = (len(order), width)
     loose = relayout(array, split, range(len(array.shape) + 1), [1] * (len(array.shape) + 1))

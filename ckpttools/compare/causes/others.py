@@ -16,13 +16,13 @@ from ckpttools.compare.causes.factors import factor, norm_offset
 from ckpttools.compare.samples import in_one_dtype, sampled_numbers
 from ckpttools.core.message_terms import option
 
-# Few arrays have the shape of an embedding or a head; many have that of a projection.
+# Few arrays have the shape of an embedding or a head, but many have that of a projection.
 _MOST_ALIKE = 8
 
 
 @detector("renamed", Claim.OTHER_ARRAY, of_single_arrays=True)
 def renamed(case: Case) -> Iterator[Hypothesis]:
-    """Yield arrays of A that equal this array of B: swapped names or shifted layers."""
+    """Find arrays of A that equal this array of B: swapped names or shifted layers."""
     if case.candidates is not None:
         for name, array in case.candidates.like(case.b):
             if name != case.name:
@@ -32,7 +32,7 @@ def renamed(case: Case) -> Iterator[Hypothesis]:
 
 @detector("moved-and-changed", Claim.TWO_AT_ONCE)
 def moved_and_changed(case: Case) -> Iterator[Hypothesis]:
-    """Yield elements are both moved and multiplied, as a query is that was converted with other rows."""
+    """Detect elements that are both moved and multiplied, like a query converted with other rows."""
     for moves, values in itertools.product((rope_layout, transposed), (norm_offset, factor)):
         for move in moves.hypotheses(case):
             ((built, _),) = move.pairs
@@ -44,7 +44,7 @@ def moved_and_changed(case: Case) -> Iterator[Hypothesis]:
 
 
 def tied(name: str, side: str, own: Mapping[str, LazyArray]) -> Iterator[Hypothesis]:
-    """Yield an array of the same side that a one-sided array equals: an output head and its embedding."""
+    """Yield arrays that a one-sided array equals, on the same side: an output head and its embedding."""
     array = own[name]
     shapes = (array.shape, array.shape[::-1])
     alike = {other: item for other, item in own.items() if other != name and item.shape in shapes}
@@ -52,7 +52,7 @@ def tied(name: str, side: str, own: Mapping[str, LazyArray]) -> Iterator[Hypothe
         return
     some = sampled_numbers(array)
     if np.all(some == some[:1]):
-        # Constants, such as a new adapter's values, are equal by coincidence.
+        # Constants, such as the values of a new adapter, are equal by coincidence.
         return
     ways = " or ".join(option("tied", way) for way in ("drop", "materialize"))
     for other, same in alike.items():

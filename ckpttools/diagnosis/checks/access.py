@@ -39,7 +39,7 @@ def _leads_somewhere(path: Location) -> bool:
     try:
         return path.exists()
     except StorageError:
-        return True  # there is something that cannot be accessed
+        return True  # The path exists but cannot be accessed.
 
 
 def _finding(path: Location, what: str, bits: str) -> Finding:

@@ -1,6 +1,7 @@
 """Check data for flipped bits with the checksums in the files, on request.
 
-torch writes a CRC-32 with each storage and looks at none, nor do conversions, which read storages in parts.
+torch writes a CRC-32 with each storage but does not check any. Conversions do not either, because they read
+storages in parts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _WHY = (
 
 
 def has_checksums(inventory: Inventory) -> bool:
-    """Return whether anything is of a format that keeps some."""
+    """Return whether any file is in a format with checksums."""
     return any(True for _ in _locations(inventory))
 
 

@@ -22,7 +22,10 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _hierarchy(location: Location) -> Iterator[Finding]:
-    """Yield zarr hierarchies. Plain zarr omits chunks of the fill value; ckpttools writes all chunks."""
+    """Report faults in zarr hierarchies.
+
+    Plain zarr omits chunks of the fill value; ckpttools writes all chunks.
+    """
     root = json_or_error(location / DOCUMENT)
     leaves_out = not isinstance(root, CheckpointError) and may_leave_out(root)
     item = ListedItem(Directory(location, (), ()), location, may_leave_out=leaves_out)

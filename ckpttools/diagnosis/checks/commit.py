@@ -1,4 +1,4 @@
-"""Steps and items without the file that marks them as finished for Orbax on object stores."""
+"""Report steps and items without the file that marks them as finished for Orbax on object stores."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _unmarked(inventory: Inventory, location: Location) -> Finding:
 
 
 def _goes_on_with(step: Location) -> Location | None:
-    """On gs://, the latest step that Orbax lists instead of one that is later."""
+    """Return the latest step that Orbax lists instead of an uncommitted later step on gs://."""
     number = Step(step).number
     if number is None or not commits_by_file(step):
         return None
@@ -66,7 +66,7 @@ def _goes_on_with(step: Location) -> Location | None:
 
 
 def _is_v1(step: Directory, declared: StepMetadata) -> bool:
-    """Return whether Orbax v1 wrote the step, which marks steps only."""
+    """Return whether Orbax v1 wrote the step; v1 marks only steps, not items."""
     return V1_FILE in step.files or ".v1." in str(declared.handlers)
 
 

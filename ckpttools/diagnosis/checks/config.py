@@ -1,4 +1,4 @@
-"""Weights without the configuration of their model."""
+"""Report weights without the configuration of their model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged OCDBT indexes, and data files that no index names."""
+"""Report damaged OCDBT indexes, and data files that no index names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpttools.formats.orbax.entries import Entries, files_below
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Extent
 from ckpttools.stores.location import Location
 
-# How a B+tree node starts.
+# First bytes of a B+tree node.
 NODE_MAGIC = bytes.fromhex("0cdb20de")
 _MUCH = 64 << 20
 
@@ -32,10 +32,10 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _unnamed(item: ListedItem, database: Entries) -> Iterator[Finding]:
-    """Data files that the index in use does not name.
+    """Report data files that the current index does not name.
 
-    Every save leaves nodes that its later commits superseded. They are reported if they take much space;
-    unreachable chunks always are.
+    Every save leaves nodes that its later commits have superseded. They are reported only if they take much
+    space; unreachable chunks are always reported.
     """
     named = {node.file for node in database.nodes}
     named |= {entry.file for entry in database.all.values() if isinstance(entry, Extent)}
@@ -72,7 +72,7 @@ def _starts_with_a_node(path: Location) -> bool:
         finally:
             file.close()
     except CheckpointError:
-        return True  # reported by the check of access
+        return True  # The check of access reports this.
 
 
 CHECK = Check("index", "damaged OCDBT manifests and nodes, data files that no index names", _look)

@@ -1,4 +1,4 @@
-"""Report trees that must be named, or whose names differ from those in neighboring steps."""
+"""Report trees that must be opened by name, or whose names differ from those in neighboring steps."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def _adapter(item: ListedItem) -> Iterator[Finding]:
         document = {} if isinstance(item.metadata, CheckpointError) else item.metadata
         leaves = parse_tree(document, str(item.path))
     except CheckpointError:
-        return  # reported by the check of metadata
-    # Reinforcement learning has `base` around the model. Moments of factors are below other keys.
+        return  # The check of metadata reports this.
+    # In reinforcement learning, the model is below `base`. Moments of factors are below other keys.
     paths = [leaf.path for leaf in leaves if leaf.path[:1] in (("layers",), ("base",))]
     if any("lora_a" in str(key) for path in paths for key in path[-2:]):
-        # Twenty modules are of adapters alone.
+        # Only adapters have all these modules.
         from ckpttools.adapters.from_jax import tunix_kernels
 
         if kernels := tunix_kernels(paths):
@@ -56,7 +56,7 @@ def _adapter(item: ListedItem) -> Iterator[Finding]:
 
 
 def _apart(run: Location, apart: Mapping[tuple[str, ...], Sequence[Step]]) -> Finding:
-    """Report steps whose trees have different names: the less frequent ones should be rewritten."""
+    """Report steps whose trees have different names, and suggest rewriting the less frequent ones."""
     named = {names: steps for names, steps in apart.items() if names}
     kept = max(named, key=lambda names: (len(named[names]), names == ("items",)))
     odd = next(steps[0] for names, steps in apart.items() if names != kept)
@@ -74,7 +74,7 @@ def _apart(run: Location, apart: Mapping[tuple[str, ...], Sequence[Step]]) -> Fi
 
 
 def _copy(step: Step) -> Location:
-    """Return where to rewrite a step: next to the run, because it is not part of it yet."""
+    """Return where to rewrite a step: next to the run, because the copy is not part of the run yet."""
     run = step.path.parent
     return run.with_name(f"{run.name}.renamed") / step.path.name
 
@@ -84,7 +84,7 @@ def _numbers(steps: Sequence[Step]) -> str:
 
 
 def _unlisted(beside: Sequence[Location], finished: Sequence[Step]) -> Iterator[Finding]:
-    """Yield steps with names that a manager of the others passes over."""
+    """Report steps whose names a CheckpointManager for the other steps ignores."""
     known = {item.path for item in finished}
     for location in beside if finished else ():
         others = [item for item in finished if item.path != location]

@@ -1,4 +1,4 @@
-"""Report runs whose latest step no command opens, because it is damaged or mostly missing."""
+"""Report runs whose latest step cannot be opened, because it is damaged or mostly missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _damaged_steps(run: Location, inventory: Inventory) -> Iterator[Finding]:
     complete = [number for number, step in steps.items() if step.why_unfinished is None]
     if not complete:
         return
-    # A step without its metadata and tree is not in the list of steps.
+    # The list of steps does not contain a step that lacks both its metadata and its tree.
     for step in (*steps.values(), *remains_after(steps[max(complete)])):
         if step.why_unfinished is None or not step.is_damaged or step.declared.is_uncommitted:
             continue
@@ -49,17 +49,17 @@ def _damaged_steps(run: Location, inventory: Inventory) -> Iterator[Finding]:
             fix, command = "set-aside", mending(inventory, "set-aside")
             do = f"fetch that step again; or rename it, so that the run resumes from another one: {command}"
         why = _WHY_LATEST if is_latest else _WHY
-        # The fault of the step is an error of another check.
+        # Another check reports the fault of the step as an error.
         yield Finding(WARNING, str(step.path), what, why, do, fix, command=command)
 
 
 def _later(run: Location, inventory: Inventory) -> Iterator[Finding]:
-    """Report later directories with the name of a step, which Orbax takes for the latest one."""
+    """Report later directories with the name of a step, which Orbax considers the latest step."""
     try:
         with suppress_step_warnings():
             opened = find_items(orbax_at(run), None)[0].step
     except CheckpointError:
-        return  # reported above, or by other checks
+        return  # Reported above, or by other checks.
     for step in remains_after(opened):
         if not any(IN_PROGRESS in item.name for item in (step.path, *step.path.iterdir())):
             what = f"named as a step after {opened.path.name}, but without {TREE_FILE} and {CHECKPOINT_FILE}"

@@ -118,7 +118,7 @@ def _left(location: Location, what: str) -> Finding:
 
 
 def _is_orphaned(location: Location) -> bool:
-    """Return whether it is the remains of a conversion in a bucket without a journal."""
+    """Return whether a location has the remains of a conversion to a bucket whose journal is lost."""
     name = location.name.removesuffix(SUFFIX)
     is_alongside = name != location.name and location.store.streams is not None
     return (
@@ -129,7 +129,7 @@ def _is_orphaned(location: Location) -> bool:
 
 
 def _removal(location: Location) -> str | None:
-    """Return the command that discards it; None if that would delete the only copy of something."""
+    """Return the command that removes the leftovers; None if that would delete the only copy of something."""
     if location.store.streams is None:
         return f"rm -r {on_disk(location)}"
     if not location.name.endswith(SUFFIX):
@@ -141,14 +141,14 @@ def _removal(location: Location) -> str | None:
 
 
 def _parts(location: Location) -> list[Location]:
-    """Return the leftovers of a location, and the conversion in progress next to it in a bucket."""
+    """Return the location of the leftovers and, in a bucket, of the unfinished conversion next to them."""
     destination = location.with_name(location.name.removesuffix(SUFFIX))
     is_alongside = location.store.streams is not None and destination != location
     return [location, destination] if is_alongside and read_unfinished(destination) else [location]
 
 
 def _measured(top: Location) -> tuple[int, str]:
-    """Return bytes at and below a directory, and the time since anything in it was changed, in words."""
+    """Return the size of the leftovers in bytes, and a description of the time since the last change."""
     size, changed = 0, 0.0
     tops = [part for part in _parts(top) if part.exists()]
     for location in (*tops, *(item / name for item in tops for name, _ in item.below())):

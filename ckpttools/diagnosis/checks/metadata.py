@@ -1,4 +1,4 @@
-"""JSON files of Orbax that cannot be read or lack something."""
+"""Report JSON files of Orbax that cannot be read or are incomplete."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _may_be_quantized(item: ListedItem) -> bool:
-    """Return whether an item is worth opening: it has matrices of few bits."""
+    """Return whether an item has matrices of few bits, and is therefore worth opening."""
     arrays = [table.array for table in item.tables.tables.values()] if item.tables else []
     return any(len(array.shape) > 1 and is_narrow(array.dtype) for array in arrays)
 

@@ -1,4 +1,4 @@
-"""Open everything, like all other commands. Failures are reported only if no other check explains them."""
+"""Open everything, as all other commands do. Failures are reported only if no other check explains them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckpttools.stores.location import Location
 def _look(inventory: Inventory) -> Iterator[Finding]:
     folders = [w.folder if w.is_whole else w.folder / w.files[0] for w in inventory.weights]
     others = chain(*inventory.others.values())
-    # The check of unfinished steps reports uncommitted saves, which are not an error on some stores.
+    # The check of unfinished steps reports uncommitted saves, which are not errors in some stores.
     items = [item.path for item in inventory.items if not item.is_unfinished]
     for location in [*items, *folders, *inventory.locations("zarr3"), *others]:
         yield from _opened(location, inventory.read)

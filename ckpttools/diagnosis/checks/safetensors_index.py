@@ -1,4 +1,4 @@
-"""Indexes of safetensors shards that are missing or contradict the shards."""
+"""Report missing indexes of safetensors shards, and indexes that contradict the shards."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _folder(inventory: Inventory, weights: SafetensorsFiles) -> Iterator[Finding
 
 
 def _chosen(inventory: Inventory, weights: SafetensorsFiles, chosen: WeightsLocation) -> Iterator[Finding]:
-    """Report the weights that `transformers_weights` names, and what is wrong with an index that it names."""
+    """Report the weights that `transformers_weights` names, and faults of an index that it names."""
     if chosen.index is not None:
         yield from _index(inventory, weights, chosen.index)
     name = chosen.index or chosen.files[0]
@@ -81,7 +81,7 @@ def _chosen(inventory: Inventory, weights: SafetensorsFiles, chosen: WeightsLoca
 
 
 def _unread(location: Location, result: Iterable[Finding]) -> Iterator[Finding]:
-    """Report an index that is not read because there is one file with all weights."""
+    """Report an index that is not read because one file has all weights."""
     wrong = [item.what for item in result if item.level == ERROR]
     why = f"transformers and ckpttools read {_WHOLE} and do not look at the index"
     if not wrong:
@@ -106,7 +106,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _beside_the_model(weights: SafetensorsFiles) -> Finding:
-    """Return an adapter, or the same weights under other names: some repositories have both."""
+    """Report files next to a model's only weights file: an adapter, or the same weights under other names."""
     others = [name for name in weights.files if name != _WHOLE]
     what = f"{_some(others)} next to {_WHOLE}"
     why = f"transformers and ckpttools take {_WHOLE} alone"
@@ -131,7 +131,7 @@ def _without_index(inventory: Inventory, weights: SafetensorsFiles) -> Finding:
 
 
 def _contradiction(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -> str | None:
-    """Return why no index can be made of these files, or None."""
+    """Return the reason why these files cannot have an index, or None."""
     damaged = [name for name, header in headers.items() if isinstance(header, CheckpointError)]
     if damaged:
         return f"damaged: {_some(damaged)}"
@@ -228,7 +228,7 @@ def _misnamed(
     named: Mapping[str, str],
     files: Mapping[str, Sequence[str]],
 ) -> Iterator[Finding]:
-    """Yield tensors that the index lists in the wrong file, or not at all."""
+    """Report tensors that the index lists in the wrong file, or not at all."""
     moved = [tensor for tensor, file in named.items() if tensor in files and file not in files[tensor]]
     unlisted = [tensor for tensor in files if tensor not in named]
     kinds = (
@@ -253,7 +253,7 @@ def _loose(
     files: Mapping[str, Sequence[str]],
     loose: Sequence[str],
 ) -> Finding:
-    """Return files that the index does not name: from another save, or a forgotten part of the model."""
+    """Report files that the index does not name: from another save, or a forgotten part of the model."""
     what = f"does not name {plural(len(loose), 'file')} next to it: {_some(loose)}"
     series = {_stem(name) for name in {file for item in files.values() for file in item}}
     of_model = [name for name in loose if NAMES.numbered.fullmatch(name) and _stem(name) in series]
@@ -276,10 +276,10 @@ def _stale(
     named: Mapping[str, str],
     lost: Sequence[str],
 ) -> Finding | None:
-    """Report missing files whose tensors are in other files; None if they are not.
+    """Report missing files whose tensors are in other files; None if the tensors are missing, too.
 
     Either the index or the other files may be from an earlier save, and names do not show which. So the
-    finding has a step for each case, and no command.
+    finding has a step for each case, but no command.
     """
     loose = sorted(set(weights.files) - set(named.values()) - {_WHOLE})
     headers = {name: header_of(weights.folder / name) for name in loose}
@@ -328,12 +328,12 @@ def _repeated(
 
 
 def rebuild(folder: Location, read: ReadOptions) -> str:
-    """Write an index over all safetensors files of a directory that has none.
+    """Write an index of all safetensors files of a directory that has none.
 
     Raises:
-        FormatError: there is one, a shard is missing or damaged, a tensor is in two files, or the files are
-            not shards of one model.
-        StorageError: it cannot be written.
+        FormatError: An index exists, a shard is missing or damaged, a tensor is in two files, or the files
+            are not shards of one model.
+        StorageError: The index cannot be written.
     """
     names = sorted(p.name for p in folder.iterdir() if p.name.endswith(SAFETENSORS) and p.name[0] != ".")
     headers = {name: header_of(folder / name) for name in names}

@@ -1,4 +1,4 @@
-"""Steps that look finished by their name but are not by their content."""
+"""Report steps whose names look finished but whose contents are not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ckpttools.formats.zarr.legacy_runs import LegacyRun
 from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.location import Location
 
-# A running save touches its files more often than that.
+# A running save changes its files more often than this.
 _QUIET_SECONDS = 3600
 
 
@@ -36,7 +36,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _legacy(run: LegacyRun, inventory: Inventory) -> Iterator[Finding]:
-    """Report steps before `_METADATA` that are not finished, or that keep a run of newer steps from opening.
+    """Report legacy steps (without `_METADATA`) that are unfinished or prevent newer steps from opening.
 
     Next to steps with `_METADATA`, a numbered directory without a tree is not a step.
     """
@@ -78,7 +78,7 @@ def _unfinished(step: Directory, inventory: Inventory) -> Finding:
     if IN_PROGRESS in step.path.name:
         return Finding(ERROR, str(step.path), what, "it has no complete arrays", earlier)
     if is_passed_over(step.path):
-        # In a run it is one unfinished save of several; a request for this step finds nothing else.
+        # In a run, this is one of several saves. A request for this step finds nothing else.
         level = WARNING if others else ERROR
         why = (
             "no loader takes it, but it takes up space, and a save under the same name may fail because of it"
@@ -94,7 +94,7 @@ def _unfinished(step: Directory, inventory: Inventory) -> Finding:
 
 
 def _others(step: Location, inventory: Inventory) -> list[str]:
-    """Return names of the other steps of the run that were committed."""
+    """Return the names of the other committed steps of the run."""
     beside = [item.path for item in inventory.steps if item.path.parent == step.parent and item.path != step]
     names = [item.name for item in beside if IN_PROGRESS not in item.name]
     return sort_naturally(name for name in names if not StepMetadata.at(step.with_name(name)).is_uncommitted)
@@ -137,7 +137,7 @@ def _set_aside(step: Location, read: ReadOptions) -> str:
 
 
 def _last_change(top: Location) -> float:
-    """Time of the last change of anything at or below a directory."""
+    """Return the time of the last change at or below a directory."""
     result = (location.status() for location in (top, *(top / name for name, _ in top.below())))
     return max(((item.modified or 0) / 10**9 for item in result if item), default=0.0)
 

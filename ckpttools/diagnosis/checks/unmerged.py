@@ -1,4 +1,4 @@
-"""Report OCDBT databases of processes in a save that were not merged completely."""
+"""Report OCDBT databases of single processes that a save did not merge completely."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _unmerged(inventory: Inventory, item: ListedItem) -> Finding:
 
 
 def _left_behind(item: ListedItem) -> Iterator[Finding]:
-    """Yield keys of a process that the merged index lacks."""
+    """Report keys of a process that the merged index lacks."""
     if isinstance(item.database, CheckpointError):
         return
     for name in item.processes:
@@ -67,11 +67,11 @@ def _left_behind(item: ListedItem) -> Iterator[Finding]:
 
 
 def merge_indexes(path: Location, read: ReadOptions) -> str:
-    """Write the index of all processes of a save: a new node file, then the manifest.
+    """Merge the indexes of all processes of a save: write a new node file, then the manifest.
 
     Raises:
-        FormatError: the processes contradict each other, or the arrays would not be whole.
-        StorageError: it cannot be written.
+        FormatError: The processes contradict each other, or arrays would be incomplete.
+        StorageError: The index cannot be written.
     """
     entries_here = path.entries()
     names = [entry.name for entry in entries_here if entry.is_dir]
@@ -85,7 +85,7 @@ def merge_indexes(path: Location, read: ReadOptions) -> str:
     if ocdbt_read.read(lambda file, start, length: _part(stored[file], start, length)) != entries:
         raise FormatError("the merged index does not read back as it was made", location=path)
     refuse_existing(path / MANIFEST)
-    if not holds(path / node_file, index.nodes):  # an interrupted merge leaves it
+    if not holds(path / node_file, index.nodes):  # An interrupted merge leaves this file.
         write_new(path / node_file, index.nodes)
     write_new(path / MANIFEST, index.manifest)
     return f"{path / MANIFEST} was written: {plural(len(entries), 'key')} of {_processes(path)}"

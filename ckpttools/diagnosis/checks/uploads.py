@@ -1,4 +1,4 @@
-"""Find unfinished multipart uploads in a bucket: they are not visible as objects, but cost as much."""
+"""Report unfinished multipart uploads in a bucket. They are not visible as objects, but cost as much."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import SUFFIX
 
 _FIX = "abort-uploads"
-# What was begun since may be at work.
+# Later uploads may still be running.
 _QUIET_SECONDS = 3600
 
 
@@ -46,7 +46,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _uploads(path: Location) -> Sequence[PendingUpload]:
-    """Return those below a path, and below where a conversion to it leaves its traces."""
+    """Return the uploads below a path, and below the state of a conversion to the path."""
     assert isinstance(path.store, SupportsUploads)
     whole = path.key.removesuffix(SUFFIX)
     keys = (whole, whole + SUFFIX) if "/" in whole else (whole,)

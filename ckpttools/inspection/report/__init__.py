@@ -1,1 +1,1 @@
-"""Reports as HTML: the data (`contents`) and the page around it (`page`)."""
+"""HTML reports: the data (`contents`) and the page around it (`page`)."""

@@ -1,6 +1,6 @@
-"""The data of a report, packed for a page: columns instead of rows, repeated words once, few digits.
+"""Pack the data of a report for a page: columns instead of rows, repeated words once, and few digits.
 
-A hundred thousand arrays with all their statistics take about 4 MB before they are compressed.
+A hundred thousand arrays with all their statistics take about 4 MB before compression.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from ckpttools.inspection.tree import ArrayReport, TreeReport
 # Number of digits that are visible in a plot.
 _DIGITS = 8
 _COLUMNS = ("min", "max", "mean", "std", "norm", "zeros", "subnormals", "nan", "inf")
-# Limit on entries: more make the page large, and nobody finds them. The largest are kept.
+# Maximum number of entries, because more entries make the page large and hard to search. The largest are
+# kept.
 MOST_HISTOGRAMS, _MOST_HEAT_ROWS = 2000, 500
 
 
@@ -32,9 +33,10 @@ def contents(tree: TreeReport, stats: StatsReport | None, rows: Mapping[Path, La
     """Return the data of the page as JSON values.
 
     Args:
-        tree: of all arrays.
-        stats: of the same arrays, layer by layer and with distributions; None for a page without numbers.
-        rows: which layers arrays belong to.
+        tree: Report of all arrays.
+        stats: Statistics of the same arrays, by layer and with distributions; None for a page without
+            statistics.
+        rows: Layers of the arrays.
     """
     return {
         "facts": _facts(tree),
@@ -84,13 +86,13 @@ def _front_coded(paths: Iterable[str]) -> Iterator[int | str]:
 
 
 def _shared(one: str, other: str) -> int:
-    """Return the length of the common prefix of two words, in code units of JavaScript."""
+    """Return the length of the common prefix of two words, in JavaScript's code units."""
     pairs = zip(one, other, strict=False)
     return next((k for k, (a, b) in enumerate(pairs) if a != b or a > "\uffff"), min(len(one), len(other)))
 
 
 def _indexed(words: Sequence[str]) -> dict[str, Any]:
-    """Return each word once, and for each place its number."""
+    """Return the distinct words, and the index of the word at each position."""
     numbers: dict[str, int] = {}
     locations = [numbers.setdefault(word, len(numbers)) for word in words]
     return {"words": list(numbers), "places": locations}
@@ -107,7 +109,7 @@ def _short(number: float | None) -> float | None:
 
 
 def _histograms(arrays: Sequence[ArrayStats]) -> dict[str, Any]:
-    """Index of an array -> its distribution, of the largest that have one."""
+    """Return the distributions of the largest arrays that have one, by index of the array."""
     having = ((index, item, item.distribution) for index, item in enumerate(arrays) if item.distribution)
     largest = sorted(having, key=lambda result: -result[1].nbytes)[:MOST_HISTOGRAMS]
     return {str(index): _histogram(item.statistics.zeros, spread) for index, item, spread in largest}
@@ -125,7 +127,7 @@ def _histogram(zeros: int, spread: Distribution) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Cell:
-    """One cell of the heat map; arrays such as those of experts are combined into one."""
+    """A cell of the heat map. Arrays such as those of experts are combined into one cell."""
 
     spread: Spread = (0, 0.0, 0.0)
     limit: float = 0.0
@@ -139,7 +141,7 @@ class _Cell:
             self.limit = max(self.limit, result.max_abs)
 
     def packed(self) -> list[float | None]:
-        """Norm, standard deviation, mean, largest magnitude, number of NaN and infinite elements."""
+        """Return norm, deviation, mean, largest magnitude, and number of NaN and infinite elements."""
         finite, mean, root = self.spread
         if not finite:
             return [None, None, None, None, self.bad]
@@ -160,12 +162,12 @@ class _HeatRow:
 
 
 def _heat(arrays: Sequence[ArrayStats], rows: Mapping[Path, LayerRow]) -> list[dict[str, Any]]:
-    """Return rows of the heat map in the checkpoint's order: of each parameter all its layers."""
+    """Return the rows of the heat map in the order of the checkpoint, each with all layers of a parameter."""
     by_path = {keystr(path): row for path, row in rows.items()}
     built: dict[str, _HeatRow] = {}
     for array in arrays:
         row = by_path.get(array.path)
-        # Counters and random states have layers, too, but no norms worth a look.
+        # Counters and random states also have layers, but their norms mean nothing.
         if row is not None and array.role != "other":
             name = row.without_other_numbers
             mine = built.setdefault(name, _HeatRow(name, array.role))

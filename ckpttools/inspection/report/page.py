@@ -1,4 +1,4 @@
-"""The page around a report: one HTML file that needs nothing else, and no network."""
+"""The page around a report: one HTML file that needs no other files and no network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from ckpttools.core.text import printable
 
-# In the order in which they use each other.
+# Each script uses only earlier ones.
 _SCRIPTS = ("format", "contents", "elements", "facts", "treemap", "heatmap", "histograms", "table", "main")
 
 
@@ -20,11 +20,11 @@ def page(contents: Mapping[str, Any], title: str) -> str:
     """Return the HTML.
 
     Args:
-        contents: as `ckpttools.inspection.report.contents.contents` makes them.
-        title: of the window.
+        contents: Result of `ckpttools.inspection.report.contents.contents`.
+        title: Title of the window.
     """
     text = json.dumps(_printable(contents), separators=(",", ":"), allow_nan=False)
-    # Compressed, since names and numbers repeat, and because base64 holds nothing that HTML could take amiss.
+    # Compressed, because names and numbers repeat. base64 contains no characters that are special in HTML.
     packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
     slots = {
         "title": html.escape(title),
