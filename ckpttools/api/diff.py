@@ -30,6 +30,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, DamagedScalesError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import declare
+from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import plural
 from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.pairing import Pairing, Remark, Side
@@ -59,7 +60,7 @@ class SideReport:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DiffReport:
+class DiffReport(Tabular):
     """The result of a comparison.
 
     Attributes:

@@ -25,6 +25,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import declare
 from ckpttools.core.region import Shape
+from ckpttools.core.tabular import Tabular
 from ckpttools.digest.canonical import Selection, with_carried, without_step
 from ckpttools.digest.digest import DEFAULT_ALGORITHM
 from ckpttools.digest.hashing import hash_tree
@@ -46,7 +47,7 @@ class ArrayDigest:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class HashReport:
+class HashReport(Tabular):
     """Digests of a checkpoint.
 
     Attributes:

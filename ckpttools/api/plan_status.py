@@ -16,6 +16,7 @@ from ckpttools.api.run_part import standing_of
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
+from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import plural
 from ckpttools.plan.parts import Part, dealt, parse_part
 from ckpttools.plan.plan_file import PlanFile
@@ -70,7 +71,7 @@ class PartStatus(TaskProgress):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PlanStatus(TaskProgress):
+class PlanStatus(TaskProgress, Tabular):
     """The progress of a plan.
 
     Attributes:
@@ -87,6 +88,8 @@ class PlanStatus(TaskProgress):
             the last one declared; None if no part has started.
         not_begun: Indices of parts with missing tasks that no process has started.
     """
+
+    rows_field = "parts"
 
     destination: Location
     plan: str

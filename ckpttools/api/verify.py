@@ -24,6 +24,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.options import declare
+from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import array_count, plural, sample_names, sort_naturally
 from ckpttools.digest.canonical import STEP, Selection, parameters_among, with_carried, without_step
 from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
@@ -45,7 +46,7 @@ _ONE_SIDED = ("missing", "extra")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Verification:
+class Verification(Tabular):
     """The result of a verification.
 
     Attributes:
@@ -59,6 +60,8 @@ class Verification:
         remarks: Arrays that were left out.
         hints: Options that would ignore all differences.
     """
+
+    rows_field = "differences"
 
     path: str
     against: str

@@ -193,8 +193,18 @@ class LazyArray(ABC):
             raise ValueError("a lazy array has no memory that numpy could share: it is read")
         return self.read() if dtype is None else self.read().astype(dtype, copy=False)
 
+    def to_numpy(self) -> np.ndarray:
+        """Read the whole array; the same as `np.asarray(array)`."""
+        return self.read()
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.dtype}{list(self.shape)})"
+
+    def _repr_html_(self) -> str:
+        from ckpttools.core.units import format_disk
+
+        size = f"{self.size:,} elements, {format_disk(self.nbytes)}"
+        return f"<div>{self.dtype}{[*self.shape]} <span style='opacity:0.65'>{size}, not read</span></div>"
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)

@@ -186,10 +186,25 @@ class Tree(Mapping[Path, Leaf]):
 
     def __repr__(self) -> str:
         """Format the names, shapes and dtypes; names that differ only in numbers share a line."""
-        what = " ".join(filter(None, (self.metadata.format, self.metadata.location)))
         lines = [f"{keystr(path)}: {_format_leaf(leaf)}" for path, leaf in self.leaves.items()]
-        head = f"<Tree{f' of {what}' if what else ''}: {array_count(self.arrays)}, {self.nbytes:,} bytes"
-        return f"{head}{listing(lines)}>"
+        return f"<{self.head()}{listing(lines)}>"
+
+    def head(self) -> str:
+        """Return one line: format, location, and how many leaves and bytes there are."""
+        what = " ".join(filter(None, (self.metadata.format, self.metadata.location)))
+        others = len(self) - len(self.arrays)
+        counts = array_count(self.arrays)
+        if others:
+            counts += f" and {others:,} other {'leaf' if others == 1 else 'leaves'}"
+        return f"Tree{f' of {what}' if what else ''}: {counts}, {self.nbytes:,} bytes"
+
+    def _repr_html_(self) -> str:
+        from ckpttools.array.tree_html import tree_html
+
+        return tree_html(self)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return [keystr(path) for path in self.leaves]
 
     @cached_property
     def arrays(self) -> dict[Path, LazyArray]:

@@ -15,9 +15,9 @@ from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
 from ckpttools.cli.output import exit_with_differences, labeled_lines, print_json, print_lines, styled, width
 from ckpttools.cli.progress import progress_events
-from ckpttools.cli.units import format_disk
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.text import fold_lines, format_type, plural, printable
+from ckpttools.core.units import format_disk
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:

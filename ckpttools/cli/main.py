@@ -26,11 +26,11 @@ from ckpttools.cli.error_boundary import (
 from ckpttools.cli.lazy import Deferred, LazyGroup, has_written, is_path, is_writer, lazy_command
 from ckpttools.cli.output import chosen, has_color, print_stderr, reset_choices, styled
 from ckpttools.cli.suggestions import ALIASES, find_synonym, translate_maxtext_script
-from ckpttools.cli.units import format_disk
 from ckpttools.core.details import log_detail
 from ckpttools.core.errors import CheckpointWarning, SeveralCheckpointsError, StepWarning, UsageError
 from ckpttools.core.plugins import entry_points_of, package_name
 from ckpttools.core.text import plural
+from ckpttools.core.units import format_disk
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from ckpttools.api.plan_status import PartStatus, PlanStatus
-from ckpttools.cli.units import format_disk, format_duration
 from ckpttools.core.text import first_names, plural
+from ckpttools.core.units import format_disk, format_duration
 from ckpttools.run.entries import index_ranges
 from ckpttools.run.parts import PartReceipt
 

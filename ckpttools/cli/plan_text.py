@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ckpttools.api.plan_report import PlanReport
 from ckpttools.cli.output import labeled_lines, print_lines, print_stderr, prose_width
-from ckpttools.cli.units import format_count, format_disk, format_exact, format_memory
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import first_names, plural
+from ckpttools.core.units import format_count, format_disk, format_exact, format_memory
 from ckpttools.run.events import Receipt
 from ckpttools.stores.publishing import Published
 from ckpttools.stores.registry import parse

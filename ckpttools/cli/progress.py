@@ -10,9 +10,9 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ckpttools.cli.output import chosen, has_color, print_stderr
-from ckpttools.cli.units import format_disk, format_duration, format_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.process_memory import current_bytes
+from ckpttools.core.units import format_disk, format_duration, format_memory
 from ckpttools.run.events import Comparing, Event, Fetching, Observer, Publishing, Started, TaskDone
 
 if TYPE_CHECKING:

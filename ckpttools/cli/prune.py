@@ -11,9 +11,9 @@ from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option
 from ckpttools.cli.output import labeled_lines, print_report, styled, width, with_flags
 from ckpttools.cli.table import Column, draw_table
-from ckpttools.cli.units import format_disk
 from ckpttools.core.options import switch
 from ckpttools.core.text import plural, printable
+from ckpttools.core.units import format_disk
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:

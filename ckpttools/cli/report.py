@@ -13,9 +13,9 @@ from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
 from ckpttools.cli.output import print_json, print_lines, print_stderr, report_fields
 from ckpttools.cli.progress import progress_events
-from ckpttools.cli.units import format_disk
 from ckpttools.core.options import Option, switch
 from ckpttools.core.text import plural
+from ckpttools.core.units import format_disk
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 

@@ -14,9 +14,9 @@ from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option,
 from ckpttools.cli.output import exit_with_differences, print_json, print_lines, styled, width
 from ckpttools.cli.progress import progress_events
 from ckpttools.cli.table import Column, draw_table
-from ckpttools.cli.units import format_disk
 from ckpttools.core.options import switch
 from ckpttools.core.text import plural, printable
+from ckpttools.core.units import format_disk
 from ckpttools.inspection.distribution import Distribution
 from ckpttools.inspection.stats import ArrayStats, Statistics, StatsReport
 from ckpttools.stores.location import Location

@@ -16,9 +16,9 @@ from ckpttools.cli.message_terms import flag
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
 from ckpttools.cli.output import exit_with_differences, print_report, styled
 from ckpttools.cli.progress import progress_events
-from ckpttools.cli.units import format_disk
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import fold_lines, plural, printable
+from ckpttools.core.units import format_disk
 from ckpttools.stores.contents import SupportsContents
 from ckpttools.stores.location import Location
 

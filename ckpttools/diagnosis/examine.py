@@ -13,6 +13,7 @@ from ckpttools.checks.registry import checks as library_checks
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import action, call, option
+from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import first_names, natural_key
 from ckpttools.diagnosis import checks as checks_room
 from ckpttools.diagnosis.base import ERROR, LEVELS, Check, Finding, Fix, as_finding, finding_of, pasted
@@ -52,7 +53,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Diagnosis:
+class Diagnosis(Tabular):
     """The findings at a path.
 
     Attributes:
@@ -64,6 +65,8 @@ class Diagnosis:
         refused: Locations at which a requested fix was not applied.
         compared: Whether data was compared with the checksums in its files; None if there are no checksums.
     """
+
+    rows_field = "findings"
 
     path: str
     healthy: bool

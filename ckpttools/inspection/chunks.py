@@ -12,6 +12,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
 from ckpttools.core.region import Region, Shape, ceil_div, count_runs
+from ckpttools.core.tabular import Tabular
 from ckpttools.inspection.filtering import filtered
 from ckpttools.inspection.meshes import PartitionSpec, Specs
 from ckpttools.maxtext.view import view_of
@@ -112,7 +113,7 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ChunksReport:
+class ChunksReport(Tabular):
     """A checkpoint on disk.
 
     Attributes:

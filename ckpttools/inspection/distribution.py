@@ -64,6 +64,25 @@ class Distribution:
     quantiles: Mapping[float, float]
     exact: bool
 
+    def _repr_html_(self) -> str:
+        """Draw the bins from large negative to large positive magnitudes, with the zeros between them."""
+        counts = [
+            *((f"-2^{item.exponent}", item.negative) for item in reversed(self.bins)),
+            ("0", self.zeros),
+            *((f"2^{item.exponent}", item.positive) for item in self.bins),
+        ]
+        highest = max(count for _, count in counts) or 1
+        bars = "".join(
+            f'<rect x="{4 * number}" y="{30 - 30 * count / highest:.1f}" width="3" '
+            f'height="{30 * count / highest:.1f}"><title>{label}: {count:,}</title></rect>'
+            for number, (label, count) in enumerate(counts)
+        )
+        width = 4 * len(counts)
+        return (
+            f'<svg width="{width}" height="30" viewBox="0 0 {width} 30" fill="currentColor" role="img">'
+            f"<title>distribution over powers of two</title>{bars}</svg>"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:

@@ -15,6 +15,7 @@ from ckpttools.core.budget import estimate_names_bytes
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
 from ckpttools.core.region import Region, Shape
+from ckpttools.core.tabular import Tabular
 from ckpttools.inspection import distribution as distributions
 from ckpttools.inspection import moments
 from ckpttools.inspection.distribution import Counts, Distribution, count_patterns, summed
@@ -76,7 +77,7 @@ class ArrayStats:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class StatsReport:
+class StatsReport(Tabular):
     """Statistics of all arrays.
 
     Attributes:

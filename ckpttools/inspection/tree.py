@@ -19,6 +19,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
 from ckpttools.core.message_terms import action
 from ckpttools.core.region import grid_shape
+from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import plural
 from ckpttools.inspection.filtering import filtered
 from ckpttools.maxtext.layers import LayerGroup
@@ -82,7 +83,7 @@ class ItemReport:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TreeReport:
+class TreeReport(Tabular):
     """A checkpoint without its values.
 
     Attributes:

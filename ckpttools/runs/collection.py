@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
+from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import plural
 from ckpttools.formats.detect import Detected, LocationState
 from ckpttools.runs.usage import measure_usage
@@ -39,7 +40,7 @@ class MemberListing:
 
 
 @dataclass(frozen=True, repr=False)
-class CollectionListing:
+class CollectionListing(Tabular):
     """A directory of checkpoints or runs that do not belong together.
 
     Attributes:
@@ -47,6 +48,8 @@ class CollectionListing:
         members: The checkpoints and runs in it.
         is_truncated: Whether there are more directories than are searched.
     """
+
+    rows_field = "members"
 
     path: str
     members: tuple[MemberListing, ...]

@@ -11,6 +11,7 @@ from ckpttools.array.tree import Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, suppress_step_warnings
 from ckpttools.core.message_terms import action
+from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import plural, sample_names
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.detect import Detected, LocationKind, detect, identified
@@ -115,7 +116,7 @@ class StepListing:
 
 
 @dataclass(frozen=True, repr=False)
-class RunListing:
+class RunListing(Tabular):
     """A run.
 
     Attributes:
@@ -130,6 +131,8 @@ class RunListing:
         tracker: Name of the file in which a PyTorch trainer records `latest`; "" if there is none; None in
             runs of Orbax.
     """
+
+    rows_field = "steps"
 
     path: str
     steps: tuple[StepListing, ...]
