@@ -30,7 +30,7 @@ from ckpttools.digest.canonical import STEP, Selection, parameters_among, with_c
 from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
 from ckpttools.digest.leaves import LeafKinds
 from ckpttools.digest.manifest import Manifest
-from ckpttools.digest.pairing import NamedArrays, Pairing
+from ckpttools.digest.pairing import NamedArrays, Pairing, Remark
 from ckpttools.maxtext.model_options import check_choice
 from ckpttools.quantized.view import make_comparable, quantized_view
 from ckpttools.stores.contents import FileDifference, SupportsContents, differing
@@ -211,7 +211,17 @@ def _differences(
     # Arrays that differ only by the rounding of the reverse conversion are equal under MaxText's names.
     if (not apart and is_incomplete) or (apart and _elements(apart) > _elements(result)):
         return first
+    if not apart:
+        back = replace(back, remarks=(*back.remarks, _rounding_remark(result, state)))
     return (back, sorted_by_name((*apart, *state))) if is_to_hub or not apart else first
+
+
+def _rounding_remark(result: Sequence[Difference], state: Sequence[Difference]) -> Remark:
+    names = [item.name for item in result if item not in state]
+    return Remark(
+        "equal as the conversion from MaxText to Hugging Face writes them, which rounds; in the other "
+        f"direction, values differ in {array_count(names)}: {sample_names(names)}"
+    )
 
 
 def _elements(result: Sequence[Difference]) -> int:
@@ -310,7 +320,9 @@ def _not_compared(
         )
     recorded = manifest.nodes
     empty = sum(isinstance(leaf, Empty) for leaf in tree.values())
-    if nodes and recorded and not nodes.comparable(recorded) and nodes.kinds != recorded.kinds:
+    kinds = nodes.kinds if nodes else {}
+    is_comparable = nodes is not None and recorded is not None and nodes.comparable(recorded)
+    if recorded and not is_comparable and kinds != recorded.kinds:
         yield "not compared, because the manifest is of another layout: empty nodes and kinds of numbers"
     elif empty and recorded is None and not manifest.selection.parameters:
         yield f"not compared, because this manifest does not record them: {plural(empty, 'empty node')}"

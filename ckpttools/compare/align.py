@@ -9,9 +9,10 @@ without a counterpart are on one side only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from itertools import product
+from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
@@ -20,7 +21,7 @@ from ckpttools.compare.unnamed_side import Arrays, UnnamedSide, with_joints_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.text import array_count, fold_lines
+from ckpttools.core.text import array_count, fold_lines, sample_names
 from ckpttools.digest.canonical import STEP, as_stored, per_layer
 from ckpttools.digest.leaves import differing_leaves
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side, Uncompared
@@ -91,8 +92,9 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
     unused = tuple(pattern for item in named for pattern in item.unused)
     leaves = differing_leaves(a, b, options.parameters, is_conversion=maxtext is not None)
     both = replace(both, maxtext=maxtext, head=head, naming=(*naming, *both.naming), leaves=leaves)
-    configs = tuple(_files(tree, options).config for tree in (first, second))
-    both = replace(both, configs=(configs[0], configs[1])).without_unused(unused)
+    configs = _files(first, options).config, _files(second, options).config
+    remarks = (*both.remarks, *_config_remarks(*configs))
+    both = replace(both, configs=configs, remarks=remarks).without_unused(unused)
     return both if both.sizes else replace(both, sizes=_configured_sizes((first, second), options))
 
 
@@ -246,6 +248,17 @@ def _formatted_alike(
         ):
             return _without_prefixes(first, mine), _without_prefixes(second, theirs)
     return first, second
+
+
+def _config_remarks(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> Iterator[Remark]:
+    """Name the fields in which two configurations describe other computations: arrays alone are compared."""
+    if a is None or b is None or a == b:
+        return
+    from ckpttools.maxtext.config_differences import differing_fields
+
+    names = differing_fields(a, b)
+    if names:
+        yield Remark(f"not compared: config.json, which differs in {sample_names(names)}")
 
 
 def _configured_sizes(trees: tuple[Tree, Tree], options: AlignOptions) -> dict[str, int]:

@@ -6,15 +6,16 @@ Equal arrays get equal names in scanned and unscanned MaxText checkpoints, of Li
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import matches
-from ckpttools.array.tree import Text, Tree, keystr
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.message_terms import action
 from ckpttools.core.text import sort_naturally
-from ckpttools.digest.leaves import LeafKinds, nodes_of
+from ckpttools.digest.leaves import LeafKinds, nodes_of, texts_of
 from ckpttools.maxtext.layers import LayerStack
 from ckpttools.maxtext.layout import CARRIED_PREFIX
 from ckpttools.maxtext.stacked_layers import unstack_layers
@@ -157,17 +158,25 @@ class Selection:
         return chosen
 
     def texts(self, tree: Tree) -> dict[str, str]:
-        """Return the selected string leaves by name; none if only parameters are selected."""
-        texts = {keystr(path): leaf.value for path, leaf in tree.items() if isinstance(leaf, Text)}
-        return {
-            name: text
-            for name, text in texts.items()
-            if not self.parameters and (self.pattern == "*" or matches(name, self.pattern))
-        }
+        """Return the selected leaves that are strings, by name; none if only parameters are selected.
+
+        Raises:
+            FormatError: Two of them have one name.
+        """
+        return {} if self.parameters else self._matching(texts_of(tree))
 
     def nodes(self, tree: Tree) -> LeafKinds | None:
-        """Return empty nodes and kinds of arrays if all of a tree is selected under its own names."""
-        return None if self.parameters or self.pattern != "*" else nodes_of(tree)
+        """Return the selected empty nodes and kinds of arrays, if not only parameters are selected.
+
+        Raises:
+            FormatError: Two leaves have one name.
+        """
+        result = None if self.parameters else nodes_of(tree)
+        return None if result is None else replace(result, kinds=self._matching(result.kinds))
+
+    def _matching(self, leaves: Mapping[str, str]) -> dict[str, str]:
+        is_all = self.pattern == "*"
+        return {name: leaf for name, leaf in leaves.items() if is_all or matches(name, self.pattern)}
 
     def names(self, named: Mapping[str, Typed]) -> Collection[str]:
         """Return the names of the selected arrays."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, dotted, keystr
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import FormatError
 from ckpttools.core.text import sort_naturally
 from ckpttools.digest.pairing import LeafDifference
 from ckpttools.maxtext.view import view_of
@@ -59,22 +60,34 @@ class LeafKinds:
 
 
 def nodes_of(tree: Tree) -> LeafKinds | None:
-    """Return the kinds of leaves that a manifest records; None if the tree's format has only arrays."""
+    """Return the kinds of leaves that a manifest records; None if the tree's format has only arrays.
+
+    Raises:
+        FormatError: Two leaves have one name.
+    """
     if not _has_empties(tree):
         return None
-    homes = {home: inner for inner, home in view_of(tree).homes.items()}
-    scalars, keys = tree.metadata.scalars, tree.metadata.key_impls
-    kinds = ((path, _kind(path, leaf, scalars, keys)) for path, leaf in tree.items())
     return LeafKinds(
         *_layout(tree),
         has_state=_has_state(tree),
         is_read=tree.metadata.format is not None,
-        kinds={
-            keystr(homes.get(path, path)): kind.text
-            for path, kind in kinds
+        kinds=_by_name(
+            (path, kind.text)
+            for path, kind in _kinds(tree).items()
             if kind.text != "array" and kind.what != "text"
-        },
+        ),
     )
+
+
+def texts_of(tree: Tree) -> dict[str, str]:
+    """Return the leaves of a tree that are strings, by name.
+
+    Raises:
+        FormatError: Two of them have one name.
+    """
+    inner = _inner_paths(tree)
+    texts = ((path, leaf.value) for path, leaf in tree.items() if isinstance(leaf, Text))
+    return _by_name((inner.get(path, path), text) for path, text in texts)
 
 
 def differing_leaves(
@@ -89,6 +102,9 @@ def differing_leaves(
         a, b: The checkpoints.
         parameters: Compare only parameters, which are all arrays, so that no leaf differs.
         is_conversion: Whether one side is a Hugging Face checkpoint and the other is MaxText's.
+
+    Raises:
+        FormatError: Two leaves of a checkpoint have one path.
     """
     if parameters:
         return ()
@@ -97,19 +113,50 @@ def differing_leaves(
     is_read = None not in (a.metadata.format, b.metadata.format)
     has_numbers = has_empties and is_read and _has_state(a) == _has_state(b)
     counts = {"text": True, "empty": has_empties, "number": has_numbers, "array": has_numbers}
-    mine, theirs = _kinds(a), _kinds(b)
-    one_sided = {*_nodes_of_state(a, b), *_nodes_of_state(b, a)}
+    mine = _kinds(a, {*_nodes_of_state(a, b)})
+    theirs = _with_joints_of(_kinds(b, {*_nodes_of_state(b, a)}), mine)
     result: list[LeafDifference] = []
-    for name in sort_naturally({**mine, **theirs}):
-        kinds = mine.get(name), theirs.get(name)
+    for path in {**mine, **theirs}:
+        kinds = mine.get(path), theirs.get(path)
         there = [kind for kind in kinds if kind is not None]
         is_array = [item.what in ("array", "number") for item in there]
         # The comparison of arrays reports arrays that only one side has.
         if kinds[0] == kinds[1] or (any(is_array) and not (len(there) == 2 and all(is_array))):
             continue
-        if name not in one_sided and any(counts[item.what] for item in there):
-            result.append(LeafDifference(name, *(None if kind is None else kind.text for kind in kinds)))
-    return tuple(result)
+        if any(counts[item.what] for item in there):
+            name, texts = keystr(path), [None if kind is None else kind.text for kind in kinds]
+            result.append(LeafDifference(name, *texts))
+    order = {name: place for place, name in enumerate(sort_naturally({item.name for item in result}))}
+    return tuple(sorted(result, key=lambda item: order[item.name]))
+
+
+def _inner_paths(tree: Tree) -> dict[Path, Path]:
+    """Map paths of a tree to those without the wrapping of its flavor, under which arrays are compared."""
+    return {home: inner for inner, home in view_of(tree).homes.items()}
+
+
+def _by_name(leaves: Iterable[tuple[Path, str]]) -> dict[str, str]:
+    result: dict[str, str] = {}
+    for path, text in leaves:
+        name = keystr(path)
+        if name in result:
+            raise FormatError("two leaves would get one name", location=name)
+        result[name] = text
+    return result
+
+
+def _with_joints_of(
+    leaves: Mapping[Path, _LeafKind], others: Mapping[Path, _LeafKind]
+) -> dict[Path, _LeafKind]:
+    """Give leaves the paths of others that differ only in where keys are joined."""
+    only = leaves.keys() - others.keys()
+    known = {dotted(path): path for path in others if path not in leaves} if only else {}
+    result: dict[Path, _LeafKind] = {}
+    for path, kind in leaves.items():
+        # Several paths may have one dotted name.
+        other = known.pop(dotted(path), path) if path in only else path
+        result[other] = kind
+    return result
 
 
 def _layout(tree: Tree) -> tuple[str | None, bool]:
@@ -121,14 +168,14 @@ def _has_empties(tree: Tree) -> bool:
     return tree.metadata.format not in _FLAT_FORMATS or any(len(path) > 1 for path in tree)
 
 
-def _nodes_of_state(tree: Tree, other: Tree) -> Iterator[str]:
+def _nodes_of_state(tree: Tree, other: Tree) -> Iterator[Path]:
     """Find empty nodes for which the other tree has arrays, or no training state."""
     above = {path[:length] for path in other for length in range(len(path))}
     is_lost = view_of(tree).is_training and not _has_state(other)
     known = roles(tree)
     for path, leaf in tree.items():
         if isinstance(leaf, Empty) and (path in above or (is_lost and known.of(path) != "parameter")):
-            yield dotted(path)
+            yield path
 
 
 def _has_state(tree: Tree) -> bool:
@@ -136,16 +183,24 @@ def _has_state(tree: Tree) -> bool:
     return any(known.of(path) == "optimizer" for path in tree.arrays)
 
 
-def _kinds(tree: Tree) -> dict[str, _LeafKind]:
-    scalars, keys = tree.metadata.scalars, tree.metadata.key_impls
-    return {dotted(path): _kind(path, leaf, scalars, keys) for path, leaf in tree.items()}
+def _kinds(tree: Tree, without: Collection[Path] = ()) -> dict[Path, _LeafKind]:
+    """Return the kinds of leaves by the paths under which they are compared."""
+    scalars, keys, inner = tree.metadata.scalars, tree.metadata.key_impls, _inner_paths(tree)
+    result: dict[Path, _LeafKind] = {}
+    for path, leaf in tree.items():
+        name = inner.get(path, path)
+        if name in result:
+            raise FormatError("two leaves would get one name", location=keystr(name))
+        if path not in without:
+            result[name] = _kind(path, leaf, scalars, keys)
+    return result
 
 
-def _kind(path: Path, leaf: Leaf, scalars: Collection[Path], keys: Collection[Path]) -> _LeafKind:
+def _kind(path: Path, leaf: Leaf, scalars: Collection[Path], keys: Mapping[Path, str]) -> _LeafKind:
     if isinstance(leaf, Text):
         return _LeafKind("text", f"text {leaf.value!r}")
     if isinstance(leaf, Empty):
         return _LeafKind("empty", f"{_EMPTY} ({leaf.kind})")
     if path in scalars:
         return _LeafKind("number", "Python number")
-    return _LeafKind("array", "typed random key" if path in keys else "array")
+    return _LeafKind("array", f"typed random key ({keys[path]})" if path in keys else "array")

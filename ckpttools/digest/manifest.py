@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import (
     CheckpointError,
     DestinationExistsError,
@@ -18,7 +20,7 @@ from ckpttools.core.errors import (
 )
 from ckpttools.core.message_terms import action, option
 from ckpttools.digest.canonical import Selection, parameters_among
-from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, tree_digest
+from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, block_count, tree_digest
 from ckpttools.digest.leaves import LeafKinds
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
@@ -42,7 +44,7 @@ class Manifest:
         names: One of `NAMES`.
         texts: Texts by name; None in manifests of earlier releases, which do not record them.
         nodes: Empty nodes and kinds of arrays; None if they are not recorded: in manifests of earlier
-            releases, of selected arrays, or with MaxText's names.
+            releases, of parameters alone, or with MaxText's names.
     """
 
     algorithm: str
@@ -253,6 +255,13 @@ def _digest(name: str, each: Mapping[str, Any], algorithm: str) -> Digest:
     built = Digest.of(algorithm, _typed(each["dtype"], str), shape, bytes.fromhex(each["blocks"]))
     if built.digest != each["digest"]:
         raise ValueError(f"{name}: digest {each['digest']} where its blocks' digests make {built.digest}")
+    if built.dtype in DTYPES:
+        nbytes = prod(shape) * DTYPES[built.dtype].itemsize
+        expected = block_count(nbytes) * 2 * len(algorithm_named(algorithm)(b""))
+        if len(built.blocks) != expected:
+            raise ValueError(
+                f"{name}: {len(built.blocks)} digits of block digests where {nbytes} bytes take {expected}"
+            )
     return built
 
 

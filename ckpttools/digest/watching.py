@@ -52,10 +52,10 @@ def run_hashing(plan: Plan, run: CarriesOut, path: Location, *, overwrite: bool)
             "the digests do not fit into the memory allowed", plan.memory, plan.memory + lacking
         )
 
+    texts, nodes = everything.texts(plan.tree), everything.nodes(plan.tree)
+
     def finalize() -> None:
         digests = digester.digests(memory=plan.memory, jobs=plan.jobs)
-        texts = everything.texts(plan.tree)
-        nodes = everything.nodes(plan.tree)
         manifest = Manifest(DEFAULT_ALGORITHM, everything, digests, texts=texts, nodes=nodes)
         manifest.write(path, overwrite=overwrite)
 

@@ -23,6 +23,7 @@ from ckpttools.model_families.hf_defaults import (
     without_alias,
 )
 from ckpttools.model_families.registry import families
+from ckpttools.quantized.config import FIELD, declared_quantization
 from ckpttools.stores.registry import parse
 
 # Fields that do not affect a forward pass: names, versions, storage, training, generation, and the form of
@@ -147,6 +148,13 @@ def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Confi
     return [
         ConfigDifference(name, _shown(name, x), _shown(name, y), _is_known(name)) for name, x, y in different
     ]
+
+
+def differing_fields(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Return the names of fields that change what a model with equal arrays computes."""
+    names = [item.name for item in config_differences(a, b)]
+    quantized = declared_quantization(a), declared_quantization(b)
+    return [*names, FIELD] if None not in quantized and quantized[0] != quantized[1] else names
 
 
 def _shown(name: str, value: object) -> object:

@@ -9,6 +9,7 @@ import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import prod
 from typing import ClassVar
 from unittest.mock import patch
 
@@ -23,13 +24,22 @@ from support.locations import GOLDEN
 from support.stored_trees import write
 
 import ckpttools
-from ckpttools import DTYPES, DestinationExistsError, Metadata, Resources, StackLayers, Tree, UsageError
+from ckpttools import (
+    DTYPES,
+    DestinationExistsError,
+    FormatError,
+    Metadata,
+    Resources,
+    StackLayers,
+    Tree,
+    UsageError,
+)
 from ckpttools.api.save import plan_tree
 from ckpttools.codecs.registry import parse_compression
 from ckpttools.digest.canonical import Selection
-from ckpttools.digest.digest import ALGORITHMS
+from ckpttools.digest.digest import ALGORITHMS, DEFAULT_ALGORITHM, Digest, block_count
 from ckpttools.digest.hashing import hash_tree
-from ckpttools.digest.manifest import read_manifest
+from ckpttools.digest.manifest import Manifest, read_manifest
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.plan import plan as planning
@@ -37,7 +47,7 @@ from ckpttools.run.executor import execute
 from ckpttools.stores.local.files import write_atomically
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.models import LlamaSizes, write_llama
-from ckpttools.testing.strategies import noise, stored
+from ckpttools.testing.strategies import dtypes, noise, shapes, stored
 from ckpttools.testing.trees import trees
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}
@@ -364,6 +374,19 @@ def test_damaged_manifest_is_refused(written, damage):
     path.write_text(changed if isinstance(changed, str) else json.dumps(changed))
     text = run("verify", golden_checkpoint(scan=True), "--manifest", path, code=3)
     assert "manifest" in text or "algorithm" in text
+
+
+@given(count=st.integers(0, 4), shape=shapes(limit=1 << 18), dtype=dtypes())
+def test_manifest_with_another_number_of_blocks_is_refused(tmp_path_factory, count, shape, dtype):
+    """Its digests agree with each other, as in a manifest that a program changed."""
+    path = tmp_path_factory.mktemp("manifest") / "m.json"
+    digest = Digest.of(DEFAULT_ALGORITHM, dtype.name, shape, bytes(16 * count))
+    Manifest(DEFAULT_ALGORITHM, Selection(), {"a": digest}).write(path)
+    if count == block_count(prod(shape) * dtype.itemsize):
+        assert read_manifest(path).arrays == {"a": digest}
+    else:
+        with pytest.raises(FormatError, match="the manifest is damaged"):
+            read_manifest(path)
 
 
 class TestKilledManifestWriter:

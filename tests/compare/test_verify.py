@@ -22,8 +22,9 @@ from support.locations import GOLDEN
 from support.stored_trees import write
 
 import ckpttools
-from ckpttools import DTYPES, Metadata, StackLayers, ToMaxText, Tree
+from ckpttools import DTYPES, Empty, FormatError, Metadata, StackLayers, Text, ToMaxText, Tree
 from ckpttools.array.nodes import stack, take
+from ckpttools.array.tree import keystr
 from ckpttools.compare.verify import compare
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.differences import Difference
@@ -289,6 +290,80 @@ def test_manifest_compares_empty_nodes_and_kinds_of_numbers(tmp_path):
         text = run(tmp_path / a, "--manifest", tmp_path / f"{b}.json", code=code)
         assert not code or "extra" in text
         assert "not compared" not in text
+
+
+def test_filtered_manifest_compares_texts_and_kinds_of_selected_leaves(tmp_path):
+    values = {"t": "a", "e": None, "n": 3}
+    for name, change in {"one": {}, "t": {"t": "b"}, "e": {"e": {}}, "n": {"n": np.asarray(3)}}.items():
+        leaves = {"kernel": np.ones(3, np.float32), **values, **change}
+        ckpttools.save({"meta": leaves, "other": {**leaves, "t": name}}, tmp_path / name)
+    only = "--filter", "meta/*"
+    command_line.run("hash", tmp_path / "one", "--manifest", tmp_path / "m.json", *only)
+    for name in ("one", *values):
+        code = int(name != "one")
+        ways = [("--against", tmp_path / "one", *only), ("--manifest", tmp_path / "m.json")]
+        for text in (run(tmp_path / name, *way, code=code) for way in ways):
+            assert not code or f"meta/{name}" in text
+            assert "other" not in text
+
+
+@pytest.mark.parametrize("impls", [*itertools.permutations(["rbg", "unsafe_rbg"])])
+def test_random_keys_of_other_implementations_differ(tmp_path, impls):
+    for impl in impls:
+        tree = {"kernel": np.ones(3, np.float32), "key": jax.random.key(0, impl=impl)}
+        ckpttools.save(tree, tmp_path / impl)
+    command_line.run("hash", tmp_path / impls[0], "--manifest", tmp_path / "m.json")
+    for other in ("--against", tmp_path / impls[0]), ("--manifest", tmp_path / "m.json"):
+        assert f"typed random key ({impls[0]})" in run(tmp_path / impls[1], *other, code=1)
+
+
+KEYS = st.lists(st.sampled_from(["a", "b", "a.b", "a/b"]), min_size=1, max_size=3).map(tuple)
+
+
+@given(
+    paths=st.lists(KEYS, min_size=1, max_size=4, unique=True),
+    number=st.integers(0, 3),
+    leaves=st.permutations([Text("x"), Text("y"), Empty("None"), Empty("Dict")]).map(lambda item: item[:2]),
+    pattern=st.sampled_from(["*", "a*"]),
+)
+def test_changed_leaf_is_found_among_names_that_join_alike(paths, number, leaves, pattern):
+    array = {("a_kernel",): stored(np.ones(3, np.float32), DTYPES["float32"])}
+    changed = paths[number % len(paths)]
+    trees = [Tree({**array, **dict.fromkeys(paths, leaves[0]), changed: leaf}) for leaf in leaves]
+    is_selected = pattern == "*" or keystr(changed).startswith("a")
+    assert ckpttools.verify(trees[0], trees[0], filter=pattern, jobs=1).equal
+    for a, b in itertools.permutations(trees):
+        assert ckpttools.verify(a, b, filter=pattern, jobs=1).equal != is_selected
+        if pattern == "*":
+            assert not ckpttools.diff(a, b, explain=False, jobs=1).equal
+
+
+def test_texts_of_one_name_are_refused_in_a_manifest():
+    tree = Tree({("a/b",): Text("x"), ("a", "b"): Text("y")})
+    with pytest.raises(FormatError, match="two leaves would get one name"):
+        Selection().texts(tree)
+
+
+def test_lower_bits_that_the_reverse_conversion_rounds_are_remarked(tmp_path):
+    command_line.run("convert", "hf-to-maxtext", GOLDEN / "gemma2/hf", tmp_path / "mt", "--no-scan")
+    tree = ckpttools.open(tmp_path / "mt")
+    path = next(path for path, item in tree.arrays.items() if item.dtype.name == "float32" and item.shape)
+    values = tree.arrays[path].read().copy()
+    values.view(np.uint32)[0] ^= 1
+    changed = Tree({**tree, path: stored(values, tree.arrays[path].dtype)}, tree.metadata)
+    remarks = ckpttools.verify(changed, GOLDEN / "gemma2/hf", jobs=1).remarks
+    assert any("in the other direction, values differ in 1 array" in remark for remark in remarks)
+    assert not ckpttools.verify(tree, GOLDEN / "gemma2/hf", jobs=1).remarks
+
+
+def test_different_configurations_are_remarked(tmp_path):
+    shutil.copytree(GOLDEN / "llama3.1/hf", tmp_path / "hf")
+    command_line.run("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "mt")
+    path = tmp_path / "hf/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rms_norm_eps": 0.5, "use_cache": False}))
+    for other in GOLDEN / "llama3.1/hf", tmp_path / "mt":
+        text = run(tmp_path / "hf", "--against", other)
+        assert "not compared: config.json, which differs in rms_norm_eps\n" in text
 
 
 def test_conversion_records_empty_nodes_in_its_manifest(tmp_path):
