@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckpttools.api.options.inspect import DOCTOR
-from ckpttools.api.sources import Observe, Source, location_of, read_options
+from ckpttools.api.sources import DEFAULT_MEMORY, Observe, Source, location_of, read_options
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import UsageError
-from ckpttools.core.options import declare
+from ckpttools.core.options import declare, parse_size_option
 from ckpttools.diagnosis.examine import Diagnosis, examine, mend
+from ckpttools.diagnosis.inventory import ValueReading
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.stores.concurrency import use_concurrency
 
@@ -21,13 +22,17 @@ def doctor(
     *,
     fix: str | Sequence[str] = (),
     checksums: bool = False,
+    values: bool = False,
     max_index_bytes: int | str = MAX_INDEX_BYTES,
+    memory: int | str = DEFAULT_MEMORY,
+    jobs: int | None = None,
     requests: int | None = None,
     observe: Observe | None = None,
 ) -> Diagnosis:
     """Examine everything at or below a path, complete or damaged. Reads indexes and metadata.
 
-    Reads no arrays except scales of quantized weights, a tied output head, and the embedding of that head.
+    Without `values` and `checksums`, it reads no arrays except scales of quantized weights, a tied output
+    head, and the embedding of that head.
 
     Args:
         source: A run, step, item, file or directory. For a tree, the location from which it was opened is
@@ -43,8 +48,11 @@ def doctor(
     location, read = location_of(source), read_options({"max_index_bytes": max_index_bytes})
     if location is None:
         raise UsageError("a tree that was made has no files", expected="a path, or a tree that was opened")
-    reading = (observe or (lambda done, total: None)) if checksums else None
+    observe = observe or (lambda done, total: None)
+    data = observe if checksums else None
+    limit = parse_size_option("memory", memory)
+    elements = ValueReading(limit, jobs, observe) if values else None
     with use_concurrency(requests):
-        return (
-            mend(location, *names, read=read, reading=reading) if names else examine(location, read, reading)
-        )
+        if names:
+            return mend(location, *names, read=read, reading=data, values=elements)
+        return examine(location, read, data, elements)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,25 +29,24 @@ _COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
 @click.command(short_help="Diagnose a checkpoint and suggest fixes.", cls=BaseCommand)
 @click.argument("path", type=ANY_PATH, required=False)
 @json_option
-@flags(*DOCTOR[:2], switch("as_list", "List the checks and the fixes.", flag="--list"), *DOCTOR[2:])
+@flags(*DOCTOR[:3], switch("as_list", "List the checks and the fixes.", flag="--list"), *DOCTOR[3:])
 @progress_option
-@click.pass_context
 def doctor(
-    ctx: click.Context,
     path: Location | None,
     as_json: bool,
     fix: tuple[str, ...],
     checksums: bool,
+    values: bool,
     as_list: bool,
-    max_index_bytes: int,
-    requests: int | None,
     progress: bool,
+    **limits: Any,
 ) -> None:
     """Diagnose a checkpoint and suggest fixes.
 
     PATH may be a run, a step, an item, a directory or file of safetensors, or a zarr v3 hierarchy, complete
-    or damaged. Indexes, headers and metadata are read. Arrays are read only with --checksums, except scales
-    of quantized weights and a tied output head. Exits with 1 if there are errors, with 0 if there are only
+    or damaged. Indexes, headers and metadata are read. Arrays are read only with --values and --checksums,
+    except scales of quantized weights and a tied output head; the last line says what was not checked. Exits
+    with 1 if there are errors, with 0 if there are only
     warnings and infos. A fix repairs what it can and reports where it was refused; the exit code is then 3,
     or 5 if the system did not allow it.
 
@@ -56,6 +54,7 @@ def doctor(
     Examples:
       $ ckpt doctor ~/maxtext/run/checkpoints
       $ ckpt doctor ~/maxtext/run/checkpoints --fix merge --fix commit-marker
+      $ ckpt doctor ~/maxtext/run/checkpoints/5000 --values
       $ ckpt doctor ~/deepspeed/global_step300 --checksums
     """
     from ckpttools.api.doctor import doctor as look
@@ -66,18 +65,19 @@ def doctor(
         _list_checks(as_json)
         return
     if path is None:
-        raise click.UsageError("Missing argument 'PATH'.", ctx)
+        raise click.UsageError("Missing argument 'PATH'.", click.get_current_context())
     with progress_events(progress) as observe:
         diagnosis = look(
             path,
             fix=fix,
             checksums=checksums,
-            max_index_bytes=max_index_bytes,
-            requests=requests,
+            values=values,
             observe=observe,
+            **limits,
         )
-    print_report(diagnosis, _to_view(diagnosis, fix, checksums), as_json=as_json, is_summary=True)
-    ctx.exit(diagnosis.exit_code)
+    view = _to_view(diagnosis, fix, values, checksums)
+    print_report(diagnosis, view, as_json=as_json, is_summary=True)
+    click.get_current_context().exit(diagnosis.exit_code)
 
 
 def _list_checks(as_json: bool) -> None:
@@ -91,7 +91,7 @@ def _list_checks(as_json: bool) -> None:
         print_lines(f"{kind:5}  {name:<18} {summary}" for kind, name, summary in listed)
 
 
-def _to_view(diagnosis: Diagnosis, fix: tuple[str, ...], checksums: bool) -> Iterator[str]:
+def _to_view(diagnosis: Diagnosis, fix: tuple[str, ...], values: bool, checksums: bool) -> Iterator[str]:
     yield styled(printable(diagnosis.path), bold=True)
     if diagnosis.looked_at:
         yield ", ".join(diagnosis.looked_at)
@@ -108,7 +108,7 @@ def _to_view(diagnosis: Diagnosis, fix: tuple[str, ...], checksums: bool) -> Ite
         yield from _report_lines(finding)
     yield ""
     is_gone = bool(diagnosis.fixed) and not parse(diagnosis.path).lexists()
-    yield "nothing has this name any more" if is_gone else _verdict_line(diagnosis, checksums)
+    yield "nothing has this name any more" if is_gone else _verdict_line(diagnosis, values, checksums)
 
 
 def _report_lines(finding: Finding) -> Iterator[str]:
@@ -120,21 +120,30 @@ def _report_lines(finding: Finding) -> Iterator[str]:
     yield from labeled_lines("  next", printable(finding.do), _COLUMN, prose_width(), command=command)
 
 
-def _verdict_line(diagnosis: Diagnosis, checksums: bool) -> str:
-    if not diagnosis.findings:
-        return f"healthy: nothing found; {_unread_lines(diagnosis, checksums)}"
+def _verdict_line(diagnosis: Diagnosis, values: bool, checksums: bool) -> str:
+    """Return the verdict, which names what was not checked."""
     levels = [finding.level for finding in diagnosis.findings]
     parts = [plural(levels.count(level), level) for level in ("error", "warning", "info") if level in levels]
-    return ("no errors, " if diagnosis.healthy else "") + ", ".join(parts)
+    verdict = ", ".join(parts) or "structure and configuration OK"
+    if parts and diagnosis.healthy:
+        verdict = f"no errors, {verdict}"
+    checked = _values_text(diagnosis, values), _checksums_text(diagnosis, checksums)
+    return "; ".join(filter(None, (verdict, *checked)))
 
 
-def _unread_lines(diagnosis: Diagnosis, checksums: bool) -> str:
-    """Return lines about what was not checked, and the commands that check it."""
-    if diagnosis.compared:
-        return "data has its checksums, where files have any"
-    path = quote(printable(diagnosis.path))
-    reading = f"inspect stats {path} --nan` reads them"
-    if diagnosis.compared is not None:
-        reading = f"doctor {path} --checksums` compares them with the checksums in the files"
-    lacking = "these files have no checksums of their data, and " if checksums else ""
-    return f"{lacking}values were not read (`ckpt {reading})"
+def _values_text(diagnosis: Diagnosis, is_asked: bool) -> str:
+    if not is_asked:
+        return "values not checked (--values)"
+    if not diagnosis.values_read:
+        return "values of unfinished saves not checked"
+    # Arrays with errors may not have been readable.
+    is_sound = diagnosis.healthy and all(finding.check != "values" for finding in diagnosis.findings)
+    return "values OK" if is_sound else ""
+
+
+def _checksums_text(diagnosis: Diagnosis, is_asked: bool) -> str:
+    if diagnosis.compared is None:
+        return "the files have no checksums of their data" if is_asked else ""
+    if not diagnosis.compared:
+        return "checksums not checked (--checksums)"
+    return "" if any(finding.check == "checksums" for finding in diagnosis.findings) else "checksums OK"

@@ -11,7 +11,7 @@ from importlib import import_module
 from ckpttools.checks.base import ModelCheck
 from ckpttools.checks.registry import checks as library_checks
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.core.errors import CheckpointError, FormatError, MemoryBudgetError, UsageError, listing
 from ckpttools.core.message_terms import action, call, option
 from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import first_names, natural_key
@@ -19,7 +19,7 @@ from ckpttools.diagnosis import checks as checks_room
 from ckpttools.diagnosis.base import ERROR, LEVELS, Check, Finding, Fix, as_finding, finding_of, pasted
 from ckpttools.diagnosis.checks.checksums import has_checksums
 from ckpttools.diagnosis.format_faults import format_checks
-from ckpttools.diagnosis.inventory import Inventory, inventory_of
+from ckpttools.diagnosis.inventory import Inventory, ValueReading, inventory_of
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.foreign import foreign_error
 from ckpttools.formats.interrupted import refuse_empty
@@ -58,12 +58,13 @@ class Diagnosis(Tabular):
 
     Attributes:
         path: The examined path.
-        healthy: Whether there are no errors.
+        healthy: Whether no errors were found; `values_read` and `compared` tell what was examined.
         looked_at: Examined objects, such as "2 steps" or "1 item".
         findings: The findings, errors first.
         fixed: Changes made by the requested fixes.
         refused: Locations at which a requested fix was not applied.
         compared: Whether data was compared with the checksums in its files; None if there are no checksums.
+        values_read: Whether the values of all arrays were read; those of unfinished saves never are.
     """
 
     rows_field = "findings"
@@ -75,6 +76,7 @@ class Diagnosis(Tabular):
     fixed: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
     compared: bool | None = None
+    values_read: bool = False
 
     def __repr__(self) -> str:
         """Return the verdict, the findings and the fixes as text."""
@@ -84,7 +86,9 @@ class Diagnosis(Tabular):
             f"{finding.level}: {finding.location}: {finding.what} [{finding.check}]"
             for finding in self.findings
         ]
-        return f"<Diagnosis of {self.path}: {'healthy' if self.healthy else 'not healthy'}{listing(lines)}>"
+        verdict = "no errors" if self.healthy else "errors"
+        unread = "" if self.values_read else ", values not read"
+        return f"<Diagnosis of {self.path}: {verdict}{unread}{listing(lines)}>"
 
     @property
     def exit_code(self) -> int:
@@ -119,21 +123,24 @@ def fixes() -> dict[str, Fix]:
 
 
 def examine(
-    where: LocationLike, read: ReadOptions | None = None, reading: Observe | None = None
+    where: LocationLike,
+    read: ReadOptions | None = None,
+    reading: Observe | None = None,
+    values: ValueReading | None = None,
 ) -> Diagnosis:
     """Examine everything at or below a path without changing it.
 
     Args:
         where: The path.
         read: Limits for opening.
-        reading: See `Inventory`; None to read no arrays.
+        reading, values: See `Inventory`; None to read no arrays.
 
     Raises:
         StorageError: The path does not exist or cannot be listed.
         FormatError: The path does not contain a checkpoint, not even an incomplete one.
     """
     path = parse(where)
-    inventory = replace(inventory_of(path, read), reading=reading)
+    inventory = replace(inventory_of(path, read), reading=reading, values=values)
     if inventory.path in inventory.denied:
         raise inventory.denied[inventory.path]
     if inventory.is_empty and not Step(inventory.path).is_being_deleted:
@@ -155,7 +162,15 @@ def examine(
     ordered = sorted(_told_once(result), key=_rank)
     healthy = all(item.level != ERROR for item in ordered)
     compared = (reading is not None) if has_checksums(inventory) else None
-    return Diagnosis(str(path), healthy, tuple(_counted(inventory)), tuple(ordered), compared=compared)
+    has_unfinished = bool(inventory.leftovers) or any(item.is_unfinished for item in inventory.items)
+    return Diagnosis(
+        str(path),
+        healthy,
+        tuple(_counted(inventory)),
+        tuple(ordered),
+        compared=compared,
+        values_read=values is not None and not has_unfinished,
+    )
 
 
 def _rank(finding: Finding) -> tuple[int, bytes, str]:
@@ -169,12 +184,13 @@ def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
 
     Raises:
         StorageError: A network store did not respond, which is not a fault of the files.
+        MemoryBudgetError: The check needs more memory than is allowed.
     """
     try:
         for finding in check.look(inventory):
             yield replace(finding, check=check.name)
     except Exception as error:
-        if is_store_failure(error, inventory.path):
+        if is_store_failure(error, inventory.path) or isinstance(error, MemoryBudgetError):
             raise
         what = f"the check {check.name!r} stopped: {type(error).__name__}: {error}"
         why = "the files are damaged in an unexpected way; this check is incomplete"
@@ -222,7 +238,11 @@ def _is_at(location: str, top: str) -> bool:
 
 
 def mend(
-    where: LocationLike, *names: str, read: ReadOptions | None = None, reading: Observe | None = None
+    where: LocationLike,
+    *names: str,
+    read: ReadOptions | None = None,
+    reading: Observe | None = None,
+    values: ValueReading | None = None,
 ) -> Diagnosis:
     """Apply fixes wherever a finding suggests them, then examine the path again.
 
@@ -232,7 +252,7 @@ def mend(
         where: The path.
         names: Names of the fixes.
         read: Limits for opening.
-        reading: See `examine`, for the second examination.
+        reading, values: See `examine`, for the second examination.
 
     Raises:
         UsageError: No fix has this name.
@@ -251,7 +271,7 @@ def mend(
             _mend_all(known[name], examine(path, read).findings, read, done, refused)
     if refused and not done:
         raise _together(names, refused)
-    after = examine(path, read, reading) if path.lexists() else Diagnosis(str(path), True, (), ())
+    after = examine(path, read, reading, values) if path.lexists() else Diagnosis(str(path), True, (), ())
     refusals = tuple(_refusal(location, error) for location, error in refused.items())
     return replace(after, fixed=tuple(done), refused=refusals)
 

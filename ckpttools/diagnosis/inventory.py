@@ -6,12 +6,13 @@ Everything below the path is listed once, except directories of arrays, which th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from functools import cached_property
 from typing import Any
 
+from ckpttools.array.tree import Tree
 from ckpttools.checks.base import ModelDirectory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
@@ -152,6 +153,33 @@ class SafetensorsFiles:
     is_whole: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ValueReading:
+    """How the values of all arrays are read.
+
+    Attributes:
+        memory: Maximum resident bytes.
+        jobs: Number of workers; None to choose a suitable number.
+        observe: Called with the bytes of a checkpoint read so far and the total.
+    """
+
+    memory: int
+    jobs: int | None
+    observe: Observe
+
+    def observer(self, tree: Tree) -> Callable[[int], None]:
+        """Return the function that is called with the bytes of each piece of a tree."""
+        total, done = sum(array.nbytes for array in tree.arrays.values()), 0
+        self.observe(0, total)
+
+        def observe(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            self.observe(done, total)
+
+        return observe
+
+
 @dataclass(frozen=True)
 class Inventory:
     """The checkpoint files at and below a path.
@@ -168,6 +196,7 @@ class Inventory:
         read: How to open the checkpoints.
         others: Locations of other formats, by format name.
         reading: Called with the bytes of data read so far and the total; None to read no data.
+        values: How values are read; None to read none.
     """
 
     path: Location
@@ -181,6 +210,17 @@ class Inventory:
     read: ReadOptions = field(default_factory=ReadOptions)
     others: Mapping[str, Sequence[Location]] = field(default_factory=dict)
     reading: Observe | None = None
+    values: ValueReading | None = None
+
+    @property
+    def checkpoints(self) -> Iterator[Location]:
+        """The checkpoints that can be opened: finished items, weights, and other formats."""
+        # The check of unfinished steps reports uncommitted saves, which are not an error on some stores.
+        yield from (item.path for item in self.items if not item.is_unfinished)
+        yield from (item.folder if item.is_whole else item.folder / item.files[0] for item in self.weights)
+        yield from self.locations("zarr3")
+        for locations in self.others.values():
+            yield from locations
 
     @property
     def is_empty(self) -> bool:

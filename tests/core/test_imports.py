@@ -114,6 +114,9 @@ MAY = {
         "checks",
         "adapters.peft",
         "adapters.from_jax",
+        "run.scanning",
+        "inspection.layer_rows",
+        "inspection.stats",
     },
     "runs": {"array", "stores", "formats", "plan", "run", "transforms", "maxtext"},
     "copying": {

@@ -56,7 +56,7 @@ def check_doctor(model: Model, result: dict[str, Any], source: Path) -> None:
     assert outcome.exit_code in ((0, 1) if has_weights else (1, 3)), outcome.output
     if not complaints:
         return
-    assert "healthy" not in outcome.output, complaints
+    assert "configuration OK" not in outcome.output, complaints
     text = "".join(outcome.output.split())
     words = [word for item in model.words for word in item if word]
     assert any("".join(word.split()) in text for word in words), (complaints, words, outcome.output)
@@ -107,7 +107,7 @@ def test_recorded_verdicts_cover_every_kind():
 def test_models_without_damage_are_healthy(tmp_path, name, shards):
     model = base(name, shards)
     model.write(tmp_path / "model")
-    assert "healthy" in ckpt("doctor", tmp_path / "model").output
+    assert "structure and configuration OK" in ckpt("doctor", tmp_path / "model").output
     code, output, back = converted(tmp_path / "model", tmp_path)
     assert code == 0, output
     assert loaded(back) == digest_of(model)
@@ -161,7 +161,7 @@ class TestChecks:
         (result,) = self.reported(tmp_path / "model", "weight-names")
         assert name in result["what"]
         assert os.system(result["command"]) == 0
-        assert "healthy" in ckpt("doctor", tmp_path / "model").output
+        assert "structure and configuration OK" in ckpt("doctor", tmp_path / "model").output
 
     @pytest.mark.parametrize("value", ["4", 4.0, 0, -1, True, {}])
     @pytest.mark.parametrize("name", ["num_attention_heads", "hidden_size", "vocab_size"])
@@ -295,7 +295,7 @@ class TestChecks:
         chosen = {"model.norm.weight"} if is_one else tensors.keys()
         model.shards[file] = {prefix * (name in chosen) + name: tensors[name] for name in tensors}
         model.write(tmp_path / "model")
-        assert "healthy" not in ckpt("doctor", tmp_path / "model").output
+        assert "configuration OK" not in ckpt("doctor", tmp_path / "model").output
 
     @pytest.mark.parametrize("architectures", [["LlamaModel"], ["LlamaForSequenceClassification"], ["Other"]])
     @pytest.mark.parametrize("how", ["drop", "crop", "whole"])

@@ -63,7 +63,7 @@ class TestMetadataAndFiles:
         run("select", DCP, tmp_path / "out", "--keep", "model", "--to", "safetensors")
         told = ckpt("diff", tmp_path / "out", FIXTURES / "dcp.safetensors").output
         assert "8 arrays equal" in told and "optim.exp_avg" in told
-        assert "healthy" in ckpt("doctor", DCP).output
+        assert "structure and configuration OK" in ckpt("doctor", DCP).output
         assert "float32[10,9]" in ckpt("inspect", "tree", DCP).output
 
     def test_missing_process_file_is_reported(self, tmp_path):
@@ -372,7 +372,7 @@ class TestRankFiles:
         assert ckpttools.inspect(part).sidecars == ("huggingface/config.json",)
         run("convert", "to-safetensors", part, tmp_path / "out")
         assert json.loads((tmp_path / "out/config.json").read_text()) == {"model_type": "tiny"}
-        assert "healthy" in ckpt("doctor", part).output
+        assert "structure and configuration OK" in ckpt("doctor", part).output
 
 
 # ---- arrays of boxes

@@ -638,11 +638,8 @@ def numbers(count, first):
 def test_flipped_bit_in_values_is_detected_by_checksums(tmp_path):
     """Nothing else sees it: neither torch nor any conversion looks at checksums of storages."""
     path = save(tmp_path / "x.pt", {"a": whole(numbers(3_000_000, 0)), "b": whole(numbers(9, -9))})
-    command = f"ckpt doctor {path} --checksums"
-    assert f"(`{command}` compares them" in told_by_doctor(path)[1]
-    assert told_by_doctor(path, "--checksums")[1].endswith(
-        "nothing found; data has its checksums, where files have any"
-    )
+    assert told_by_doctor(path)[1].endswith("checksums not checked (--checksums)")
+    assert told_by_doctor(path, "--checksums")[1].endswith("; checksums OK")
     crc = f"{zlib.crc32(numbers(9, -9).tobytes()):08x}"
     second = flipped(path, numbers(9, -9).tobytes(), "archive/data/1")
     assert told_by_doctor(path)[0] == 0
@@ -695,7 +692,7 @@ def test_truncated_file_is_reported_once(tmp_path):
     path = save(tmp_path / "x.pt", {"a": whole(numbers(9, 1))})
     path.write_bytes(path.read_bytes()[:-40])
     code, declared = told_by_doctor(path, "--checksums")
-    assert code == 1 and declared.endswith("1 error") and "[torch]" in declared
+    assert code == 1 and declared.count("[") == 1 and "[torch]" in declared
 
 
 @pytest.mark.parametrize(("kind", "name"), [("torch-distributed", "dcp"), ("torch", "full.pt")])

@@ -68,7 +68,9 @@ def test_commands_accept_zero_checkpoints(tmp_path):
     run("convert", "to-safetensors", source, tmp_path / "out")
     run("verify", tmp_path / "out", "--against", source)
     assert "deepspeed-zero" in ckpt("inspect", "tree", source / "global_step7").output
-    assert "\n1 checkpoint of deepspeed-zero\n\nhealthy" in ckpt("doctor", source).output
+    assert (
+        "\n1 checkpoint of deepspeed-zero\n\nstructure and configuration OK" in ckpt("doctor", source).output
+    )
 
 
 def test_files_of_two_saves_are_refused(tmp_path):

@@ -88,7 +88,7 @@ def test_jax_array_serialization_is_read(tmp_path):
     assert tree["model/b"].read().tolist() == [0, 0, 0, 0]
     run("convert", "to-orbax", tmp_path / "step-12", tmp_path / "out")
     run("verify", tmp_path / "out", "--against", tmp_path / "step-12")
-    assert "healthy" in ckpt("doctor", tmp_path / "step-12").output
+    assert "structure and configuration OK" in ckpt("doctor", tmp_path / "step-12").output
 
 
 def test_lost_and_omitted_chunks_are_distinguished(tmp_path):
@@ -514,7 +514,7 @@ def test_commands_agree_on_the_steps_of_a_legacy_run(tmp_path, names, add, lates
     others = {_with_arrays: 1, _with_arrays_and_a_state: 2}.get(add, 0)
     items = f"{plural(len(names) + others, 'checkpoint')} of zarr-tree\n"
     assert f"{len(steps)} step{'s' * (len(steps) > 1)}, " in output and items in output
-    assert " no errors" in output.replace("\n", " ") or "healthy" in output
+    assert " no errors" in output.replace("\n", " ") or "configuration OK" in output
 
 
 def test_copy_adds_selected_steps_of_a_legacy_run(tmp_path):

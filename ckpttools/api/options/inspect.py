@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from ckpttools.api.options import (
     FAMILY,
     FILTER,
+    JOBS,
     LIKE,
     MAX_INDEX_BYTES,
+    MEMORY,
     PADDING_ROWS,
     PARAMETERS,
     PROGRESS_CALL,
@@ -166,7 +168,13 @@ DOCTOR = (
     switch(
         "checksums", "Also read data files that store checksums, as torch.save writes them, and verify them."
     ),
+    switch(
+        "values",
+        "Also read all arrays, and report NaN, Inf, all-zero weights, repeated layers and unsound scales.",
+    ),
     MAX_INDEX_BYTES,
+    MEMORY,
+    JOBS,
     REQUESTS,
     PROGRESS_CALL,
 )

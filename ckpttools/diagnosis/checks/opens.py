@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.diagnosis.base import Check, Finding, finding_of
@@ -14,11 +13,7 @@ from ckpttools.stores.location import Location
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
-    folders = [w.folder if w.is_whole else w.folder / w.files[0] for w in inventory.weights]
-    others = chain(*inventory.others.values())
-    # The check of unfinished steps reports uncommitted saves, which are not errors in some stores.
-    items = [item.path for item in inventory.items if not item.is_unfinished]
-    for location in [*items, *folders, *inventory.locations("zarr3"), *others]:
+    for location in inventory.checkpoints:
         yield from _opened(location, inventory.read)
 
 

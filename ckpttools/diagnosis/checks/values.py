@@ -1,0 +1,38 @@
+"""Read the values of all arrays, on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpttools.core.budget import limit_memory
+from ckpttools.core.errors import CheckpointError, MemoryBudgetError
+from ckpttools.diagnosis.base import Check, Finding, finding_of
+from ckpttools.diagnosis.inventory import Inventory
+from ckpttools.formats.registry import open_tree
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    if inventory.values is None:
+        return
+    from ckpttools.diagnosis.values import value_findings
+
+    for location in inventory.checkpoints:
+        try:
+            with limit_memory(inventory.values.memory):
+                tree = open_tree(location, inventory.read)
+        except CheckpointError:
+            continue  # another check reports it
+        try:
+            with limit_memory(inventory.values.memory):
+                yield from value_findings(tree, location, inventory.values)
+        except MemoryBudgetError:
+            raise
+        except CheckpointError as error:
+            yield finding_of(error, location, why="its values cannot be read")
+
+
+CHECK = Check(
+    "values",
+    "on request: NaN and infinite values, weights of nothing but zeros, repeated layers, unsound scales",
+    _look,
+)
