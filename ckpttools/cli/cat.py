@@ -36,11 +36,9 @@ class _ArrayName(ParamType):
     ) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        import ckpttools
-        from ckpttools.array.tree import keystr
+        from ckpttools.cli.completion import array_names
 
-        names = map(keystr, ckpttools.open(ctx.params["path"]))
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return [CompletionItem(name) for name in array_names(ctx) if name.startswith(incomplete)]
 
 
 @click.command("cat", short_help="Print the values of an array or a region of it.", cls=BaseCommand)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ckpttools.cli.output import choose, has_color, show_details
+from ckpttools.cli.output import choose, chosen, has_color, show_details
 
 if TYPE_CHECKING:
     from ckpttools.core.options import Option, Panel
@@ -121,6 +121,12 @@ class BaseCommand(click.Command):
         added = [flag for flag in _GLOBAL_FLAGS if names.isdisjoint(flag.opts)]
         position = len(params) - (self.get_help_option(ctx) is not None)
         return [*params[:position], *added, *params[position:]]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # An option without its value would end parsing before the arguments are known.
+        if args and args[-1].startswith("-") and chosen("completion"):
+            args = args[:-1]
+        return super().parse_args(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
         return self.help_text(ctx, is_full=False)

@@ -50,6 +50,8 @@ def _to_formats() -> dict[str, Deferred]:
 class _ConvertGroup(LazyGroup):
     """The conversions. A path in place of their names selects one by what is there."""
 
+    accepts_path = True
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

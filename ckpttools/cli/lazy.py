@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from shlex import quote
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from ckpttools.cli.command import BaseCommand, HelpFormatter
 from ckpttools.cli.suggestions import near_commands
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class Deferred(NamedTuple):
@@ -61,9 +64,11 @@ class LazyGroup(BaseCommand, click.Group):
     Attributes:
         lazy: The built-in commands.
         more: Returns the commands of plug-ins; called for unknown names and to list all commands.
+        accepts_path: Whether a path may take the place of a command.
     """
 
     command_class = BaseCommand
+    accepts_path = False
     lazy: Mapping[str, Deferred]
     more: Callable[[], Mapping[str, Deferred]]
 
@@ -98,6 +103,15 @@ class LazyGroup(BaseCommand, click.Group):
         result = super().resolve_command(ctx, args)
         ctx.meta[_COMMAND_KEY] = result[1]
         return result
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete commands and options; paths where these commands accept one, and no name fits."""
+        result = super().shell_complete(ctx, incomplete)
+        if result or not self.accepts_path:
+            return result
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(incomplete, type="file")]
 
     def resolve_words(self, ctx: click.Context) -> tuple[str, click.Command, list[str]]:
         """Return the name of the command in a parsed context, the command, and its words."""

@@ -24,7 +24,7 @@ from ckpttools.cli.error_boundary import (
     translate_click_errors,
 )
 from ckpttools.cli.lazy import Deferred, LazyGroup, has_written, is_path, is_writer, lazy_command
-from ckpttools.cli.output import chosen, has_color, print_stderr, reset_choices, styled
+from ckpttools.cli.output import choose, chosen, has_color, print_stderr, reset_choices, styled
 from ckpttools.cli.suggestions import ALIASES, find_synonym, translate_maxtext_script
 from ckpttools.core.details import log_detail
 from ckpttools.core.errors import CheckpointWarning, SeveralCheckpointsError, StepWarning, UsageError
@@ -151,6 +151,8 @@ _SUMMARY = lazy_command("summary", "summary", "Identify a path.")
 class _Root(LazyGroup):
     """The group of all commands."""
 
+    accepts_path = True
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -266,6 +268,10 @@ def _complete_in_shell(complete: Callable[[], object]) -> NoReturn:
     Errors are not shown: they would appear in the line that is being typed.
     """
     with suppress(Exception):
+        from ckpttools.cli.completion import register_shells
+
+        register_shells()
+        choose("completion", True)
         complete()
     sys.exit(1)
 

@@ -23,6 +23,8 @@ from ckpttools.stores.publishing import allowing_unprotected
 from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     ParamType = click.ParamType[Any]
 else:
     ParamType = click.ParamType  # Generic since click 8.2.
@@ -51,7 +53,8 @@ class ParsedText(ParamType):
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
         # Plug-ins may add values, so the values are looked up when the help is shown.
-        return None if self._option.complete is None else f"[{'|'.join(self._option.complete())}]"
+        values = self._option.complete
+        return f"[{'|'.join(values())}]" if callable(values) else None
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if self._is_parsed and not isinstance(value, str):
@@ -187,12 +190,13 @@ def _click_type(option: Option, is_parsed: bool) -> click.ParamType[Any]:
     return _TYPES.get(kind) or ParsedText(option, kind, is_parsed)
 
 
-def completion_of(option: Option) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+def completion_of(option: Option) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
     """Return the function that completes values of an option in the shell."""
 
-    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        values = () if option.complete is None else option.complete()
-        return [value for value in sorted(values) if value.startswith(incomplete)]
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from ckpttools.cli.completion import complete_option
+
+        return complete_option(option, ctx, incomplete)
 
     return complete
 

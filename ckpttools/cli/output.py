@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Version of the JSON output, incremented for changes that programs must adapt to.
 SCHEMA = 1
 
-# Global options of the running command by name, without defaults.
+# Global options of the running command by name, without defaults; "completion" for requests of a shell.
 _chosen: dict[str, object] = {}
 
 

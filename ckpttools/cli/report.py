@@ -26,7 +26,16 @@ if TYPE_CHECKING:
 @click.command(short_help="Write an HTML report: treemap, heat map, histograms, table.", cls=BaseCommand)
 @click.argument("path", type=ANY_PATH)
 @flags(
-    Option("name", str, "report.html", "Page to write; - for stdout.", "FILE", flag="--output", short="-o"),
+    Option(
+        "name",
+        str,
+        "report.html",
+        "Page to write; - for stdout.",
+        "FILE",
+        flag="--output",
+        short="-o",
+        complete="files",
+    ),
     switch("no_stats", "Omit statistics; no array is read."),
     *REPORT,
 )

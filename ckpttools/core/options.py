@@ -54,7 +54,8 @@ class Option:
             Python.
         negative: Flag that sets a switch to False; "" if there is none, None for --no-NAME.
         short: One-letter flag.
-        complete: Returns values for shell completion.
+        complete: What the shell completes: the returned values, the arrays or steps of the checkpoint in the
+            command, or paths.
         panel: Heading of the option in the help of a command.
         is_shared: Whether many commands have the option, so that one page describes it for all of them.
         env: Whether the environment variable CKPT_NAME gives the command a value.
@@ -73,7 +74,7 @@ class Option:
     flag: str | None = ""
     negative: str | None = None
     short: str = ""
-    complete: Callable[[], Iterable[str]] | None = None
+    complete: Callable[[], Iterable[str]] | Literal["arrays", "steps", "files"] | None = None
     panel: Panel = "Options"
     is_shared: bool = False
     env: bool = False

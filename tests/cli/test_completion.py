@@ -1,13 +1,21 @@
 """Completion in a shell: the scripts, and what bash itself completes."""
 
 import os
+import pty
+import re
+import select
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Self
 
 import pytest
 from support.command_line import ckpt
+from support.locations import ROOT
 
 COMPLETED = {
     "ckpt conv": "convert",
@@ -30,7 +38,7 @@ def answer(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         env={**os.environ, **variables, **environment},
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -65,22 +73,124 @@ def test_unknown_shell_is_a_usage_error():
     assert ckpt("completion", "csh").exit_code == 2
 
 
-@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
-def test_bash_completes_with_the_script(tmp_path: Path):
-    (tmp_path / "ckpt").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ckpttools "$@"\n')
-    (tmp_path / "ckpt").chmod(0o755)
-    lines = [
-        'eval "$(ckpt completion bash)"',
-        "COMP_WORDS=(ckpt families sho); COMP_CWORD=2",
-        '"$(complete -p ckpt | sed "s/.*-F \\([^ ]*\\).*/\\1/")" ckpt',
-        'echo "${COMPREPLY[@]}"',
-    ]
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the command `ckpt`."""
+    directory = tmp_path_factory.mktemp("bin")
+    (directory / "ckpt").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ckpttools "$@"\n')
+    (directory / "ckpt").chmod(0o755)
+    return directory
+
+
+# Typed lines, and the words that the line has after TAB.
+TYPED = {
+    "ckpt families sho": "show",
+    "ckpt cast a b --dtype bfl": "bfloat16",
+    "ckpt cast a b --dtype=bfl": "--dtype=bfloat16",
+    "ckpt cat fixtures/golden/qwen3/hf lm_h": "lm_head.weight",
+    "ckpt select fixtures/golden/qwen3/hf b --keep model.nor": "model.norm.weight",
+    "ckpt inspect tree fixtures/golden-0": "fixtures/golden-0.2.5",
+    "ckpt fixtures/golden/qwen3/h": "fixtures/golden/qwen3/hf",
+    "ckpt help exi": "exit-codes",
+}
+START = {
+    "bash": (["bash", "--norc", "-i"], 'bind "set bell-style none"; eval "$(ckpt completion bash)"'),
+    "zsh": (["zsh", "-f", "-i"], 'autoload -Uz compinit; compinit -u; eval "$(ckpt completion zsh)"'),
+}
+
+
+@pytest.mark.parametrize("shell", START)
+def test_tab_completes_in_the_shell(shell, command, tmp_path):
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed")
+    arguments, start = START[shell]
+    variables = {
+        "PATH": f"{command}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "TERM": "dumb",
+        "PS1": "> ",
+    }
+    with Terminal(arguments, {**os.environ, **variables}) as terminal:
+        terminal.type(f"{start}; echo rea''dy\n")
+        terminal.wait_for("ready")
+        for line, completed in TYPED.items():
+            # Control-U clears the line.
+            terminal.type(f"{line}\t")
+            terminal.wait_for(line + completed.removeprefix(line.split()[-1]))
+            terminal.type("\x15")
+
+
+class Terminal:
+    """A shell on a pseudoterminal."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+        self.shown = ""
+        self.pid, self.descriptor = pty.fork()
+        if not self.pid:
+            os.chdir(ROOT)
+            os.execvpe(arguments[0], arguments, environment)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self.descriptor)
+
+    def type(self, text: str) -> None:
+        os.write(self.descriptor, text.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Wait until a text is shown; the shell may break lines and move the cursor in it."""
+        wanted, deadline = re.sub(r"\s", "", text), time.monotonic() + 30
+        while wanted not in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|[\s\x07\x08]", "", self.shown):
+            assert time.monotonic() < deadline, (text, self.shown)
+            if select.select([self.descriptor], [], [], 1)[0]:
+                self.shown += os.read(self.descriptor, 4096).decode(errors="replace")
+        self.shown = ""
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
+def test_fish_completes_with_the_script(command):
+    asked = "; ".join(f"complete -C {shlex.quote(line)}" for line in TYPED)
     done = subprocess.run(
-        ["bash", "--norc", "-c", "\n".join(lines)],
-        env=environment,
+        ["fish", "--no-config", "-c", f"ckpt completion fish | source; {asked}"],
+        env={**os.environ, "PATH": f"{command}:{os.environ['PATH']}"},
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.stdout, done.stderr) == ("show\n", "")
+    words = [line.partition("\t")[0].rstrip("/") for line in done.stdout.splitlines()]
+    assert words == list(TYPED.values()), done.stderr
+
+
+def test_steps_of_a_run_are_completed():
+    done = answer("ckpt inspect tree fixtures/orbax/cm_best_metrics --step ")
+    assert done.stdout.split() == ["plain,2", "plain,1"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_install_adds_the_script_once(shell, tmp_path, monkeypatch):
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
+    startup = tmp_path / f".{shell}rc"
+    startup.write_text("alias x=y")
+    for _ in range(2):
+        assert ckpt("completion", "--install").exit_code == 0
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path != startup]
+    assert [path.read_text().strip() for path in written] == [ckpt("completion", shell).stdout.strip()]
+    lines = startup.read_text().splitlines()
+    assert lines[0] == "alias x=y" and len(lines) == (1 if shell == "fish" else 2)
+    if shutil.which(shell) and shell != "fish":
+        done = subprocess.run([shell, "-c", f". {startup}"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_install_needs_a_known_shell(monkeypatch):
+    monkeypatch.setenv("SHELL", "/bin/csh")
+    result = ckpt("completion", "--install")
+    assert result.exit_code == 2 and "bash, zsh, fish" in result.stderr

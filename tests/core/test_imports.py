@@ -267,6 +267,7 @@ TOUCHES_FILES = {
     "cli/__init__.py": "the environment",
     "cli/error_boundary.py": "the terminal",
     "cli/main.py": "the environment",
+    "cli/completion.py": "startup files of shells",
     "cli/demo.py": "a temporary directory, and Orbax itself",
     "cli/output.py": "the terminal",
     "cli/signals.py": "the terminal",

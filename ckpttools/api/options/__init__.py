@@ -25,7 +25,7 @@ from ckpttools.stores.registry import parse
 
 def patterns(name: str, help: str) -> Option:
     """Declare an option that takes one or several globs."""
-    return Option(name, any_text, (), help, "PATTERN", many=tuple)
+    return Option(name, any_text, (), help, "PATTERN", many=tuple, complete="arrays")
 
 
 def count(name: str, help: str, **more: Any) -> Option:
@@ -33,7 +33,8 @@ def count(name: str, help: str, **more: Any) -> Option:
     return Option(name, int, None, help, "N", least=1, **more)
 
 
-def _family_names() -> Iterable[str]:
+def family_names() -> Iterable[str]:
+    """Return the names of all model families; they are loaded only now."""
     from ckpttools.model_families.registry import families
 
     return families()
@@ -42,7 +43,9 @@ def _family_names() -> Iterable[str]:
 # How to open a path.
 OPENING = shared(
     "Source",
-    Option("step", int, None, "Training step to open. Default: the latest finished one.", "N"),
+    Option(
+        "step", int, None, "Training step to open. Default: the latest finished one.", "N", complete="steps"
+    ),
     Option(
         "max_header_bytes",
         parse_size,
@@ -156,7 +159,7 @@ FAMILY = Option(
     f"Use this model family's mapping: a name of {action('families')}, or a file. A name is refused if "
     "config.json's own family also fits but gives different values.",
     "NAME|FILE",
-    complete=_family_names,
+    complete=family_names,
     panel="Model",
 )
 ROPE_LAYOUT = Option(
@@ -192,7 +195,14 @@ MAXTEXT = Option(
 )
 
 # Selection of arrays.
-FILTER = Option("filter", any_text, "*", "Only arrays whose full name matches, such as '*/mlp/*'.", "GLOB")
+FILTER = Option(
+    "filter",
+    any_text,
+    "*",
+    "Only arrays whose full name matches, such as '*/mlp/*'.",
+    "GLOB",
+    complete="arrays",
+)
 PARAMETERS = switch("parameters", "Ignore optimizer state, step and random states.")
 PADDING_ROWS = Option(
     "padding_rows",

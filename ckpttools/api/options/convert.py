@@ -209,7 +209,8 @@ RULES = Option(
     str,
     "maxtext",
     "Sharding rules: maxtext (its logical_axis_rules), or a TOML or JSON file.",
-    "RULES",
+    "maxtext|FILE",
+    complete=lambda: ("maxtext",),
 )
 RESHARD = (
     Option(

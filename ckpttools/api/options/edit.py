@@ -58,6 +58,7 @@ MAP = Option(
     None,
     "Rename: FILE.toml or FILE.json with rules, module:function, or FILE.py:function.",
     "MAP",
+    complete="files",
 )
 STRICT = switch("strict", "Refuse arrays that no rule of {map} matches.")
 REMAP = (

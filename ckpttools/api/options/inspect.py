@@ -17,6 +17,7 @@ from ckpttools.api.options import (
     REQUESTS,
     ROPE_LAYOUT,
     TIED,
+    family_names,
     patterns,
     with_help,
 )
@@ -42,7 +43,8 @@ TREE = (
         f"Compare with a family ({action('families')}), a config.json or another checkpoint, and report "
         "missing, "
         "unexpected or mismatched arrays. The command exits with 1 if there are any.",
-        "WHAT",
+        "FAMILY|FILE|PATH",
+        complete=family_names,
     ),
 )
 SORTS = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
@@ -68,7 +70,8 @@ CHUNKS = (
         None,
         "Sharding rules instead of {spec}: maxtext, or a TOML or JSON file. Default: maxtext if the mesh "
         "axes have names.",
-        "RULES",
+        "maxtext|FILE",
+        complete=lambda: ("maxtext",),
     ),
     Option(
         "processes",

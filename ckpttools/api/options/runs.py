@@ -9,7 +9,15 @@ from ckpttools.maxtext.planning.commands import MODES
 from ckpttools.stores.registry import parse
 
 COPY = (
-    Option("steps", int, (), "Copy only this step of a run. Default: all finished steps.", "N", many=tuple),
+    Option(
+        "steps",
+        int,
+        (),
+        "Copy only this step of a run. Default: all finished steps.",
+        "N",
+        many=tuple,
+        complete="steps",
+    ),
     count("latest", "Copy only the latest N finished steps of a run."),
     switch(
         "verify",
@@ -93,8 +101,16 @@ CODE = (
         None,
         "Confirm the function that PLAN names in {map}. Code that is named only in a plan never runs.",
         "FILE.py:FUNCTION",
+        complete="files",
     ),
-    Option("family", any_text, None, "Confirm the Python file that PLAN names in {family}.", "FILE.py"),
+    Option(
+        "family",
+        any_text,
+        None,
+        "Confirm the Python file that PLAN names in {family}.",
+        "FILE.py",
+        complete="files",
+    ),
 )
 PLAN_LIMITS = (
     variant(MEMORY, default=None, help="Peak memory limit. Default: the plan's."),
