@@ -8,7 +8,8 @@ touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
 from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
@@ -48,12 +49,16 @@ class Removal:
             StorageError: The store reports an error. The same call resumes.
         """
         self.check_kept()
-        left = tuple(self._rename_steps() if self._renames else self._remove_commit_files())
+        left = [*(self._rename_steps() if self._renames else self._remove_commit_files())]
         self._check_stripped()
-        for name in (*self._partly_deleted(), *self._deletable_steps()):
+        deleted: set[str] = set()
+        # Each step is checked right before its deletion, as the deletion of others may take hours.
+        for name in chain(self._partly_deleted(), self._deletable_steps()):
             self._delete(name)
+            deleted.add(name)
+        left += () if self._renames else self._find_saved_again(deleted, left)
         self._clean_up()
-        return left
+        return tuple(left)
 
     def undo(self) -> tuple[str, ...]:
         """Restore intact steps, and delete partly deleted ones.
@@ -85,9 +90,9 @@ class Removal:
     def _renames(self) -> bool:
         return isinstance(self.run.store, SupportsRename)
 
-    def _partly_deleted(self) -> list[str]:
-        """Return the names of partly deleted steps, except those that were saved again in the meantime."""
-        return [name for name in self._names(_DELETING) if not self._is_saved_again(name)]
+    def _partly_deleted(self) -> Iterator[str]:
+        """Yield the names of partly deleted steps, except those that were saved again in the meantime."""
+        return (name for name in self._names(_DELETING) if not self._is_saved_again(name))
 
     def _is_saved_again(self, name: str) -> bool:
         """Return whether a step in a bucket has a commit file, which is deleted first, or newer files."""
@@ -100,11 +105,11 @@ class Removal:
             return True
         return has_new_files(location, marker)
 
-    def _deletable_steps(self) -> list[str]:
-        """Return the names of untouched steps that may be deleted now."""
+    def _deletable_steps(self) -> Iterator[str]:
+        """Yield the names of untouched steps that may be deleted now."""
         if self._renames:
-            return self._names(_REMOVED)
-        return [name for name in self.journal.delete if self._is_planned(name)]
+            return iter(self._names(_REMOVED))
+        return (name for name in self.journal.delete if self._is_planned(name))
 
     def _names(self, directory: str) -> list[str]:
         location = at_work(self.run, directory)
@@ -163,7 +168,7 @@ class Removal:
                 continue  # The step already has its name, or was never written.
             if step.is_dir():
                 if fingerprint(step) != expected:
-                    yield f"{name}: it was written again meanwhile"
+                    yield _saved_again(name)
                     continue
                 step.rename(at_work(self.run, _REMOVED, name))
             stripped.rename(step)
@@ -171,7 +176,7 @@ class Removal:
             if self._is_planned(name):
                 (self.run / name).rename(at_work(self.run, _REMOVED, name))
             elif (self.run / name).is_dir():
-                yield f"{name}: it was written again meanwhile"
+                yield _saved_again(name)
 
     def _put_back(self) -> None:
         for name in self._names(_REMOVED):
@@ -195,7 +200,18 @@ class Removal:
             if self._is_planned(name):
                 removing(self.run).remove((location / COMMIT_FILE).key)
             elif location.is_dir() and (name not in self._names(_DELETING) or self._is_saved_again(name)):
-                yield f"{name}: it was written again meanwhile"
+                yield _saved_again(name)
+
+    def _find_saved_again(self, deleted: Collection[str], left: Collection[str]) -> Iterator[str]:
+        """Yield descriptions of steps that were saved again since their commit files were deleted."""
+        for name in self.journal.delete:
+            location = self.run / name
+            if isinstance(location.store, SupportsCacheInvalidation):
+                location.store.forget(location.key)
+            if location.is_dir() and name in deleted:
+                yield f"{name}: it was written again while it was deleted, and may lack files"
+            elif location.is_dir() and _saved_again(name) not in left:
+                yield _saved_again(name)
 
     def _restore_commit_files(self) -> None:
         deleting = self._names(_DELETING)
@@ -220,6 +236,10 @@ class Removal:
 
     def _clean_up(self) -> None:
         tidy_all(self.run)
+
+
+def _saved_again(name: str) -> str:
+    return f"{name}: it was written again meanwhile"
 
 
 def check_can_rename(run: Location, names: Iterable[str]) -> None:

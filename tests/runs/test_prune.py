@@ -607,6 +607,38 @@ class TestBuckets:
         assert "1" in [item.name for item in ckpttools.ls(location).finished]
 
 
+@pytest.mark.parametrize(
+    ("moment", "is_whole"),
+    [
+        ("DELETE /.*/1/commit_success.txt", True),
+        ("PUT /.*/deleting/1", True),
+        ("DELETE /.*/2/items/d/", False),
+    ],
+)
+def test_step_saved_again_while_others_are_deleted_is_kept(gcs, tmp_path, monkeypatch, moment, is_whole):
+    """A trainer goes back to step 1 and saves step 2 again, while a prune deletes both."""
+    whole = files_in(write_run(tmp_path / "run", range(1, 4)))
+    location, take, left = gcs.filled(whole), gcs.server.fault, [moment]
+
+    def save_again(request):
+        if left and re.match(left[0], request):
+            left.clear()
+            objects, key = gcs.server.buckets[gcs.bucket], location.key.partition("/")[2]
+            for name in [name for name in objects if name.startswith(f"{key}/2/")]:
+                del objects[name]
+            for name in (name for name in whole if name.startswith("2/")):
+                gcs.server.put(gcs.bucket, f"{key}/{name}", whole[name])
+        return take(request)
+
+    monkeypatch.setattr(gcs.server, "fault", save_again)
+    (report,) = ckpttools.prune(location, keep_last=1).left
+    assert not left
+    assert report.startswith("2: it was written again while" if not is_whole else "2: it was written again")
+    there = objects_at(location)
+    expected = {name for name in whole if name.startswith(("2/", "3/"))}
+    assert there == expected if is_whole else there < expected
+
+
 class TestReportsAfterKill:
     """`ls`, `doctor` and `inspect` agree on what is complete, whenever a prune was killed.
 
